@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
+from actors.scheduling.state import RequestState, RequestStatus
+
+
+class _Queue(Protocol):
+    """Blocks to be saved, or to be fetched early, of which so many have been so, or given up."""
+
+    @property
+    def num_queued(self) -> int: ...
+    @property
+    def num_settled(self) -> int: ...
 
 
 class KVMoves:
@@ -29,8 +40,9 @@ class KVMoves:
         self._deadline_s = config.step_deadline_s  # in addition to a fetch's own limit
         self._handle = handle
         self._lost = lost
+        self._core = core
         self._tier = None if core is None else core.tier
-        self.waiting: list[tuple[int, asyncio.Future[None]]] = []  # see `saved`
+        self.waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # see `_until`
         self._era = 0  # counts builds of the stages; answers of earlier ones are dropped
 
     def start(self) -> None:
@@ -49,22 +61,48 @@ class KVMoves:
                 answer.set_result(None)
         self.waiting = []
 
-    async def saved(self) -> None:
-        """Returns once the blocks completed so far are in the tier, or given up."""
-        queue = None if self._tier is None else self._tier.queue
-        if queue is not None and queue.num_settled < queue.num_queued:
+    async def saved(self, request_id: int | None = None) -> None:
+        """Returns once the blocks completed so far are in the tier, or given up; with a request,
+        those completed once it has completed its next one, or runs no longer."""
+        if self._tier is None or self._core is None:
+            return
+        if request_id is not None:
+            await self._grown(request_id, lambda s: s.num_committed_blocks if s.cacheable else None)
+        await self._settled(self._tier.queue)
+
+    async def fetched(self) -> None:
+        """Returns once the blocks told of so far (`FetchEarly`) are here, or given up."""
+        if self._tier is not None:
+            await self._settled(self._tier.early)
+
+    async def next_token(self, request_id: int) -> None:
+        """Returns right behind the request's next token: a stream that moves then loses no step.
+        At once if it does not run."""
+        await self._grown(request_id, lambda state: state.num_tokens)
+
+    async def _grown(self, request_id: int, size: Callable[[RequestState], int | None]) -> None:
+        """Returns once `size` of the request is another, or it runs no longer."""
+        state = None if self._core is None else self._core.live_requests.get(request_id)
+        if state is not None and (before := size(state)) is not None:
+            running = RequestStatus.RUNNING
+            await self._until(lambda: state.status is not running or size(state) != before)
+
+    async def _settled(self, queue: _Queue) -> None:
+        num_queued = queue.num_queued
+        await self._until(lambda: queue.num_settled >= num_queued)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        if not holds():
             answer = asyncio.get_running_loop().create_future()
-            self.waiting.append((queue.num_queued, answer))
+            self.waiting.append((holds, answer))
             await answer
 
     def tell(self) -> None:
-        """Answer the calls of `saved` that need not wait longer; after events, if there are any."""
-        assert self._tier is not None
-        num_settled = self._tier.queue.num_settled
-        for until, answer in self.waiting:
-            if until <= num_settled and not answer.done():
+        """Answer those that need not wait longer; after events, if there are any."""
+        for holds, answer in self.waiting:
+            if not answer.done() and holds():
                 answer.set_result(None)
-        self.waiting = [(until, answer) for until, answer in self.waiting if not answer.done()]
+        self.waiting = [(holds, answer) for holds, answer in self.waiting if not answer.done()]
 
     async def _carry_out(self, move: KVMove, era: int) -> None:
         limit_s = move.limit_s if isinstance(move, Fetch) else None

@@ -14,14 +14,21 @@ from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Reconfigure
+from actors.scheduling.events import Event, Leave, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
-from actors.transport.messages import Answer, Ask, Question, RefusedSetting, read_value
+from actors.transport.messages import (
+    Answer,
+    Ask,
+    Question,
+    RefusedSetting,
+    SlowQuestion,
+    read_value,
+)
 
 logger = logging.getLogger("legato.scheduler")
 
-ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter", "kv_saved"})  # by coroutines
+ANSWERED_LATER: frozenset[Question] = frozenset(get_args(SlowQuestion))  # by coroutines
 _QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
@@ -70,9 +77,17 @@ class Questions:
         """See `StageSet.load_adapter`."""
         return await self._stages.load_adapter(slot, folder)
 
-    async def kv_saved(self) -> None:
+    async def kv_saved(self, request_id: int | None = None) -> None:
         """See `KVMoves.saved`."""
-        await self._moves.saved()
+        await self._moves.saved(request_id)
+
+    async def next_token(self, request_id: int) -> None:
+        """See `KVMoves.next_token`."""
+        await self._moves.next_token(request_id)
+
+    async def kv_fetched(self) -> None:
+        """See `KVMoves.fetched`."""
+        await self._moves.fetched()
 
     def quote(self, asked: Any, now_s: float) -> Quote:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""
@@ -110,8 +125,9 @@ class Questions:
         }
 
     def leave(self) -> None:
-        """Publish that this engine takes no new requests."""
+        """Publish that this engine takes no new requests, and prepare its streams' moves."""
         if self._publication is not None:
+            self._handle(Leave())
             self._publication.leave()
 
 

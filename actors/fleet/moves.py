@@ -4,12 +4,15 @@ A stream moves as what is known of it: its prompt and its delivered tokens are s
 engine, which fetches their KV where the engines share it and computes the rest, and its draws
 depend on (seed, position) alone. An engine of equal `BitClass` continues it with the
 same bytes; any other engine gets it only where inexact moves are allowed, and the move is marked.
+
+A stream of a draining engine that shares KV is copied first: it goes on there while the engine that
+will continue it fetches its KV (`copies`), and moves when only its last tokens are missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from actors.fleet.fleet import Fleet, Prospect
@@ -64,8 +67,7 @@ def move_streams(
     """
     moves: list[StreamMove] = []
     for stream in sorted(streams, key=_urgency):
-        refused_by = stream.arrival.refused_by | {stream.engine_id}
-        arrival = replace(stream.arrival, bits=stream.bits, refused_by=refused_by)
+        arrival = _arrival_elsewhere(stream)
         if not stream.sensitive:
             arrival = replace(arrival, bits=None)
         there = router.choose(arrival, fleet, now_s)
@@ -77,6 +79,36 @@ def move_streams(
         if there is not None:
             fleet.sent(there.engine_id, arrival)
     return moves
+
+
+def copies(
+    streams: Sequence[OpenStream],
+    fleet: Fleet,
+    router: Router,
+    now_s: float,
+    busy: Collection[str],
+) -> list[StreamMove]:
+    """Of these streams of a draining engine, those whose move begins now, by a copy of their KV.
+
+    An engine fetches for one stream at a time, so that the KV of many neither crowds its link nor
+    fills its memory before they come; busy: those that do. A stream waits for its turn, and has no
+    entry, unless an engine that is free keeps its time between tokens. engine_id None: no engine
+    of equal bits can take it, so that waiting is of no use. The fleet counts none as sent.
+    """
+    begun: list[StreamMove] = []
+    taken = frozenset(busy)
+    for stream in sorted(streams, key=_urgency):
+        arrival = _arrival_elsewhere(stream)
+        there = router.choose(arrival, fleet, now_s)
+        if there is not None and there.engine_id in taken:
+            others = replace(arrival, refused_by=arrival.refused_by | taken)
+            there = router.choose(others, fleet, now_s)
+            if there is None or not _keeps_pace(there, stream, fleet):
+                continue
+        begun.append(_moved(stream, there, exact=True))
+        if there is not None:
+            taken |= {there.engine_id}
+    return begun
 
 
 def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
@@ -92,9 +124,20 @@ def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
     return pace_s is not None and 0.0 < stream.arrival.max_tokens * pace_s <= left_s
 
 
+def _arrival_elsewhere(stream: OpenStream) -> Arrival:
+    """As another engine of the stream's class would get it."""
+    refused_by = stream.arrival.refused_by | {stream.engine_id}
+    return replace(stream.arrival, bits=stream.bits, refused_by=refused_by)
+
+
 def _urgency(stream: OpenStream) -> tuple[float, int, int]:
     tbt_s = stream.arrival.objective.tbt_s
     return (math.inf if tbt_s is None else tbt_s, stream.arrival.num_tokens, stream.stream_id)
+
+
+def _keeps_pace(there: Prospect, stream: OpenStream, fleet: Fleet) -> bool:
+    tbt_s = stream.arrival.objective.tbt_s or fleet.engines[there.engine_id].snapshot.tbt_s
+    return tbt_s is None or not there.tbt_s > tbt_s  # nan: unknown
 
 
 def _moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:

@@ -95,6 +95,7 @@ class Publisher:
             outlook=outlook,
             adapters=self.adapters,
             role=self.role,
+            shares_kv=config.tier_shared,
         )
 
     def prefix_update(self) -> PrefixUpdate | None:

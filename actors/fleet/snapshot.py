@@ -147,6 +147,7 @@ class EngineSnapshot:
         (infinite: there is no objective); below 0 the objective would be missed.
     tbt_s, ttft_s: the deployment's objectives, for a request without its own.
     adapters: slot and folder of each adapter loaded at the start.
+    shares_kv: its streams' KV can be fetched by engines of equal bits (`kv.shared_cache_gib`).
     """
 
     engine_id: str
@@ -172,6 +173,7 @@ class EngineSnapshot:
     outlook: Outlook = field(default_factory=Outlook)
     adapters: tuple[tuple[int, str], ...] = ()
     role: Role = Role.BOTH
+    shares_kv: bool = False
 
     @property
     def num_live(self) -> int:

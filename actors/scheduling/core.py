@@ -20,10 +20,10 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
-    FetchEarly,
     Instruction,
     Output,
     OutputRow,
+    PeerEvent,
     PipelineLost,
     Reconfigure,
     StepDone,
@@ -276,7 +276,7 @@ class Core:
     def _tier_event(self, event: TierEvent, out: list[Instruction]) -> None:
         if self.tier is not None:
             self.tier.handle(event)
-        elif not isinstance(event, FetchEarly):
+        elif not isinstance(event, PeerEvent):
             raise ValueError(f"{type(event).__name__}, but there is no second tier")
 
     # ---- planning ---------------------------------------------------------------------

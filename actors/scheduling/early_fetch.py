@@ -1,7 +1,8 @@
-"""Blocks that a peer has saved of prompts whose streams are expected here.
+"""Blocks that a peer has saved of streams that are expected here.
 
 They are fetched into the prefix cache a piece at a time, in the order in which they were told, so
-that a stream which comes with its first token lacks only the last ones. Fetched blocks that no
+that a stream which comes with its first token, or from an engine that drains, lacks only the last
+ones. Fetched blocks that no
 stream has asked for are evictable like any other, and fill at most half of the free memory: running
 requests grow into the rest.
 """
@@ -23,10 +24,17 @@ class EarlyFetches:
         self._wanted: OrderedDict[bytes, float] = OrderedDict()  # digest -> when it was told
         self._unclaimed: OrderedDict[bytes, float] = OrderedDict()  # fetched -> when it was told
         self.num_taken = 0  # blocks, ever
+        self.num_queued = 0  # blocks that were to be fetched, ever
+        self.num_coming = 0  # blocks that fetches under way have taken
 
     @property
     def num_unclaimed(self) -> int:
         return len(self._unclaimed)
+
+    @property
+    def num_settled(self) -> int:
+        """Of the queued blocks, in their order, how many were fetched or given up."""
+        return self.num_queued - len(self._wanted) - self.num_coming
 
     @property
     def is_wanted(self) -> bool:
@@ -35,7 +43,9 @@ class EarlyFetches:
     def add(self, digests: Iterable[bytes], now_s: float, most: int) -> None:
         """These are saved. At most `most` are remembered."""
         for digest in digests:
-            self._wanted.setdefault(digest, now_s)
+            if digest not in self._wanted:
+                self._wanted[digest] = now_s
+                self.num_queued += 1
         while len(self._wanted) > most:
             self._wanted.popitem(last=False)
 
@@ -66,3 +76,4 @@ class EarlyFetches:
     def clear(self) -> None:
         self._wanted.clear()
         self._unclaimed.clear()
+        self.num_coming = 0

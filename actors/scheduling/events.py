@@ -104,7 +104,14 @@ class FetchEarly:
     digests: tuple[bytes, ...]
 
 
-TierEvent = TierHolds | Moved | FetchEarly
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The streams will move to other engines. Where the tier is shared, completed blocks are saved
+    at once from now on, so that their next engines find them."""
+
+
+PeerEvent = FetchEarly | Leave  # of no effect where no tier is shared
+TierEvent = TierHolds | Moved | PeerEvent
 Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierEvent
 
 

@@ -12,8 +12,8 @@ runs beside a move as a separate kind, so budgets account for the slowdown.
   Blocks that could not be fetched are computed.
 - **Streams that move.** Engines of a node may share a tier (`tier_shared`), of which no engine
   knows what the others save. A request that comes with output was begun elsewhere: a fetch of all
-  its blocks is tried. What is told of its prompt before it comes is fetched early (`early_fetch`),
-  and if it comes meanwhile, the rest is fetched at once behind that.
+  its blocks is tried. What is told of it before it comes is fetched early (`early_fetch`), and if
+  it comes meanwhile, the rest is fetched at once behind that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from actors.scheduling.early_fetch import EarlyFetches
-from actors.scheduling.events import Fetch, FetchEarly, Instruction, Moved, Save, TierEvent
+from actors.scheduling.events import Fetch, FetchEarly, Instruction, Leave, Moved, Save, TierEvent
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
@@ -69,6 +69,7 @@ class SecondTier:
         self.queue = SaveQueue()
         self._block_s: float | None = None  # time to fetch one block; None: not measured
         self._last_answer_s = self._early_answer_s = -math.inf
+        self._is_leaving = False  # peers wait for what is completed
         self._out: list[Instruction] = []
 
     @property
@@ -102,8 +103,9 @@ class SecondTier:
             self._moved(event)
         elif isinstance(event, FetchEarly):
             if self.requests.config.tier_shared:
-                most = self.block_manager.num_blocks
-                self.early.add(event.digests, self.requests.now_s, most)
+                self.early.add(event.digests, self.requests.now_s, self.block_manager.num_blocks)
+        elif isinstance(event, Leave):
+            self._is_leaving = self.requests.config.tier_shared
         else:
             self.contents.replace(event.ranks)
 
@@ -121,6 +123,7 @@ class SecondTier:
             self._fetched(move, event.num_blocks)
             if self._early.pop(event.move_id, None) is not None:
                 self._early_answer_s = self.requests.now_s
+                self.early.num_coming -= len(move.blocks)
         self.block_manager.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
@@ -178,11 +181,9 @@ class SecondTier:
         queue, config, manager = self.queue, self.requests.config, self.block_manager
         fresh = [d for d in manager.pop_completed() if not self.contents.holds(d)]
         queue.add(fresh, manager.num_blocks)  # of more, most have been evicted
-        can_wait = self.requests.num_in_flight > 0 and not config.hands_over
-        least, most_moves = (
-            (_LEAST_SAVED if can_wait else 1),
-            max(1, _MOST_SAVING // config.most_saved),
-        )
+        can_wait = self.requests.num_in_flight and not (config.hands_over or self._is_leaving)
+        least = _LEAST_SAVED if can_wait else 1
+        most_moves = max(1, _MOST_SAVING // config.most_saved)
         while len(queue.saving) < most_moves and queue.num_unsaved >= least:
             room = max(1, min(_MOST_SAVING, manager.num_blocks // 8)) - queue.num_saving
             blocks = tuple(queue.take(manager.match, min(config.most_saved, room)))
@@ -294,6 +295,7 @@ class SecondTier:
             return False
         move_id = self._begin_fetch([], digests, compute_s)
         self._early[move_id] = self.moves[move_id]
+        self.early.num_coming += len(digests)
         return True
 
     def _was_begun_elsewhere(self, state: RequestState) -> bool:

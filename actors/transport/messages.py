@@ -34,8 +34,9 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
+SlowQuestion = Literal["load_adapter", "kv_saved", "kv_fetched", "next_token"]
 Question = Literal[
-    "status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter", "stand_by", "kv_saved"
+    SlowQuestion, "status", "stage_pids", "reconfigure", "quote", "leave", "stand_by"
 ]
 
 

@@ -30,7 +30,7 @@ class FleetRequest(OpenRequest):
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
     or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
     refused it. waiting_since_s: it has had neither a token nor an engine since then.
-    receiver_id: the engine that fetches its KV while its prompt is computed; "": none does.
+    receiver_id: the engine that fetches its KV while another computes it; "": none does.
     """
 
     connection: Connection | None = None
@@ -113,6 +113,7 @@ class Connection(SchedulerChannel):
         self._address = entry.local if entry.node == node else entry.tcp
         self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
+        self.leaving_since_s: float | None = None  # it drains
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
         # Those whose prompts this engine computes for others; an entry goes with its stream.
@@ -121,7 +122,7 @@ class Connection(SchedulerChannel):
     @property
     def was_leaving(self) -> bool:
         """Whether it has published that it drains."""
-        return self.snapshot is not None and self.snapshot.state is EngineState.DRAINING
+        return self.leaving_since_s is not None
 
     async def connect(self) -> None:
         """Raises OSError or TimeoutError where the engine cannot be reached."""
@@ -156,6 +157,8 @@ class Connection(SchedulerChannel):
     def on_message(self, message: EngineMessage) -> None:
         if isinstance(message, EngineSnapshot):
             self.snapshot = message
+            if self.leaving_since_s is None and message.state is EngineState.DRAINING:
+                self.leaving_since_s = time.monotonic()
             self._front.published(self, message)
         elif isinstance(message, PrefixUpdate):
             self._front.prefixes_updated(message)
@@ -211,6 +214,10 @@ class Connection(SchedulerChannel):
         left = [i for i in ids if self.open_requests.pop(i, None) is not None]
         if left:
             self.abort(left)
+
+    def computes(self, fleet_request: FleetRequest) -> bool:
+        """Whether it is open here."""
+        return self.open_requests.get(fleet_request.request.request_id) is fleet_request
 
     def cut(self) -> None:
         """Treat the engine as dead."""

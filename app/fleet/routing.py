@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from actors.fleet.fleet import Fleet, FleetEngine
-from actors.fleet.moves import OpenStream, move_streams, stays
+from actors.fleet.moves import OpenStream, copies, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.fleet.way_router import hands_over
@@ -48,16 +48,7 @@ class FleetRouting:
             key = id(fleet_request) if fleet_request.has_tokens else id(fleet_request.stream)
             by_key.setdefault(key, []).append(fleet_request)
         groups = list(by_key.values())
-        streams = [
-            OpenStream(
-                stream_id=number,
-                engine_id=group[0].connection.engine_id if group[0].connection is not None else "",
-                arrival=self._arrival_of(group[0]),
-                bits=group[0].bits or _NO_BITS,
-                sensitive=group[0].has_tokens,
-            )
-            for number, group in enumerate(groups)
-        ]
+        streams = [self._stream(number, group[0]) for number, group in enumerate(groups)]
         for move in move_streams(
             streams, self._fleet, self._router, now_s, allow_inexact=self._allow_inexact
         ):
@@ -66,6 +57,20 @@ class FleetRouting:
                 for _ in group[1:]:  # the first is counted already
                     self._fleet.sent(move.engine_id, streams[move.stream_id].arrival)
             yield group, move.engine_id, move.exact
+
+    def copies(
+        self,
+        fleet_requests: Sequence[FleetRequest],
+        busy: Collection[str],
+        expected: Iterable[FleetRequest],
+        now_s: float,
+    ) -> Iterator[tuple[FleetRequest, str | None]]:
+        """Those whose KV is to be copied now, and the engine that fetches it; None: move it as it
+        is. busy: engines that copy already. expected: as of `receiver`."""
+        coming = tuple([(other.receiver_id, other.num_tokens) for other in expected])
+        streams = [self._stream(number, r, coming) for number, r in enumerate(fleet_requests)]
+        for move in copies(streams, self._fleet, self._router, now_s, busy):
+            yield fleet_requests[move.stream_id], move.engine_id
 
     def hands_over(self, fleet_request: FleetRequest, engine_id: str) -> bool:
         """Whether this engine, where it is sent, only begins it."""
@@ -92,13 +97,7 @@ class FleetRouting:
 
     def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of a leaving engine should finish there."""
-        stream = OpenStream(
-            0,
-            fleet_request.connection.engine_id if fleet_request.connection is not None else "",
-            self._arrival_of(fleet_request),
-            fleet_request.bits or _NO_BITS,
-        )
-        return stays(stream, self._fleet, _FINISHES_WITHIN_S)
+        return stays(self._stream(0, fleet_request), self._fleet, _FINISHES_WITHIN_S)
 
     def best(self, asked: QuoteRequest, now_s: float) -> str | None:
         """The engine that would get such a request."""
@@ -108,6 +107,12 @@ class FleetRouting:
         found = self._router.choose(arrival, self._fleet, now_s)
         return None if found is None else found.engine_id
 
+    def digests(self, fleet_request: FleetRequest, block_size: int) -> list[bytes]:
+        """Of its full blocks that are computed where it runs; its last token is not."""
+        request = fleet_request.request
+        tokens = (*request.prompt, *request.output, *fleet_request.delivered)
+        return prefix_digests(tokens[:-1], block_size, request.cache_salt)
+
     def serving(self, fleet_request: FleetRequest) -> list[FleetEngine]:
         """Serving engines that have its adapter, including those that have refused it."""
         adapter = self._adapter_of(fleet_request)
@@ -116,6 +121,21 @@ class FleetRouting:
             for engine in self._fleet.engines.values()
             if engine.snapshot.accepts and (adapter is None or adapter in engine.snapshot.adapters)
         ]
+
+    def _stream(
+        self,
+        number: int,
+        fleet_request: FleetRequest,
+        expected: tuple[tuple[str, int], ...] = (),
+    ) -> OpenStream:
+        connection = fleet_request.connection
+        return OpenStream(
+            stream_id=number,
+            engine_id=connection.engine_id if connection is not None else "",
+            arrival=replace(self._arrival_of(fleet_request), expected=expected),
+            bits=fleet_request.bits or _NO_BITS,
+            sensitive=fleet_request.has_tokens,
+        )
 
     def _adapter_of(self, fleet_request: FleetRequest) -> tuple[int, str] | None:
         slot = fleet_request.request.adapter - 1

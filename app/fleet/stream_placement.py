@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineState
@@ -20,6 +20,8 @@ logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
 _SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
+_COPIED_WITHIN_S, _LAST_BLOCK_WITHIN_S = 2.0, 1.0  # then a stream moves with what is there
+_COPIES_FOR_S = 5.0  # of a draining engine; then all streams that are left move as they are
 
 
 class StreamPlacement:
@@ -44,6 +46,10 @@ class StreamPlacement:
         self._resume_within_s = resume_within_s
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
+        self._copied: dict[int, FleetRequest] = {}  # go on where they are until their KV is copied
+        self._fetching: dict[
+            int, FleetRequest
+        ] = {}  # of these, whose engine has no room for others
         self._tasks: set[asyncio.Task[None]] = set()
         self.moves = StreamMoves()
 
@@ -102,13 +108,23 @@ class StreamPlacement:
     def evacuate(self, connection: Connection, state: EngineState) -> None:
         """The engine is rebuilding or draining: move its streams where possible.
 
-        The others stay until its stages are rebuilt, or until they end.
+        The others stay until its stages are rebuilt, or until they end. Called again and again,
+        also as a copy ends: each time the next streams begin to be copied, or move.
         """
         fleet_requests = [
             r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
         ]
         if state is EngineState.DRAINING:
-            fleet_requests = [r for r in fleet_requests if not self._routing.stays(r)]
+            fleet_requests = [
+                r
+                for r in fleet_requests
+                if id(r) not in self._copied and not self._routing.stays(r)
+            ]
+            fleet_requests = self._copy_first(fleet_requests, connection)
+        self._move(fleet_requests, connection)
+
+    def _move(self, fleet_requests: Sequence[FleetRequest], connection: Connection) -> None:
+        """From this engine to others that can take them."""
         for group, engine_id, exact in self._routing.place(fleet_requests, time.monotonic()):
             there = self._connections.get(engine_id or "")
             if there is not None and there is not connection and there.is_open:
@@ -137,8 +153,70 @@ class StreamPlacement:
                     EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
                 )
 
+    def _copy_first(
+        self, fleet_requests: list[FleetRequest], connection: Connection
+    ) -> list[FleetRequest]:
+        """Begin to copy some streams of this engine; returns those that need not or cannot be."""
+        snapshot, since_s, now_s = (
+            connection.snapshot, connection.leaving_since_s, time.monotonic()
+        )  # fmt: skip
+        if snapshot is None or not snapshot.shares_kv or since_s is None:
+            return fleet_requests
+        if now_s - since_s > _COPIES_FOR_S:
+            return fleet_requests
+        at_once = [r for r in fleet_requests if not r.has_tokens]
+        begun = [r for r in fleet_requests if r.has_tokens]
+        busy = {r.receiver_id for r in self._fetching.values()}
+        found = list(self._routing.copies(begun, busy, self._expected(), now_s))
+        for fleet_request, engine_id in found:
+            if engine_id is None:
+                at_once.append(fleet_request)
+            else:
+                fleet_request.receiver_id = engine_id
+                for known in (self._copied, self._fetching):
+                    known[id(fleet_request)] = fleet_request
+                self._start(self._copy(fleet_request, connection, snapshot.block_size))
+        return at_once
+
+    async def _copy(
+        self, fleet_request: FleetRequest, connection: Connection, block_size: int
+    ) -> None:
+        """The engine that will continue it fetches its KV meanwhile, and last the block that it
+        completes next; then it moves, and few tokens are left to be computed."""
+        try:
+            async with asyncio.timeout(_COPIED_WITHIN_S):
+                await self._fetched(fleet_request, connection, block_size)
+            del self._fetching[id(fleet_request)]
+            self.evacuate(connection, EngineState.DRAINING)  # another may have waited for this one
+            async with asyncio.timeout(_LAST_BLOCK_WITHIN_S):
+                request_id = fleet_request.request.request_id
+                await self._fetched(fleet_request, connection, block_size, request_id)
+                await connection.ask("next_token", request_id)
+        except (TimeoutError, EngineUnavailable, QuestionFailed) as error:
+            logger.info("engine %s drains, a copy ends early: %r", connection.engine_id, error)
+        finally:
+            self._fetching.pop(id(fleet_request), None)
+            del self._copied[id(fleet_request)]
+        if connection.computes(fleet_request) and fleet_request.receiver_id in self._connections:
+            self._move([fleet_request], connection)
+        if connection.computes(fleet_request):
+            fleet_request.receiver_id = ""  # the engine is gone, or cannot take it any longer
+        self.evacuate(connection, EngineState.DRAINING)
+
+    async def _fetched(
+        self, fleet_request: FleetRequest, connection: Connection, block_size: int, *to_come: int
+    ) -> None:
+        """Its blocks are saved and fetched. to_come: see the question `kv_saved`."""
+        await connection.ask("kv_saved", *to_come)
+        if connection.computes(fleet_request):  # else it has ended meanwhile
+            self._kv_saved(fleet_request, self._routing.digests(fleet_request, block_size))
+            there = self._connections.get(fleet_request.receiver_id)
+            if there is None:
+                raise EngineUnavailable("no engine can take it")
+            await there.ask("kv_fetched")
+
     def _kv_saved(self, fleet_request: FleetRequest, digests: Sequence[bytes]) -> None:
-        """The engine that will continue it fetches what of its prompt is saved."""
+        """The engine that will continue it fetches what of it is saved."""
         there = self._connections.get(fleet_request.receiver_id)
         if there is None or not there.is_open:
             found = self._routing.receiver(fleet_request, self._expected(), time.monotonic())
@@ -162,7 +240,10 @@ class StreamPlacement:
         assert connection is not None
         fleet_request.unplace(time.monotonic())
         self._handed_over[id(fleet_request)] = fleet_request
-        task = asyncio.create_task(self._follow(fleet_request, connection))
+        self._start(self._follow(fleet_request, connection))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -19,10 +19,14 @@ class Router(ABC):
     reads_outlook: ClassVar[bool] = False
 
     def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
-        """The chosen engine with its predictions; None: no engine can take the request now."""
+        """The chosen engine with its predictions; None: no engine can take the request now. The
+        engine that fetches its KV already (`expected_by`) is chosen if it can."""
         engines = fleet.candidates(arrival)
         if not engines:
             return None
+        for engine in engines:
+            if engine.engine_id == arrival.expected_by:
+                return fleet.prospects(arrival, (engine,))[0]
         chosen = self.pick(engines, arrival, fleet, now_s)
         if isinstance(chosen, Prospect):
             return chosen

@@ -3,8 +3,8 @@
 Live engines of one thread each, and a front without HTTP. First an engine computes prompts and
 another continues their streams, beside streams that decode there already: the pause of a hand-over
 is the time between a stream's first and second token. Then engines leave one after the other, and
-one stream moves each time. The engines' event logs tell what the pause consists of, and how fast KV
-was saved and fetched.
+one stream moves each time; its pause is the longest gap from then on until after its move. The
+engines' event logs tell what a pause consists of, and how fast KV was saved and fetched.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ async def hand_overs(
 async def moves(
     fleet: LiveFleet, front: EngineClient, num_tokens: int, count: int
 ) -> list[dict[str, float]]:
-    """One stream that is `num_tokens` long as the first of its engines leaves: known tokens and the
-    pause in ms of each move. Every engine but the last leaves while it has the stream."""
+    """One stream that is `num_tokens` long as the first of its engines leaves: known tokens then,
+    and the pause in ms of each move. Every engine but the last leaves while it has the stream."""
     chance = random.Random()
     await follow(front, "warm-up", Seen(num_tokens), 4, chance)
     seen = Seen(num_tokens - _BETWEEN_MOVES)
@@ -244,7 +244,8 @@ async def _leaving(args: Mapping[str, Any], num_tokens: int, count: int) -> dict
         logs = {name: read_engine(read_rows(Path(folder) / name)) for name in roles}
     size = block_bytes(args)
     for row, stream in zip(rows, continued(logs)[-len(rows) :], strict=True):
-        row["fetched_mb"] = stream.num_fetched * size / 1e6
+        row |= {"num_tokens": stream.num_tokens, "fetched_mb": stream.num_fetched * size / 1e6}
+        row["early_mb"] = stream.num_early * size / 1e6
         row |= {f"{name}_ms": part for name, part in stream.parts_ms().items()}
     return {"rows": rows, **rates(logs, size)}
 
@@ -273,10 +274,11 @@ def _show(found: Mapping[str, Any]) -> None:
                 f"{row['pause_ms']:.0f}",
                 *(f"{row[f'{part}_ms']:.0f}" for part in parts),
                 f"{row['fetched_mb']:.1f}",
+                f"{row['early_mb']:.1f}",
             )
             for row in moved["rows"]
         ]
-        headings = ("known tokens", "pause, ms", *parts, "KV, MB")
+        headings = ("known tokens", "pause, ms", *parts, "KV, MB", "early, MB")
         output.print(table(f"a stream whose engine leaves; {limit}", headings, moves_told))
     for name in ("handed_over", "moved"):
         if name in found:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from actors.engine.config import EngineConfig
 from actors.engine.kv_moves import KVMoves
+from actors.engine.peers import OWNER
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StagesFailed
-from actors.scheduling.events import Event, Fetch, Moved, Save, TierChange, TierHolds
+from actors.scheduling.events import Event, Fetch, Leave, Moved, Save, TierChange, TierHolds
 from actors.stage.spec import StageSpec
+from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
+from tests.actors.engine import paper_engine
 from tests.actors.engine.paper_engine import background
+from tests.actors.scheduling import short_lives
 from tests.actors.scheduling.short_lives import config
 
 BLOCKS = ((3, b"x"), (4, b"y"))
@@ -95,12 +101,17 @@ async def test_answers_of_lost_stages_are_dropped() -> None:
     assert (failing.events, failing.losses) == ([], [])
 
 
-async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
+@pytest.mark.parametrize("answers", ["saved", "fetched"])
+async def test_a_peer_is_told_once_what_was_complete_has_moved(answers: str) -> None:
     class Queue:
         num_queued, num_settled = 4, 2
 
+    class Other:
+        num_queued, num_settled = 9, 0
+
     class Tier:
-        queue = Queue()
+        queue = Queue() if answers == "saved" else Other()
+        early = Other() if answers == "saved" else Queue()
 
     class OneCore:
         tier = Tier()
@@ -109,13 +120,14 @@ async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
         Stages(), BackgroundTasks(), EngineConfig(StageSpec("none"), config()),
         lambda event: None, lambda why: None, OneCore(),  # type: ignore[arg-type]
     )  # fmt: skip
-    told = asyncio.create_task(moves.saved())
+    ask = getattr(moves, answers)
+    told = asyncio.create_task(ask())
     await asyncio.sleep(0)
     Queue.num_queued, Queue.num_settled = 9, 3  # more has been completed since
     moves.tell()
     await asyncio.sleep(0)
     assert not told.done()
-    gone = asyncio.create_task(moves.saved())
+    gone = asyncio.create_task(ask())
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.sleep(0)
@@ -124,8 +136,86 @@ async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
     await told
     assert moves.waiting == []
     Queue.num_settled = 9
-    await moves.saved()
-    await Engine().moves.saved()  # without a tier
+    await ask()
+    await getattr(Engine().moves, answers)()  # without a tier
+
+
+class Running:
+    """A real loop that decodes one request, whose blocks of 4 tokens are saved once told to."""
+
+    def __init__(self) -> None:
+        self.engine = paper_engine.Engine(tier_ranks=1, tier_shared=True, prefix_cache=True)
+        self.engine.stages.move = self._move
+        self.may_save = asyncio.Event()
+        self.engine.core.handle(Leave(), 0.0)
+        self.engine.submit(short_lives.request(1, prompt=4, output=40))
+        self.engine.stages.answer()
+
+    async def _move(self, blocks: Any, limit_s: float | None) -> Any:
+        await self.may_save.wait()
+        return [(len(blocks), TierChange(tuple(digest for _, digest in blocks)))]
+
+    async def ask(self, question: Question, *arguments: int) -> None:
+        self.engine.wires.receive(OWNER, Ask(1, question, arguments))
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    @property
+    def answered(self) -> bool:
+        return Answer(1, None) in self.engine.told(Answer)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.engine.stream(1)[0])
+
+
+async def test_a_peer_is_told_once_a_requests_next_block_is_saved() -> None:
+    running = Running()
+    await running.ask("kv_saved", 1)
+    while running.num_tokens < 5:
+        assert not running.answered
+        running.engine.stages.answer()
+        await running.settle()
+    assert not running.answered, "it is complete, and not saved"
+    running.may_save.set()
+    await running.settle()
+    assert running.answered
+    assert running.num_tokens == 5
+    running.engine.stages.answer_all()
+
+
+async def test_a_peer_is_told_of_the_next_token_behind_it() -> None:
+    running = Running()
+    await running.ask("next_token", 1)
+    assert not running.answered
+    running.engine.stages.answer()
+    await running.settle()
+    kinds = [type(message) for _, message in running.engine.wires.sent]
+    assert kinds[-1] is Answer
+    assert kinds[-2] is IterationOutputs
+    running.may_save.set()
+    running.engine.stages.answer_all()
+
+
+@pytest.mark.parametrize("question", ["kv_saved", "next_token"])
+@pytest.mark.parametrize("end", ["aborted", "preempted", "unknown"])
+async def test_nobody_waits_for_a_request_that_does_not_run(question: Question, end: str) -> None:
+    running = Running()
+    running.may_save.set()
+    await running.ask(question, 99 if end == "unknown" else 1)
+    core = running.engine.core
+    if end == "aborted":
+        running.engine.wires.receive(OWNER, AbortRequests((1,)))
+    elif end == "preempted":
+        assert not running.answered
+        core.requests.preempt(core.requests.by_id[1])
+        running.engine.stages.answer()
+    await running.settle()
+    assert running.answered
+    running.engine.stages.answer_all()
 
 
 async def test_the_core_is_told_what_the_stores_hold_at_the_start() -> None:

@@ -32,6 +32,7 @@ def test_the_outlook_says_what_a_quote_says() -> None:
     said = Publisher("a", BITS, core).snapshot(0.02, EngineState.SERVING, num_received=20)
     assert (said.num_running + said.num_waiting, said.num_received) == (20, 20)
     assert 0 < said.num_prefill_tokens <= 20 * 900
+    assert not said.shares_kv
     for num_tokens in (1, *KNOTS[1:3], 600, 2000):
         quote = core.quote(QuoteRequest(num_tokens, 50), 0.02)
         ttft_s, promised_s = said.outlook.at(num_tokens)

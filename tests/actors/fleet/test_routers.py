@@ -59,6 +59,15 @@ def test_a_lost_engine_is_never_picked_again_and_a_refusal_is_not_repeated(name:
     assert router.choose(asked, fleet, 0.0) is None
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_stream_goes_to_the_engine_that_has_fetched_its_kv(name: str) -> None:
+    fleet = fleet_of(snapshot("a"), snapshot("b", num_running=60), snapshot("c"))
+    router, expected = build_router(name), Arrival(100, 10, expected_by="b")
+    assert {router.choose(expected, fleet, 0.0).engine_id for _ in range(3)} == {"b"}  # type: ignore[union-attr]
+    refused = replace(expected, refused_by=frozenset({"b"}))
+    assert router.choose(refused, fleet, 0.0).engine_id in "ac"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("name", ["least_loaded", "power_of_two", "slack"])
 def test_requests_on_their_way_count_until_a_snapshot_has_them(name: str) -> None:
     fleet = fleet_of(snapshot("a"), snapshot("b"))

@@ -47,6 +47,22 @@ def test_what_is_here_or_coming_is_dropped() -> None:
     assert not early.is_wanted
 
 
+def test_blocks_settle_as_they_come_or_are_given_up() -> None:
+    early = EarlyFetches()
+    early.add(names(4), 0.0, 100)
+    early.add(names(5), 0.0, 100)
+    assert (early.num_queued, early.num_settled) == (5, 0)
+    take(early, room=2, known=names(1))
+    early.num_coming += 2
+    assert (early.num_queued, early.num_settled) == (5, 1)
+    early.add([b"more"], 0.0, 2)
+    assert (early.num_queued, early.num_settled) == (6, 2), "the oldest are dropped"
+    early.num_coming -= 2
+    assert early.num_settled == 4
+    early.clear()
+    assert early.num_settled == early.num_queued
+
+
 def test_what_no_stream_has_asked_for_fills_its_room_only() -> None:
     early = EarlyFetches()
     early.add(names(9), 0.0, 100)
@@ -93,8 +109,11 @@ def test_blocks_are_here_before_their_stream_comes() -> None:
     for begin, end in ((0, 3), (3, 5), (5, 7)):
         told(driver, plain, begin, end)
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2], "two at a time"
-    for _ in range(3):
+    early = driver.core.tier.early  # type: ignore[union-attr]
+    assert (early.num_queued, early.num_settled) == (7, 0)
+    for settled in (3, 5, 7):
         driver.answer_move(after_s=0.001)
+        assert early.num_settled == settled
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
     assert driver.core.view.num_free_blocks == SHARED.num_blocks, "evictable"
     driver.submit(resumed)
@@ -242,6 +261,8 @@ def test_lost_stages_forget_it() -> None:
     driver.submit(resumed)
     told(driver, plain, 4)
     driver.lose()
+    early = driver.core.tier.early  # type: ignore[union-attr]
+    assert early.num_settled == early.num_queued, "no peer waits for it"
     finish(driver)
     assert replays(driver)
 

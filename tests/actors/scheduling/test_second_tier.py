@@ -13,7 +13,15 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.event_log import check_replay, config_row, to_row
-from actors.scheduling.events import Fetch, Moved, PipelineLost, Reconfigure, Save, TierHolds
+from actors.scheduling.events import (
+    Fetch,
+    Leave,
+    Moved,
+    PipelineLost,
+    Reconfigure,
+    Save,
+    TierHolds,
+)
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.statistics import statistics
@@ -361,3 +369,22 @@ def test_an_engine_that_hands_over_saves_every_chunk_at_once() -> None:
     assert [len(save.blocks) for save in saves(driver)] == [2, 2]
     finish(driver)
     assert tier.queue.num_queued == tier.queue.num_settled == 32 // 4
+
+
+def test_an_engine_that_leaves_saves_what_it_completes_at_once() -> None:
+    """So that the engines to which its streams move find it."""
+    for shares in (True, False):
+        driver = Driver(config(tier_shared=shares, pipeline_depth=1))
+        driver.submit(request(1, length=12, sampling=SamplingParams(max_tokens=30)))
+        for _ in range(3):
+            driver.answer()
+        assert not saves(driver), "a few blocks wait for more while steps run"
+        driver.send(Leave())
+        assert [len(save.blocks) for save in saves(driver)] == ([3] if shares else [])
+        while driver.outstanding and len(driver.callers[1].tokens) < 9:
+            driver.answer_move() if driver.moves else driver.answer()
+        assert [len(save.blocks) for save in saves(driver)] == ([3, 1, 1] if shares else [])
+        finish(driver)
+        rows = [config_row(driver.config), *[to_row(*call) for call in driver.log]]
+        assert check_replay(rows) == len(rows)
+    build_core(config(tier_ranks=0)).handle(Leave(), 0.0)

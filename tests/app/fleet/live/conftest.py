@@ -22,6 +22,10 @@ from app.fleet.registry import Member, Registry, this_node
 from app.settings.load import parse, resolve
 from tests.app.fleet.live.waiting import until
 
+SHARE_BYTES = 4 << 20
+# So slow a model that fetching always beats computing: what is asked is not how fast either is.
+_SLOW = "{name: slow, tokens_s: [[1, 1.0], [64, 64.0]]}"
+
 
 @dataclass(slots=True)
 class LiveFleet:
@@ -46,6 +50,20 @@ class LiveFleet:
     async def pid(self, number: int) -> int:
         """Of that engine's scheduler."""
         return int((await self.engines[number].status())["pid"])
+
+
+@pytest.fixture
+def sections(tmp_path: Path) -> dict[str, Any]:
+    """Of engines that share KV."""
+    (tmp_path / "slow.yaml").write_text(_SLOW)
+    kv = {"block_size": 4, "memory_gib": 0.01, "shared_cache_gib": SHARE_BYTES / 2**30}
+    scheduling = {"max_requests": 64, "token_budget": 64}
+    return {
+        "kv": {**kv, "shared_cache_path": str(tmp_path)},
+        "scheduling": {**scheduling, "cost_model": str(tmp_path / "slow.yaml")},
+        "engine": {"standby": False},
+        "fleet": {},
+    }
 
 
 @pytest.fixture

@@ -18,28 +18,13 @@ import pytest
 from actors.fleet.snapshot import Role
 from app.engine_client.client import EngineUnavailable, TokenChunk
 from app.fleet.client import FleetClient
+from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_failover import Answer, mixed, read, through
 from tests.live.test_live_tier import at_rest as tier_at_rest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
-# So slow a model that fetching always beats computing: what is asked is not how fast either is.
-SLOW = "{name: slow, tokens_s: [[1, 1.0], [64, 64.0]]}"
 SPLIT = (Role.PREFILL, Role.DECODE)
-SHARE_BYTES = 4 << 20
-
-
-@pytest.fixture
-def sections(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "slow.yaml").write_text(SLOW)
-    kv = {"block_size": 4, "memory_gib": 0.01, "shared_cache_gib": SHARE_BYTES / 2**30}
-    scheduling = {"max_requests": 64, "token_budget": 64}
-    return {
-        "kv": {**kv, "shared_cache_path": str(tmp_path)},
-        "scheduling": {**scheduling, "cost_model": str(tmp_path / "slow.yaml")},
-        "engine": {"standby": False},
-        "fleet": {},
-    }
 
 
 def largest_share(folder: Path) -> int:
@@ -92,24 +77,6 @@ async def test_flexible_engines_change_no_token(
     colocated, _ = await through(together.front, mixed())
     assert answers == colocated
     await all_at_rest(fleet)
-
-
-async def test_streams_of_an_engine_that_leaves_are_fetched(
-    make_fleet: Callable[..., Any], sections: dict[str, Any]
-) -> None:
-    fleet = await make_fleet(2, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
-    before = (await all_at_rest(fleet))[1]["num_fetched_blocks"]
-    leaving: list[asyncio.Task[None]] = []
-
-    def leave() -> None:
-        leaving.append(asyncio.create_task(fleet.engines[0].leave()))
-
-    answers, _ = await through(fleet.front, mixed(), leave)
-    assert answers == unfailed
-    await asyncio.wait_for(leaving[0], 60)
-    after = (await tier_at_rest(fleet.engines[1]))["num_fetched_blocks"]
-    assert after > before
 
 
 # ---- deaths -----------------------------------------------------------------------------------
