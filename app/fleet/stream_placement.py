@@ -46,10 +46,10 @@ class StreamPlacement:
         self._resume_within_s = resume_within_s
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
-        self._copied: dict[int, FleetRequest] = {}  # go on where they are until their KV is copied
-        self._fetching: dict[
-            int, FleetRequest
-        ] = {}  # of these, whose engine has no room for others
+        # By id: streams that go on where they are until their KV is copied, and those of them for
+        # which the next engine still fetches, which has no room for others.
+        self._copied: dict[int, FleetRequest] = {}
+        self._fetching: dict[int, FleetRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.moves = StreamMoves()
 
