@@ -14,15 +14,16 @@ from typing import Any
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
 # A raylet waits until its two agents have written the ports they listen on, and ends with them.
-_WRITE_PORT = 'write() { printf %s "$2" > "$1.new" && mv "$1.new" "$1"; }; '
+# A terminal sends Ctrl-C to both, too; without them the raylet could not end in order.
+_BEGIN = "trap '' INT; " + 'write() { printf %s "$2" > "$1.new" && mv "$1.new" "$1"; }; '
 # Nobody asks the dashboard's agent for anything, which takes over a second of a core to start.
 _NO_DASHBOARD_AGENT = (
-    _WRITE_PORT
+    _BEGIN
     + "for name in metrics_agent metrics_export dashboard_agent_listen; do "
     + 'write "$1/${name}_port_$2" -1; done; exec tail --pid=$PPID -f /dev/null'
 )
 # The agent for environments gets its port, so that the raylet need not wait for its imports.
-_ENVIRONMENT_AGENT = _WRITE_PORT + 'write "$1/runtime_env_agent_port_$2" "$3"; shift 3; exec "$@"'
+_ENVIRONMENT_AGENT = _BEGIN + 'write "$1/runtime_env_agent_port_$2" "$3"; shift 3; exec "$@"'
 
 # Worker processes that start at once and wait for their work: Serve's controller, its task that
 # builds the application, a replica, and one of its scheduler and stages. More make each later.
@@ -41,6 +42,15 @@ def start_ray(num_cpus: int) -> None:
             log_to_driver=False,
             logging_level="ERROR",
         )
+
+
+def wait_for_end() -> str:
+    """Returns once the cluster's raylet has ended, and with it every actor; says where logs are."""
+    import ray
+
+    node = ray._private.worker._global_node
+    node.all_processes["raylet"][0].process.wait()
+    return str(node.get_logs_dir_path())
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from rich.status import Status
 
 from actors.transport import semaphores
 from app.cli.banner import show_banner
-from app.cli.local_ray import NUM_WAITING, start_ray
+from app.cli.local_ray import NUM_WAITING, start_ray, wait_for_end
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     check_gpus,
@@ -121,6 +121,8 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         except KeyboardInterrupt:
             problem = "interrupted"
     guard = _guard(ray.get_runtime_context().get_session_name())
+    is_ending = threading.Event()
+    threading.Thread(target=_end_with_ray, args=(is_ending,), daemon=True).start()
     if problem is None and not done.is_set():
         show_banner(config, address, ends_s)
         while asked.get():
@@ -134,6 +136,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         if client is not None:  # `serve.shutdown` would always wait 30 s
             promised_s = _drain_s(config) if problem is None else 0.0
             client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
+        is_ending.set()
         ray.shutdown()
         guard.kill()
         guard.wait()
@@ -207,12 +210,20 @@ def _guard(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _stop_at_once() -> NoReturn:
+def _end_with_ray(is_ending: threading.Event) -> None:
+    """Without its raylet nothing is left that could serve, drain, or answer."""
+    logs = wait_for_end()
+    if not is_ending.is_set():
+        print_error(f"Ray's raylet has ended, and with it the server; its logs are in {logs}")
+        _stop_at_once(1)
+
+
+def _stop_at_once(code: int = 130) -> NoReturn:
     """End every process of this server at once."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()
-    os._exit(130)
+    os._exit(code)
 
 
 def _drain_s(config: dict[str, Any]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 import time
@@ -24,7 +23,7 @@ from tests.faults.surroundings import (
     semaphores_of,
     until,
 )
-from tests.serve.server_process import Server, running
+from tests.serve.server_process import Server, ctrl_c, running
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(240)]
 NUM_STREAMS = 64
@@ -77,7 +76,7 @@ def test_gap_6_ctrl_c_waits_for_streams_as_long_as_promised(
         reader.start()
         started.wait(60)
         begin_s = time.monotonic()
-        server.process.send_signal(signal.SIGINT)
+        ctrl_c(server.process)
         assert server.process.wait(120) == 0
         assert time.monotonic() - begin_s > SERVE_GIVES_UP_S
         reader.join(10)
@@ -107,6 +106,21 @@ def test_the_command_is_killed_and_the_next_finds_nothing_of_it(
         assert semaphores_of(before.pids) == []
 
 
+def test_the_command_ends_with_its_raylet(
+    settings: dict[str, Any], canary: Canary, tmp_path: Path
+) -> None:
+    """A supervisor then starts it again; by itself nothing would ever answer."""
+    with running(tmp_path, settings) as server:
+        canary.check(server)
+        before = look(server)
+        found = psutil.Process(server.process.pid).children()
+        [raylet] = [process for process in found if process.name() == "raylet"]
+        raylet.kill()
+        assert server.process.wait(within.COMMAND_KILLED_S) == 1
+        assert "raylet has ended" in (tmp_path / "serve.log").read_text()
+    all_gone(server, before)
+
+
 def test_a_batch_that_runs_keeps_no_server_and_leaves_no_file(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -125,7 +139,7 @@ def test_a_batch_that_runs_keeps_no_server_and_leaves_no_file(
         until(lambda: _num_completed(client, batch.id) > 0, "answers of the batch", 60.0)
         before = look(server)
         begin_s = time.monotonic()
-        server.process.send_signal(signal.SIGINT)
+        ctrl_c(server.process)
         assert server.process.wait(60) == 0
         assert time.monotonic() - begin_s < within.SERVER_WITH_BATCH_ENDS_S
     all_gone(server, before)

@@ -37,6 +37,12 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
 
 
+def ctrl_c(process: subprocess.Popen[str]) -> None:
+    """As a terminal sends it: to all processes in the foreground, Ray's own among them."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+
+
 @contextmanager
 def running(
     folder: Path, args: dict[str, Any], *, python_path: Sequence[Path] = (), **deployment: Any
@@ -71,6 +77,7 @@ def running(
             "PYTHONPATH": ":".join(map(str, (*python_path, ROOT))),
             "RAY_TMPDIR": "/tmp",
         },
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
@@ -85,7 +92,7 @@ def running(
         model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
         yield Server(url, model, process, path)
     finally:
-        process.send_signal(signal.SIGINT)
+        ctrl_c(process)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from tests.serve.server_process import ctrl_c
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
@@ -55,7 +56,7 @@ def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
         ):
             lines = answer.iter_lines()
             next(lines)
-            server.process.send_signal(signal.SIGINT)
+            ctrl_c(server.process)
             assert [line for line in lines if line][-1] == "data: [DONE]"
             assert "data: " in watching.read().decode()  # to its end: an open console is let go
         assert server.process.wait(60) == 0
