@@ -51,8 +51,8 @@ ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # Worker processes that start at once, which `legato serve` counts.
-    "RAY_prestart_worker_first_driver": "1",
+    # As many worker processes as CPUs would start at once; `legato serve` starts those it needs.
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_num_workers_soft_limit": "5",
 }
 

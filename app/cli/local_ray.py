@@ -25,9 +25,9 @@ _NO_DASHBOARD_AGENT = (
 # The agent for environments gets its port, so that the raylet need not wait for its imports.
 _ENVIRONMENT_AGENT = _BEGIN + 'write "$1/runtime_env_agent_port_$2" "$3"; shift 3; exec "$@"'
 
-# Worker processes that start at once and wait for their work: Serve's controller, its task that
-# builds the application, a replica, and one of its scheduler and stages. More make each later.
-NUM_WAITING = 4
+# Processes that start at once and become Serve's controller, its task that builds the application,
+# a replica, and one of its scheduler and stages. With more, each was later.
+NUM_FIRST_WORKERS = 4
 
 
 def start_ray(num_cpus: int) -> None:
@@ -41,6 +41,7 @@ def start_ray(num_cpus: int) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
+            _system_config={"prestart_worker_first_driver": True},
         )
 
 
@@ -89,8 +90,8 @@ def _without_waits(command: list[str]) -> list[str]:
     node = [given["--session_dir"], given["--node_id"]]
     environments = given["--runtime_env_agent_command"]
     changed = {
-        "--num_prestart_python_workers": str(NUM_WAITING),
-        "--maximum_startup_concurrency": str(NUM_WAITING),
+        "--num_prestart_python_workers": str(NUM_FIRST_WORKERS),
+        "--maximum_startup_concurrency": str(NUM_FIRST_WORKERS),
         "--dashboard_agent_command": _shell(_NO_DASHBOARD_AGENT, *node),
         "--runtime_env_agent_command": _shell(_ENVIRONMENT_AGENT, *node, port)
         + " "

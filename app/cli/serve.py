@@ -21,7 +21,7 @@ from rich.status import Status
 
 from actors.transport import semaphores
 from app.cli.banner import show_banner
-from app.cli.local_ray import NUM_WAITING, start_ray, wait_for_end
+from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray, wait_for_end
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     check_gpus,
@@ -108,7 +108,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
 
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
-        num_cpus = max(os.cpu_count() or 1, NUM_WAITING, num_cpus_of(config))
+        num_cpus = max(os.cpu_count() or 1, NUM_FIRST_WORKERS, num_cpus_of(config))
         start_ray(num_cpus)
         ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
