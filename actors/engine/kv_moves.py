@@ -15,7 +15,7 @@ from actors.scheduling.state import RequestState, RequestStatus
 
 
 class _Queue(Protocol):
-    """Blocks to be saved, or to be fetched early, of which so many have been so, or given up."""
+    """Blocks to be saved or to be fetched early. num_settled: done, or given up."""
 
     @property
     def num_queued(self) -> int: ...
@@ -62,8 +62,8 @@ class KVMoves:
         self.waiting = []
 
     async def saved(self, request_id: int | None = None) -> None:
-        """Returns once the blocks completed so far are in the tier, or given up; with a request,
-        those completed once it has completed its next one, or runs no longer."""
+        """Returns once the blocks completed so far are in the tier, or given up. With a request:
+        waits first until it completes one more block, or runs no longer."""
         if self._tier is None or self._core is None:
             return
         if request_id is not None:
@@ -76,12 +76,12 @@ class KVMoves:
             await self._settled(self._tier.early)
 
     async def next_token(self, request_id: int) -> None:
-        """Returns right behind the request's next token: a stream that moves then loses no step.
-        At once if it does not run."""
+        """Returns right behind the request's next token, when a stream that moves loses least. At
+        once if it does not run."""
         await self._grown(request_id, lambda state: state.num_tokens)
 
     async def _grown(self, request_id: int, size: Callable[[RequestState], int | None]) -> None:
-        """Returns once `size` of the request is another, or it runs no longer."""
+        """Returns once `size` of the request has changed, or it runs no longer."""
         state = None if self._core is None else self._core.live_requests.get(request_id)
         if state is not None and (before := size(state)) is not None:
             running = RequestStatus.RUNNING

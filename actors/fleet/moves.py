@@ -91,9 +91,10 @@ def copies(
     """Of these streams of a draining engine, those whose move begins now, by a copy of their KV.
 
     An engine fetches for one stream at a time, so that the KV of many neither crowds its link nor
-    fills its memory before they come; busy: those that do. A stream waits for its turn, and has no
-    entry, unless an engine that is free keeps its time between tokens. engine_id None: no engine
-    of equal bits can take it, so that waiting is of no use. The fleet counts none as sent.
+    fills its memory before they come. busy: engines that fetch for one now. A stream whose first
+    choice is busy goes to another engine if that keeps its time between tokens; otherwise it waits
+    for its turn and has no entry. engine_id None: no engine of equal bits can take it, so that
+    waiting is of no use. The fleet counts none as sent.
     """
     begun: list[StreamMove] = []
     taken = frozenset(busy)

@@ -2,9 +2,8 @@
 
 They are fetched into the prefix cache a piece at a time, in the order in which they were told, so
 that a stream which comes with its first token, or from an engine that drains, lacks only the last
-ones. Fetched blocks that no
-stream has asked for are evictable like any other, and fill at most half of the free memory: running
-requests grow into the rest.
+ones. Fetched blocks that no stream has asked for are evictable like any other, and fill at most
+half of the free memory: running requests grow into the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class EarlyFetches:
 
     @property
     def num_settled(self) -> int:
-        """Of the queued blocks, in their order, how many were fetched or given up."""
+        """How many of the queued blocks were fetched or given up."""
         return self.num_queued - len(self._wanted) - self.num_coming
 
     @property

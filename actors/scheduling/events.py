@@ -98,7 +98,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class FetchEarly:
-    """Peers have saved these blocks, in a chain's order, of a prompt whose stream is expected here.
+    """Peers have saved these blocks, in a chain's order, of a stream that is expected here.
     Ignored without a second tier that they share."""
 
     digests: tuple[bytes, ...]

@@ -171,7 +171,7 @@ class SecondTier:
         """Instructions for moves; call it after the event's steps are planned."""
         self._save()
         while self.early.is_wanted and len(self._early) < _MOST_EARLY and self._fetch_early():
-            pass
+            pass  # each takes or drops some
         out, self._out = self._out, []
         return out
 
@@ -277,7 +277,8 @@ class SecondTier:
         return [filled[digest] for digest in takewhile(filled.__contains__, digests)]
 
     def _fetch_early(self) -> bool:
-        """Begin the next early fetch, unless a request lacks the memory; returns whether."""
+        """Begin the next early fetch, unless a request lacks the memory; or drop blocks that are
+        computed sooner. Returns whether another may begin."""
         requests, blocks = self.requests, self.block_manager
         claimant, head = requests.running.claimant, requests.waiting.head(requests.now_s)
         if claimant is not None and claimant.status is RequestStatus.RUNNING:
@@ -292,7 +293,7 @@ class SecondTier:
         compute_s = self._compute_s(0, len(digests) * requests.config.block_size)
         if not digests or (self._block_s or 0.0) * len(digests) >= compute_s:
             self.early.claimed(digests)
-            return False
+            return bool(digests)
         move_id = self._begin_fetch([], digests, compute_s)
         self._early[move_id] = self.moves[move_id]
         self.early.num_coming += len(digests)

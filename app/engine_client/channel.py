@@ -84,7 +84,7 @@ class SchedulerChannel:
         self._send(AbortRequests(tuple(request_ids)))
 
     def fetch_early(self, digests: Sequence[bytes]) -> None:
-        """A peer of the engine has saved these blocks of a prompt whose stream will come."""
+        """A peer of the engine has saved these blocks of a stream that will come."""
         self._send(FetchEarly(tuple(digests)))
 
     def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly) -> None:
@@ -122,7 +122,8 @@ class SchedulerChannel:
             self._send(Ask(ticket, question, arguments))
             if self._socket is None:
                 raise TimeoutError
-            return await asyncio.wait_for(answer, within_s)
+            async with asyncio.timeout(within_s):  # `wait_for` may swallow a cancellation
+                return await answer
         except TimeoutError as error:
             raise EngineUnavailable("the scheduler does not answer") from error
         finally:

@@ -14,7 +14,7 @@ from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.request import FinishReason, Request
-from actors.transport.messages import Hello, IterationRecord, KVSaved, Welcome
+from actors.transport.messages import Hello, IterationRecord, KVSaved, Readiness, Welcome
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
 from app.engine_client.streams import OpenRequest, OpenRequests
@@ -47,6 +47,7 @@ class FleetRequest(OpenRequest):
     # Called with the digests of its blocks that are saved there, as they are saved.
     kv_saved: Callable[[FleetRequest, Sequence[bytes]], None] | None = None
     receiver_id: str = ""
+    prefix: tuple[int, tuple[bytes, ...]] | None = None  # block size, short digests of the prompt
 
     @property
     def num_tokens(self) -> int:
@@ -114,6 +115,7 @@ class Connection(SchedulerChannel):
         self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
         self.leaving_since_s: float | None = None  # it drains
+        self.is_ready = True  # False while its stages are rebuilt
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
         # Those whose prompts this engine computes for others; an entry goes with its stream.
@@ -160,6 +162,8 @@ class Connection(SchedulerChannel):
             if self.leaving_since_s is None and message.state is EngineState.DRAINING:
                 self.leaving_since_s = time.monotonic()
             self._front.published(self, message)
+        elif isinstance(message, Readiness):
+            self.is_ready = message.is_ready
         elif isinstance(message, PrefixUpdate):
             self._front.prefixes_updated(message)
         elif isinstance(message, KVSaved):

@@ -97,7 +97,8 @@ class FleetRouting:
 
     def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of a leaving engine should finish there."""
-        return stays(self._stream(0, fleet_request), self._fleet, _FINISHES_WITHIN_S)
+        stream = self._stream(0, fleet_request, has_prefix=False)
+        return stays(stream, self._fleet, _FINISHES_WITHIN_S)
 
     def best(self, asked: QuoteRequest, now_s: float) -> str | None:
         """The engine that would get such a request."""
@@ -127,12 +128,13 @@ class FleetRouting:
         number: int,
         fleet_request: FleetRequest,
         expected: tuple[tuple[str, int], ...] = (),
+        has_prefix: bool = True,
     ) -> OpenStream:
         connection = fleet_request.connection
         return OpenStream(
             stream_id=number,
             engine_id=connection.engine_id if connection is not None else "",
-            arrival=replace(self._arrival_of(fleet_request), expected=expected),
+            arrival=replace(self._arrival_of(fleet_request, has_prefix), expected=expected),
             bits=fleet_request.bits or _NO_BITS,
             sensitive=fleet_request.has_tokens,
         )
@@ -165,7 +167,10 @@ def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
         return ()
     request = fleet_request.request
     (block_size,) = sizes
-    return short_digests(prefix_digests(request.prompt, block_size, request.cache_salt))
+    if fleet_request.prefix is None or fleet_request.prefix[0] != block_size:
+        digests = prefix_digests(request.prompt, block_size, request.cache_salt)
+        fleet_request.prefix = block_size, short_digests(digests)
+    return fleet_request.prefix[1]
 
 
 def refusal_of(

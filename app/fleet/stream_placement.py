@@ -46,8 +46,8 @@ class StreamPlacement:
         self._resume_within_s = resume_within_s
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
-        # By id: streams that go on where they are until their KV is copied, and those of them for
-        # which the next engine still fetches, which has no room for others.
+        # By id: streams that go on where they are until their KV is copied, and those of them whose
+        # next engine begins no other copy yet.
         self._copied: dict[int, FleetRequest] = {}
         self._fetching: dict[int, FleetRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,7 +114,7 @@ class StreamPlacement:
         fleet_requests = [
             r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
         ]
-        if state is EngineState.DRAINING:
+        if state is EngineState.DRAINING and connection.is_ready:
             fleet_requests = [
                 r
                 for r in fleet_requests
@@ -194,6 +194,8 @@ class StreamPlacement:
                 await connection.ask("next_token", request_id)
         except (TimeoutError, EngineUnavailable, QuestionFailed) as error:
             logger.info("engine %s drains, a copy ends early: %r", connection.engine_id, error)
+        except Exception:  # a fault of this front: the stream moves as it is
+            logger.exception("engine %s drains, a copy failed", connection.engine_id)
         finally:
             self._fetching.pop(id(fleet_request), None)
             del self._copied[id(fleet_request)]

@@ -19,13 +19,15 @@ class Router(ABC):
     reads_outlook: ClassVar[bool] = False
 
     def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
-        """The chosen engine with its predictions; None: no engine can take the request now. The
-        engine that fetches its KV already (`expected_by`) is chosen if it can."""
+        """The chosen engine with its predictions; None: no engine can take the request now.
+
+        The engine that fetches its KV already (`expected_by`) is chosen if it has a place."""
         engines = fleet.candidates(arrival)
         if not engines:
             return None
         for engine in engines:
-            if engine.engine_id == arrival.expected_by:
+            has_place = engine.num_live < engine.snapshot.max_requests
+            if engine.engine_id == arrival.expected_by and has_place:
                 return fleet.prospects(arrival, (engine,))[0]
         chosen = self.pick(engines, arrival, fleet, now_s)
         if isinstance(chosen, Prospect):

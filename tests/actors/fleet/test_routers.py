@@ -68,6 +68,15 @@ def test_a_stream_goes_to_the_engine_that_has_fetched_its_kv(name: str) -> None:
     assert router.choose(refused, fleet, 0.0).engine_id in "ac"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["least_loaded", "slack"])
+def test_an_engine_without_a_place_is_not_chosen_for_what_it_has_fetched(name: str) -> None:
+    full = snapshot("b", num_running=60, num_waiting=4)
+    fleet = fleet_of(snapshot("a"), full, snapshot("c"))
+    there = build_router(name).choose(Arrival(100, 10, expected_by="b"), fleet, 0.0)
+    assert there is not None
+    assert there.engine_id in "ac"
+
+
 @pytest.mark.parametrize("name", ["least_loaded", "power_of_two", "slack"])
 def test_requests_on_their_way_count_until_a_snapshot_has_them(name: str) -> None:
     fleet = fleet_of(snapshot("a"), snapshot("b"))

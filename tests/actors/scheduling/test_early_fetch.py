@@ -300,4 +300,6 @@ def test_a_fetch_dearer_than_computing_is_not_made_early() -> None:
     assert isinstance(driver.log[-1][1], Moved)
     told(driver, other)
     assert len(fetches(driver)) == 1
+    early = driver.core.tier.early  # type: ignore[union-attr]
+    assert early.num_settled == early.num_queued, "whoever waits for them waits no longer"
     finish(driver)

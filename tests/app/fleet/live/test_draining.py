@@ -116,6 +116,7 @@ async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     [
         ("target", "kv_fetched"),
         ("source", "kv_fetched"),
+        pytest.param("its stage", "kv_fetched", marks=pytest.mark.long),
         *(
             pytest.param(who, step, marks=pytest.mark.long)
             for who in ("target", "source")
@@ -141,7 +142,9 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
             copied = fleet.front._placement._copied.values()
             target = next(r.receiver_id for r in copied)
             killed.append(target if who == "target" else source)
-            os.kill(pids[killed[0]], signal.SIGKILL)
+            stages = (await fleet.engines[0].status())["stage_pids"]
+            pid = stages[0][0] if who == "its stage" else pids[killed[0]]
+            os.kill(pid, signal.SIGKILL)
 
     before_asking(kill)
     leave, _ = leaves(fleet)
