@@ -47,7 +47,7 @@ def test_imports_take_only_idle_cores_and_their_caller_does_not() -> None:
 @pytest.mark.usefixtures("folder")
 def test_the_first_stages_do_not_wait_for_idle_cores() -> None:
     import_all(with_grammars=False, when_idle=False)
-    assert sys.modules[NAMES[0]].policy == os.sched_getscheduler(0)
+    assert sys.modules[NAMES[0]].policy != os.SCHED_IDLE
 
 
 @pytest.mark.usefixtures("folder")
