@@ -51,7 +51,7 @@ ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # As many worker processes as CPUs would start at once; `legato serve` starts those it needs.
+    # As many worker processes as CPUs would start at once; `local_ray` says how many should.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_num_workers_soft_limit": "5",
 }

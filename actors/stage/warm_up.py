@@ -15,7 +15,7 @@ _NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
 def import_all(with_grammars: bool, when_idle: bool) -> None:
     """Import what loading and, with_grammars, the first grammar need; returns when done.
 
-    when_idle: on idle cores only. Even a tenth of one would delay every step that computes on it.
+    when_idle: on idle cores only, since even a tenth of a core would delay every step there.
     """
     modules = (*_NEEDED_TO_LOAD, *(_NEEDED_BY_GRAMMARS if with_grammars else ()))
     with ThreadPoolExecutor(1) as pool:  # a priority is a thread's own

@@ -1,8 +1,8 @@
 """`legato bench compare`: servers in turn on one machine, one client, one workload, one table.
 
-The plan (YAML) names the servers and how to start each; every server is started alone, probed, and
+The plan (YAML) names the servers and how to start each. Every server is started alone, probed, and
 stopped before the next, for as many rounds as asked: machines drift, so only ratios within a run
-mean anything.
+mean anything. For the probe of speculation two servers run, which get the prompts in turn.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def _expanded(environment: dict[str, str]) -> dict[str, str]:
 def _running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
     """Start the server, wait until it lists its model, stop it by its process group."""
     command = shlex.split(os.path.expandvars(server.command))
-    # `legato` is the one that runs, also where its environment is not activated.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    command[0] = shutil.which(command[0], path=path) or command[0]
+    if command[0] == "legato":  # that of this environment, also where it is not activated
+        command[0] = shutil.which("legato", path=Path(sys.executable).parent) or "legato"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     with log.open("w") as sink:
@@ -230,7 +229,7 @@ def command(
         Path, typer.Option(dir_okay=False, help="Write the JSON report to this file.")
     ] = Path("out/compare.json"),
 ) -> None:
-    """Servers side by side: decode, prefill, stall and capacity, with ratios to the first."""
+    """Servers side by side: decode, prefill, stall, capacity, speculation; ratios to the first."""
     try:
         plan = ComparisonPlan.model_validate(yaml.safe_load(locate(plan_file).read_text()))
     except (OSError, yaml.YAMLError, ValidationError) as error:
@@ -242,6 +241,8 @@ def command(
         lengths_of(plan.capacity.lengths)  # refuses an unknown name before anything is started
     drafting = [n for n in names if plan.speculation is not None and plan.servers[n].plain]
     alone = names if plan.has_figures else []
+    if not alone and not drafting:
+        raise typer.BadParameter("nothing is measured of these servers", param_hint="--only")
     least_s, most_s = (
         plan.rounds * (len(alone) * a + len(drafting) * pair)
         for a, pair in zip(_alone_s(plan), _pair_s(plan), strict=True)

@@ -77,7 +77,9 @@ class ComparisonPlan(_Part):
             if server.plain is not None and server.plain not in self.servers:
                 raise ValueError(f"servers.{name}.plain: no server {server.plain!r}")
             if server.plain is not None and server.url == self.servers[server.plain].url:
-                raise ValueError(f"servers.{name}.url: that of {server.plain!r}: both run at once")
+                raise ValueError(
+                    f"servers.{name}.url: also that of {server.plain!r}, which runs beside it"
+                )
         return self
 
     @property

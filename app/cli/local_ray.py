@@ -7,32 +7,22 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 # Of the driver's node: a dashboard that serves no page here, for which Ray would wait for seconds,
 # the autoscaler's monitor, and the log copier for a driver that wants no logs.
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
-# A raylet waits until its two agents have written the ports they listen on, and ends with them.
-# A terminal sends Ctrl-C to both, too; without them the raylet could not end in order.
-_BEGIN = "trap '' INT; " + 'write() { printf %s "$2" > "$1.new" && mv "$1.new" "$1"; }; '
-# Nobody asks the dashboard's agent for anything, which takes over a second of a core to start.
-_NO_DASHBOARD_AGENT = (
-    _BEGIN
-    + "for name in metrics_agent metrics_export dashboard_agent_listen; do "
-    + 'write "$1/${name}_port_$2" -1; done; exec tail --pid=$PPID -f /dev/null'
-)
-# The agent for environments gets its port, so that the raylet need not wait for its imports.
-_ENVIRONMENT_AGENT = _BEGIN + 'write "$1/runtime_env_agent_port_$2" "$3"; shift 3; exec "$@"'
-
 # Processes that start at once and become Serve's controller, its task that builds the application,
-# a replica, and one of its scheduler and stages. With more, each was later.
+# a replica, and its scheduler or a stage. Starting more at once delayed all of them.
 NUM_FIRST_WORKERS = 4
 
 
-def start_ray(num_cpus: int) -> None:
-    """A cluster of this process's own. The environment must be set (`set_environment`)."""
-    import ray  # here, because its import takes seconds and reads the environment
+def start_ray(num_cpus: int) -> tuple[subprocess.Popen[bytes], str]:
+    """A cluster of this process's own; returns its raylet, with which every actor ends, and the
+    folder of its logs. The environment must be set (`set_environment`)."""
+    import ray  # here, because its import takes a second and reads the environment
 
     with _without_daemons():
         ray.init(
@@ -43,15 +33,8 @@ def start_ray(num_cpus: int) -> None:
             logging_level="ERROR",
             _system_config={"prestart_worker_first_driver": True},
         )
-
-
-def wait_for_end() -> str:
-    """Returns once the cluster's raylet has ended, and with it every actor; says where logs are."""
-    import ray
-
     node = ray._private.worker._global_node
-    node.all_processes["raylet"][0].process.wait()
-    return str(node.get_logs_dir_path())
+    return node.all_processes["raylet"][0].process, str(node.get_logs_dir_path())
 
 
 @contextmanager
@@ -83,19 +66,33 @@ def _at_once(start: Callable[..., Any]) -> Callable[..., Any]:
     return start_process
 
 
+_UNTIL_THE_RAYLET_ENDS = ["/bin/sh", "-c", "exec cat", "agent"]  # ignores arguments that follow
+
+
 def _without_waits(command: list[str]) -> list[str]:
+    """A raylet waits until its two agents have written the ports that they listen on, and ends with
+    them. The one for environments gets a port that is written before it has imported what it needs.
+    Nobody asks the dashboard's for anything, which takes over a second of a core to start; in its
+    place a process waits for the end of its input, a pipe from the raylet."""
+    _raylet: Any = import_module("ray._raylet")  # which has no types
     given = dict(part.split("=", 1) for part in command if "=" in part)
-    with socket.create_server((given["--node_ip_address"], 0)) as free:
-        port = str(free.getsockname()[1])
-    node = [given["--session_dir"], given["--node_id"]]
-    environments = given["--runtime_env_agent_command"]
+    port = _reserved_port(given["--node_ip_address"])
+    ports = {
+        _raylet.METRICS_AGENT_PORT_NAME: -1,  # there is none
+        _raylet.METRICS_EXPORT_PORT_NAME: -1,
+        _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME: -1,
+        _raylet.RUNTIME_ENV_AGENT_PORT_NAME: port,
+    }
+    for name, number in ports.items():
+        _raylet.persist_port(given["--session_dir"], given["--node_id"], name, number)
+    at_once = max(NUM_FIRST_WORKERS, int(given["--maximum_startup_concurrency"]))
     changed = {
         "--num_prestart_python_workers": str(NUM_FIRST_WORKERS),
-        "--maximum_startup_concurrency": str(NUM_FIRST_WORKERS),
-        "--dashboard_agent_command": _shell(_NO_DASHBOARD_AGENT, *node),
-        "--runtime_env_agent_command": _shell(_ENVIRONMENT_AGENT, *node, port)
-        + " "
-        + environments.replace("--runtime-env-agent-port=0", f"--runtime-env-agent-port={port}"),
+        "--maximum_startup_concurrency": str(at_once),
+        "--dashboard_agent_command": subprocess.list2cmdline(_UNTIL_THE_RAYLET_ENDS),
+        "--runtime_env_agent_command": given["--runtime_env_agent_command"].replace(
+            "--runtime-env-agent-port=0", f"--runtime-env-agent-port={port}"
+        ),
     }
     names = [part.partition("=")[0] for part in command]
     return [
@@ -104,5 +101,14 @@ def _without_waits(command: list[str]) -> list[str]:
     ]
 
 
-def _shell(script: str, *args: str) -> str:
-    return subprocess.list2cmdline(["/bin/sh", "-c", script, "agent", *args])
+_reserved: list[socket.socket] = []  # open as long as this process
+
+
+def _reserved_port(address: str) -> int:
+    """A free port that the system gives to nobody, until one binds it by its number."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    own = socket.socket(family)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    own.bind((address, 0))
+    _reserved.append(own)
+    return int(own.getsockname()[1])

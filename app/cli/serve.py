@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ from rich.status import Status
 
 from actors.transport import semaphores
 from app.cli.banner import show_banner
-from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray, wait_for_end
+from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     check_gpus,
@@ -109,20 +109,22 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
         num_cpus = max(os.cpu_count() or 1, NUM_FIRST_WORKERS, num_cpus_of(config))
-        start_ray(num_cpus)
+        raylet, logs = start_ray(num_cpus)
+        is_ending, guards = threading.Event(), list[subprocess.Popen[bytes]]()
+        watch = (raylet, logs, is_ending, guards)
+        threading.Thread(target=_end_with_ray, args=watch, daemon=True).start()
         ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
         try:
             check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
-            client = _deploy(config)
+            if not done.is_set():
+                client = _deploy(config)
             problem = _wait(address, status, done, ends_s)
         except SettingsError as error:
             problem, code = str(error), WRONG_USAGE
         except KeyboardInterrupt:
             problem = "interrupted"
-    guard = _guard(ray.get_runtime_context().get_session_name())
-    is_ending = threading.Event()
-    threading.Thread(target=_end_with_ray, args=(is_ending,), daemon=True).start()
+    guards.append(guard := _guard(ray.get_runtime_context().get_session_name()))
     if problem is None and not done.is_set():
         show_banner(config, address, ends_s)
         while asked.get():
@@ -133,10 +135,12 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
         # Serve kills its controller during a call; this hides Ray's log of it.
         ray._private.worker._worker_logs_enabled = False
-        if client is not None:  # `serve.shutdown` would always wait 30 s
-            promised_s = _drain_s(config) if problem is None else 0.0
-            client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
-        is_ending.set()
+        try:
+            if client is not None:  # `serve.shutdown` would always wait 30 s
+                promised_s = _drain_s(config) if problem is None else 0.0
+                client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
+        finally:
+            is_ending.set()
         ray.shutdown()
         guard.kill()
         guard.wait()
@@ -210,11 +214,18 @@ def _guard(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _end_with_ray(is_ending: threading.Event) -> None:
+def _end_with_ray(
+    raylet: subprocess.Popen[bytes],
+    logs: str,
+    is_ending: threading.Event,
+    guards: Sequence[subprocess.Popen[bytes]],
+) -> None:
     """Without its raylet nothing is left that could serve, drain, or answer."""
-    logs = wait_for_end()
+    raylet.wait()
     if not is_ending.is_set():
         print_error(f"Ray's raylet has ended, and with it the server; its logs are in {logs}")
+        if guards:  # it knows processes that are children no longer, and ends them now
+            os._exit(1)
         _stop_at_once(1)
 
 

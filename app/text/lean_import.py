@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, cast
 
@@ -34,7 +34,7 @@ def import_grammars_alone() -> None:
     if "torch" in sys.modules or "transformers" in sys.modules:
         return
     import_tokenizers_alone()
-    with _torch_is(None):
+    with _torch_is(None), suppress(ImportError):  # which xgrammar uses since 0.2
         import tvm_ffi  # noqa: F401  works without torch
     with _torch_is(_Names("torch")):
         import xgrammar  # noqa: F401

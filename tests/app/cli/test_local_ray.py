@@ -26,7 +26,7 @@ ray.shutdown()
 
 _KILL = """
 [raylet] = [process for process in psutil.Process().children() if process.name() == "raylet"]
-[stand_in] = [process for process in raylet.children() if process.name() == "tail"]
+[stand_in] = [process for process in raylet.children() if process.name() == "cat"]
 raylet.kill()
 raylet.wait(30)
 stand_in.wait(30)
