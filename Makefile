@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadsco
 
 # Two tests at a time on two cores: the times of the fault table hold for one (tests/faults).
 test: $(VENV)/.installed-dev ## Install what is missing and run the test suite
-	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST) -m "not long"
+	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-8} $(PYTEST) -m "not long"
 
 test-long: $(VENV)/.installed-dev ## Run the tests that take minutes each: chaos, how servers end, peers side by side
 	@$(BIN)/python -m pytest -m long
