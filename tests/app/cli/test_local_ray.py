@@ -53,3 +53,26 @@ def test_what_stands_in_for_an_agent_ends_with_the_raylet() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+agent = next(p for p in psutil.Process().children(recursive=True) if "RuntimeEnv" in p.name())
+os.killpg(0, signal.SIGINT)
+later = ray.remote(runtime_env={"env_vars": {"LEGATO_TEST": "50"}})
+print(ray.get(later(lambda: os.environ["LEGATO_TEST"]).remote(), timeout=60))
+print(agent.is_running())
+ray.shutdown()
+"""
+
+
+def test_ctrl_c_in_a_terminal_ends_none_of_its_processes() -> None:
+    """It reaches the whole group; streams that are drained need the cluster meanwhile."""
+    program = _PROGRAM.format(environment=ENVIRONMENT).replace("ray.shutdown()", _CTRL_C)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=110, check=False, start_new_session=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["50", "True"]
