@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.surroundings import Canary, after_each, look
+from tests.faults.surroundings import Canary, after_each, answer_largest, look
 from tests.faults.within import BODY_TIMEOUT_S, SEND_TIMEOUT_S, STEP_DEADLINE_S
 from tests.live.conftest import make_engine as make_engine  # a fixture of this room too
 from tests.serve.server_process import Server, running
@@ -40,6 +40,7 @@ def faulted_server(
     parallel = {"pipeline_stages": 2}
     with running(tmp_path_factory.mktemp("faults"), {**settings, "parallel": parallel}) as server:
         canary.check(server)
+        answer_largest(server)
         yield server
 
 

@@ -118,6 +118,17 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     until(lambda: not semaphores_of(before.pids - after.pids), "shared memory")
 
 
+def long_text(model: str) -> dict[str, Any]:
+    """A body for `/tokenize` whose answer is the largest that the tests ask for."""
+    return {"model": model, "prompt": "ab " * 300_000, "return_token_strs": True}
+
+
+def answer_largest(server: Server) -> None:
+    """What the allocator keeps of it, 160 MB, is held from then on: no later answer adds to it."""
+    answer = httpx.post(f"{server.url}/tokenize", json=long_text(server.model), timeout=60)
+    assert answer.status_code == 200
+
+
 def _at_rest(server: Server) -> Any:
     answer = httpx.get(f"{server.url}/console/status", timeout=SETTLED_S)
     status = answer.json()

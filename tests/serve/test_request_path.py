@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import httpx
 import psutil
@@ -63,7 +64,21 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         args = {"model": {"path": "configs/models/demo"}, "kv": {"memory_gib": 0.05}}
         folder_of_server = tmp_path_factory.mktemp("serve")
         with running(folder_of_server, args, python_path=[TRACER]) as server:
+            _finish_start(server.url)
             yield server.url, folder
+
+
+def _finish_start(url: str) -> None:
+    """Until the processes for templates and grammars, which start beside the first requests, have
+    answered; the grammar with an error, so that the scheduler has seen none."""
+    body: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "A letter?"}],
+        "response_format": {"type": "regex", "pattern": "[a-"},
+    }
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "response_format", answer.text
 
 
 def _pids(folder: Path, suffix: str) -> set[int]:
