@@ -167,6 +167,7 @@ def _client(settings: Settings, config: EngineConfig, fleet_name: str) -> FleetC
         resume_within_s=fleet.resume_within_s,
         allow_inexact=fleet.allow_inexact,
         sleeps=fleet.sleeps,
+        rebalance=fleet.rebalance,
         request_deadline_s=config.request_deadline_s,
         adapters=dict(config.adapters),
     )

@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "fleet.routers": ("actors/fleet/routers/*.py", "vocabulary fleet.picture"),
     "fleet": (
-        "actors/fleet/{moves,roles,way_router,scaling/*}.py",
+        "actors/fleet/{moves,balance,roles,way_router,scaling/*}.py",
         "vocabulary fleet.picture fleet.routers",
     ),
     # the running engine

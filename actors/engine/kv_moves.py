@@ -10,7 +10,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
+from actors.scheduling.events import Event, Fetch, KVMove, Moved, SaveNow, TierHolds
 from actors.scheduling.state import RequestState, RequestStatus
 
 
@@ -68,6 +68,7 @@ class KVMoves:
             return
         if request_id is not None:
             await self._grown(request_id, lambda s: s.num_committed_blocks if s.cacheable else None)
+        self._handle(SaveNow())
         await self._settled(self._tier.queue)
 
     async def fetched(self) -> None:

@@ -14,7 +14,7 @@ from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Leave, Reconfigure
+from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
 from actors.transport.messages import (
@@ -125,9 +125,8 @@ class Questions:
         }
 
     def leave(self) -> None:
-        """Publish that this engine takes no new requests, and prepare its streams' moves."""
+        """Publish that this engine takes no new requests."""
         if self._publication is not None:
-            self._handle(Leave())
             self._publication.leave()
 
 

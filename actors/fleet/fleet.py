@@ -114,8 +114,8 @@ class Fleet:
         if update.engine_id in self.engines:
             self.prefixes.apply(update)
 
-    def sent(self, engine_id: str, arrival: Arrival) -> None:
-        """Record that the arrival was sent to this engine."""
+    def sent(self, engine_id: str, arrival: Arrival) -> int:
+        """Record that the arrival was sent to this engine; returns its tokens cached there."""
         engine = self.engines[engine_id]
         cached = self.num_cached_tokens(arrival).get(engine_id, 0)
         engine.note_sent(arrival.num_tokens - cached, arrival.num_tokens)
@@ -125,6 +125,7 @@ class Fleet:
             self._sessions.move_to_end(arrival.session)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
+        return cached
 
     def lost(self, engine_id: str) -> None:
         """Remove an engine that died or left."""

@@ -25,6 +25,7 @@ class OpenStream:
     """An open stream at its front.
 
     arrival: the request as another engine would get it; num_tokens includes delivered tokens.
+    arrived_s: when it came. num_cached_tokens: of it, that its engine had when it got it.
     bits: the class that it has run in so far. sensitive: False if nothing was delivered yet, so
         that an engine of any class gives a consistent stream.
     """
@@ -34,6 +35,8 @@ class OpenStream:
     arrival: Arrival
     bits: BitClass
     sensitive: bool = True
+    arrived_s: float = 0.0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class StreamMove:
     engine_id: the engine that continues it; None: none can yet. The front tries again on each
         snapshot, and ends the stream with an error after its own time limit.
     exact: its bytes are those of an unmoved stream.
+    num_cached_tokens: of it, that the engine has.
     pause_s: until its next token, as predicted; nan: unknown.
     """
 
@@ -50,6 +54,7 @@ class StreamMove:
     engine_id: str | None
     exact: bool = True
     pause_s: float = math.nan
+    num_cached_tokens: int = 0
 
 
 def move_streams(
@@ -66,16 +71,14 @@ def move_streams(
     placed first, then the shortest streams: queueing harms them most, and they delay others least.
     """
     moves: list[StreamMove] = []
-    for stream in sorted(streams, key=_urgency):
-        arrival = _arrival_elsewhere(stream)
-        if not stream.sensitive:
-            arrival = replace(arrival, bits=None)
+    for stream in sorted(streams, key=urgency):
+        arrival = arrival_elsewhere(stream, any_bits=not stream.sensitive)
         there = router.choose(arrival, fleet, now_s)
         exact = True
         if there is None and stream.sensitive and allow_inexact:
-            arrival = replace(arrival, bits=None)
+            arrival = arrival_elsewhere(stream, any_bits=True)
             there, exact = router.choose(arrival, fleet, now_s), False
-        moves.append(_moved(stream, there, exact))
+        moves.append(moved(stream, there, exact))
         if there is not None:
             fleet.sent(there.engine_id, arrival)
     return moves
@@ -98,15 +101,15 @@ def copies(
     """
     begun: list[StreamMove] = []
     taken = frozenset(busy)
-    for stream in sorted(streams, key=_urgency):
-        arrival = _arrival_elsewhere(stream)
+    for stream in sorted(streams, key=urgency):
+        arrival = arrival_elsewhere(stream)
         there = router.choose(arrival, fleet, now_s)
         if there is not None and there.engine_id in taken:
             others = replace(arrival, refused_by=arrival.refused_by | taken)
             there = router.choose(others, fleet, now_s)
-            if there is None or not _keeps_pace(there, stream, fleet):
+            if there is None or not keeps_pace(there, stream, fleet):
                 continue
-        begun.append(_moved(stream, there, exact=True))
+        begun.append(moved(stream, there, exact=True))
         if there is not None:
             taken |= {there.engine_id}
     return begun
@@ -125,23 +128,29 @@ def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
     return pace_s is not None and 0.0 < stream.arrival.max_tokens * pace_s <= left_s
 
 
-def _arrival_elsewhere(stream: OpenStream) -> Arrival:
-    """As another engine of the stream's class would get it."""
+def arrival_elsewhere(stream: OpenStream, any_bits: bool = False) -> Arrival:
+    """As another engine would get it: one of the stream's class, or of any."""
     refused_by = stream.arrival.refused_by | {stream.engine_id}
-    return replace(stream.arrival, bits=stream.bits, refused_by=refused_by)
+    bits = None if any_bits else stream.bits
+    return replace(stream.arrival, bits=bits, refused_by=refused_by)
 
 
-def _urgency(stream: OpenStream) -> tuple[float, int, int]:
+def urgency(stream: OpenStream) -> tuple[float, int, int]:
+    """The tightest objectives first, then the shortest streams."""
     tbt_s = stream.arrival.objective.tbt_s
     return (math.inf if tbt_s is None else tbt_s, stream.arrival.num_tokens, stream.stream_id)
 
 
-def _keeps_pace(there: Prospect, stream: OpenStream, fleet: Fleet) -> bool:
+def keeps_pace(there: Prospect, stream: OpenStream, fleet: Fleet) -> bool:
+    """Whether the stream keeps its time between tokens there, as far as is known."""
     tbt_s = stream.arrival.objective.tbt_s or fleet.engines[there.engine_id].snapshot.tbt_s
     return tbt_s is None or not there.tbt_s > tbt_s  # nan: unknown
 
 
-def _moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:
+def moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:
+    """The move to this engine, if there is one."""
     if there is None:
         return StreamMove(stream.stream_id, None)
-    return StreamMove(stream.stream_id, there.engine_id, exact, there.ttft_s)
+    return StreamMove(
+        stream.stream_id, there.engine_id, exact, there.ttft_s, there.num_cached_tokens
+    )

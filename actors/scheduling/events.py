@@ -105,12 +105,12 @@ class FetchEarly:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """The streams will move to other engines. Where the tier is shared, completed blocks are saved
-    at once from now on, so that their next engines find them."""
+class SaveNow:
+    """A peer waits for the blocks that are completed by now: they are saved without waiting for
+    more. Ignored without a second tier."""
 
 
-PeerEvent = FetchEarly | Leave  # of no effect where no tier is shared
+PeerEvent = FetchEarly | SaveNow
 TierEvent = TierHolds | Moved | PeerEvent
 Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierEvent
 

@@ -11,6 +11,8 @@ class SaveQueue:
 
     def __init__(self) -> None:
         self.num_queued = 0
+        self._num_awaited = 0  # of these, in their order
+        self._hurries = False
         self.saving: dict[int, int] = {}  # by move
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()
 
@@ -27,6 +29,15 @@ class SaveQueue:
         """Of the queued blocks, in their order, how many are saved or given up."""
         return self.num_queued - len(self._unsaved) - self.num_saving
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a peer waits for one that is not being saved yet."""
+        return self.num_queued - len(self._unsaved) < self._num_awaited
+
+    def hurry(self) -> None:
+        """A peer waits for all that are queued with the next call of `add`, which comes at once."""
+        self._hurries = True
+
     def add(self, digests: Iterable[bytes], most: int) -> None:
         """Queue these; at most `most` stay queued, the newest ones."""
         for digest in digests:
@@ -35,6 +46,8 @@ class SaveQueue:
                 self.num_queued += 1
         while len(self._unsaved) > most:
             self._unsaved.popitem(last=False)
+        if self._hurries:
+            self._num_awaited, self._hurries = self.num_queued, False
 
     def take(
         self, find: Callable[[Sequence[bytes]], list[int]], most: int

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from actors.scheduling.early_fetch import EarlyFetches
-from actors.scheduling.events import Fetch, FetchEarly, Instruction, Leave, Moved, Save, TierEvent
+from actors.scheduling.events import Fetch, FetchEarly, Instruction, Moved, Save, SaveNow, TierEvent
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
@@ -69,7 +69,6 @@ class SecondTier:
         self.queue = SaveQueue()
         self._block_s: float | None = None  # time to fetch one block; None: not measured
         self._last_answer_s = self._early_answer_s = -math.inf
-        self._is_leaving = False  # peers wait for what is completed
         self._out: list[Instruction] = []
 
     @property
@@ -104,8 +103,8 @@ class SecondTier:
         elif isinstance(event, FetchEarly):
             if self.requests.config.tier_shared:
                 self.early.add(event.digests, self.requests.now_s, self.block_manager.num_blocks)
-        elif isinstance(event, Leave):
-            self._is_leaving = self.requests.config.tier_shared
+        elif isinstance(event, SaveNow):
+            self.queue.hurry()
         else:
             self.contents.replace(event.ranks)
 
@@ -181,10 +180,11 @@ class SecondTier:
         queue, config, manager = self.queue, self.requests.config, self.block_manager
         fresh = [d for d in manager.pop_completed() if not self.contents.holds(d)]
         queue.add(fresh, manager.num_blocks)  # of more, most have been evicted
-        can_wait = self.requests.num_in_flight and not (config.hands_over or self._is_leaving)
-        least = _LEAST_SAVED if can_wait else 1
+        can_wait = self.requests.num_in_flight and not config.hands_over
         most_moves = max(1, _MOST_SAVING // config.most_saved)
-        while len(queue.saving) < most_moves and queue.num_unsaved >= least:
+        while queue.num_unsaved and len(queue.saving) < most_moves:
+            if can_wait and not queue.is_awaited and queue.num_unsaved < _LEAST_SAVED:
+                return
             room = max(1, min(_MOST_SAVING, manager.num_blocks // 8)) - queue.num_saving
             blocks = tuple(queue.take(manager.match, min(config.most_saved, room)))
             if not blocks:

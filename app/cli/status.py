@@ -41,6 +41,7 @@ def status(
         inexact = fleet["num_inexact_moves"]
         out.print(
             f"{fleet['num_engines_lost']} engines lost, {fleet['num_moves']} streams moved"
+            + (f" ({fleet['num_balanced']} for balance)" if fleet["num_balanced"] else "")
             + (f", {inexact} of them inexactly" if inexact else "")
         )
 

@@ -50,8 +50,9 @@ class FleetClient:
     """Implements `EngineClient`; everything runs on the front's event loop.
 
     start_within_s: longest wait of a new request for an engine. resume_within_s: likewise of a
-    stream that lost its engine. sleeps: without requests there may be no engine. adapters: slot and
-    folder of each adapter that every engine loads.
+    stream that lost its engine. sleeps: without requests there may be no engine. rebalance:
+    requests and streams also leave engines that serve. adapters: slot and folder of each adapter
+    that every engine loads.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FleetClient:
         resume_within_s: float = 120.0,
         allow_inexact: bool = False,
         sleeps: bool = False,
+        rebalance: bool = True,
         request_deadline_s: float = 3600.0,
         adapters: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
@@ -77,8 +79,9 @@ class FleetClient:
         self._routing = FleetRouting(self._fleet, router, allow_inexact, adapters)
         self._connections: dict[str, Connection] = {}
         self._placement = StreamPlacement(
-            self._fleet, self._routing, self._connections, start_within_s, resume_within_s
-        )
+            self._fleet, self._routing, self._connections,
+            start_within_s=start_within_s, resume_within_s=resume_within_s, rebalance=rebalance,
+        )  # fmt: skip
         self._of: dict[str, list[FleetRequest]] = {}  # request id -> its continuations
         self._card: ModelCard | None = None
         self._created_s = int(time.time())
@@ -291,9 +294,7 @@ class FleetClient:
         self._connections[connection.engine_id] = connection
         self._fleet.published(snapshot, time.monotonic())
         self._snapshot_came.set()
-        if not snapshot.accepts and connection.open_requests:
-            self._placement.evacuate(connection, snapshot.state)
-        self._placement.place_waiting()
+        self._placement.published(connection, snapshot)
 
     def prefixes_updated(self, update: PrefixUpdate) -> None:
         self._fleet.update_prefixes(update)

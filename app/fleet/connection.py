@@ -30,6 +30,7 @@ class FleetRequest(OpenRequest):
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
     or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
     refused it. waiting_since_s: it has had neither a token nor an engine since then.
+    num_cached_tokens: of it, that its engine had when it was sent there.
     receiver_id: the engine that fetches its KV while another computes it; "": none does.
     """
 
@@ -39,6 +40,7 @@ class FleetRequest(OpenRequest):
     refused_by: set[str] = field(default_factory=set)
     refusal: Refuse | None = None
     waiting_since_s: float = 0.0
+    num_cached_tokens: int = 0
     num_moves: int = 0
     num_delivered_before: int = 0  # tokens, before it was sent to its engine
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
@@ -115,6 +117,7 @@ class Connection(SchedulerChannel):
         self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
         self.leaving_since_s: float | None = None  # it drains
+        self.balanced_s = 0.0  # when streams were last moved to balance the load
         self.is_ready = True  # False while its stages are rebuilt
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None

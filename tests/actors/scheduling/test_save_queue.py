@@ -27,3 +27,21 @@ def test_the_oldest_are_given_up() -> None:
     queue.saving[1] = 2
     queue.clear()
     assert queue.num_settled == queue.num_queued == 4
+
+
+def test_a_peer_waits_for_what_is_complete_by_then() -> None:
+    queue = SaveQueue()
+    queue.add([b"a"], 9)
+    assert not queue.is_awaited
+    queue.hurry()
+    queue.add([b"b"], 9)
+    queue.add([b"c"], 9)  # nobody waits for it
+    queue.take(lambda digests: [1], 1)
+    assert queue.is_awaited
+    queue.take(lambda digests: [1], 1)
+    assert not queue.is_awaited
+    queue.hurry()
+    queue.add([], 9)
+    assert queue.is_awaited
+    queue.clear()
+    assert not queue.is_awaited

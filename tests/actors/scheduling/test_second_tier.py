@@ -15,11 +15,11 @@ from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.events import (
     Fetch,
-    Leave,
     Moved,
     PipelineLost,
     Reconfigure,
     Save,
+    SaveNow,
     TierHolds,
 )
 from actors.scheduling.plan import StepShape
@@ -371,20 +371,21 @@ def test_an_engine_that_hands_over_saves_every_chunk_at_once() -> None:
     assert tier.queue.num_queued == tier.queue.num_settled == 32 // 4
 
 
-def test_an_engine_that_leaves_saves_what_it_completes_at_once() -> None:
-    """So that the engines to which its streams move find it."""
-    for shares in (True, False):
-        driver = Driver(config(tier_shared=shares, pipeline_depth=1))
-        driver.submit(request(1, length=12, sampling=SamplingParams(max_tokens=30)))
-        for _ in range(3):
-            driver.answer()
-        assert not saves(driver), "a few blocks wait for more while steps run"
-        driver.send(Leave())
-        assert [len(save.blocks) for save in saves(driver)] == ([3] if shares else [])
-        while driver.outstanding and len(driver.callers[1].tokens) < 9:
-            driver.answer_move() if driver.moves else driver.answer()
-        assert [len(save.blocks) for save in saves(driver)] == ([3, 1, 1] if shares else [])
-        finish(driver)
-        rows = [config_row(driver.config), *[to_row(*call) for call in driver.log]]
-        assert check_replay(rows) == len(rows)
-    build_core(config(tier_ranks=0)).handle(Leave(), 0.0)
+def test_what_a_peer_waits_for_is_saved_at_once() -> None:
+    """Also while steps run, where a few blocks wait for more."""
+    driver = Driver(config(pipeline_depth=1))
+    driver.submit(request(1, length=12, sampling=SamplingParams(max_tokens=30)))
+    for _ in range(3):
+        driver.answer()
+    assert not saves(driver)
+    driver.send(SaveNow())
+    assert [len(save.blocks) for save in saves(driver)] == [3]
+    while driver.outstanding and len(driver.callers[1].tokens) < 9:
+        driver.answer_move() if driver.moves else driver.answer()
+    assert [len(save.blocks) for save in saves(driver)] == [3], "what came later waits again"
+    driver.send(SaveNow())
+    assert [len(save.blocks) for save in saves(driver)] == [3, 2]
+    finish(driver)
+    rows = [config_row(driver.config), *[to_row(*call) for call in driver.log]]
+    assert check_replay(rows) == len(rows)
+    build_core(config(tier_ranks=0)).handle(SaveNow(), 0.0)

@@ -96,7 +96,7 @@ async def make_fleet(
                 "tiny",
                 str(path),
                 router,
-                **front or {},
+                **{"rebalance": False, **(front or {})},
             )
             fleet = LiveFleet(path, sections, registry, client)
             at_end.push_async_callback(client.close)

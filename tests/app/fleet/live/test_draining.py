@@ -42,7 +42,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a stream is copied and no bound passes."""
     monkeypatch.setattr("app.fleet.routing._FINISHES_WITHIN_S", 0.0)
     for name in ("_COPIED_WITHIN_S", "_LAST_BLOCK_WITHIN_S", "_COPIES_FOR_S"):
-        monkeypatch.setattr(f"app.fleet.stream_placement.{name}", 60.0)
+        monkeypatch.setattr(f"app.fleet.stream_copies.{name}", 60.0)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
 
     async def kill(connection: Connection, question: str) -> None:
         if question == step and not killed:
-            copied = fleet.front._placement._copied.values()
+            copied = fleet.front._placement._copies.open.values()
             target = next(r.receiver_id for r in copied)
             killed.append(target if who == "target" else source)
             stages = (await fleet.engines[0].status())["stage_pids"]
@@ -152,7 +152,7 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
     assert answers == unfailed
     assert killed
     assert fleet.front.num_open == 0
-    assert fleet.front._placement._copied == {}
+    assert fleet.front._placement._copies.open == {}
     await until(lambda: all(engine.is_ready() for engine in fleet.engines))
     await all_at_rest(fleet)
 
@@ -185,7 +185,7 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
             await begun.wait()
     assert begun.is_set()
     ended.set()
-    await until(lambda: not fleet.front._placement._copied)
+    await until(lambda: not fleet.front._placement._copies.open)
     await asyncio.wait_for(leaving[0], 60)
     assert fleet.front.num_open == 0
     assert (await fleet.front.status())["fleet"]["num_moves"] == 0
@@ -199,7 +199,7 @@ async def test_a_fetch_that_does_not_end_delays_no_drain_for_long(
     before_asking: Callable[[Hook], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.fleet.stream_placement._COPIED_WITHIN_S", 0.05)
+    monkeypatch.setattr("app.fleet.stream_copies._COPIED_WITHIN_S", 0.05)
     fleet = await make_fleet(2, **sections)
     unfailed, _ = await through(fleet.front, mixed())
 

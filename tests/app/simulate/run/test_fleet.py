@@ -47,6 +47,25 @@ def test_streams_of_a_dead_engine_go_on_elsewhere(routing: str) -> None:
     assert not set(where[workload.arrival_s > 6.0]) & {0, 1}
 
 
+def test_an_engine_that_joins_takes_over_what_is_late() -> None:
+    """More requests are in time than without, and all tokens are there."""
+    workload = generate(poisson(16.0), uniform_lengths(50, 1500, 4.0), 400)
+    config = scheduler_config(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=2.0)
+    scale = Autoscale("slack", bounds=Bounds(1, 4), interval_s=2.0, start_s=4.0)
+    in_time = []
+    for rebalance in (False, True):
+        run = simulate(
+            workload,
+            Deployment(config, MODEL, routing="slack", autoscale=scale, rebalance=rebalance),
+        )
+        assert run.summary().num_completed == 400
+        assert run.record.num_output_tokens == workload.output_tokens.tolist()
+        assert bool(run.moves) == rebalance
+        wait_s = np.array(run.record.first_token_s) - np.array(run.record.arrival_s)
+        in_time.append(int((wait_s <= 2.0).sum()))
+    assert in_time[0] < in_time[1]
+
+
 def test_a_fleet_that_is_all_dead_serves_when_an_engine_has_started() -> None:
     workload = generate(poisson(5.0), fixed_lengths(200, 20), 60)
     scale = Autoscale("slack", bounds=Bounds(1, 2), interval_s=1.0, start_s=5.0)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from app.simulate.studies import rebalance as rebalance_study
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
 
 pytestmark = pytest.mark.heavy
+
+
+def test_requests_leave_an_engine_of_a_fleet_that_grows() -> None:
+    case = replace(rebalance_study.CASES[2], num_engines=2, seconds=60.0)
+    before, after = (rebalance_study.run(case, moves, (0,)) for moves in (False, True))
+    assert (before.num_moves, after.num_requests) == (0, before.num_requests)
+    assert after.num_moves > 0
+    assert after.missed < before.missed
+    assert rebalance_study.row(case, False, (0,)).startswith("| conversations | 1 to 4 | no | ")
 
 
 def test_studies_run_small() -> None:

@@ -1,0 +1,115 @@
+"""Requests that wait, and streams, leave engines that serve; their bytes stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actors.scheduling.request import SamplingParams
+from app.engine_client.client import GenerationRequest
+from app.fleet.connection import Connection
+from tests.app.fleet.live.test_draining import Hook
+from tests.app.fleet.live.test_draining import before_asking as before_asking
+from tests.app.fleet.live.test_draining import unhurried as unhurried
+from tests.app.fleet.live.test_failover import at_rest, mixed, through
+from tests.app.fleet.live.test_split import all_at_rest
+from tests.app.fleet.live.waiting import until
+from tests.live.reference import expected, make_prompts
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+LENGTH, MAX_TOKENS, NUM_WAITING = 40, 150, 24
+
+
+@pytest.fixture
+def first_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it is, the first engine has two streams too many, and the others none."""
+
+    def num_excess(engine: Any) -> int:
+        return 2 if engine.engine_id.startswith("replica-0") else 0
+
+    monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
+
+
+async def test_an_engine_that_joins_takes_over_what_waits(
+    make_fleet: Callable[..., Any], sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stands still until it does, and is taken to be late, however fast it is."""
+    for name, value in (
+        ("_wait_s", lambda engine: 1e6 * engine.engine_id.startswith("replica-0")),
+        ("_is_better", lambda *situation: True),
+        ("PATIENCE_S", 1e5),
+    ):
+        monkeypatch.setattr(f"actors.fleet.balance.{name}", value)
+    sections["scheduling"]["max_requests"] = 2
+    sections["engine"]["step_deadline_s"] = 200.0
+    fleet = await make_fleet(1, routing="slack", front={"rebalance": True}, **sections)
+    prompts = make_prompts((LENGTH,) * NUM_WAITING)
+    params = SamplingParams(MAX_TOKENS)
+    requests = [GenerationRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
+    asked = asyncio.create_task(through(fleet.front, requests))
+    await until(lambda: fleet.front.num_open == NUM_WAITING)
+    (stage,) = (await fleet.engines[0].status())["stage_pids"][0]
+    os.kill(stage, signal.SIGSTOP)
+    try:
+        await fleet.add()
+        await until(lambda: fleet.front.moves.num_balanced > 0)
+    finally:
+        os.kill(stage, signal.SIGCONT)
+    answers, _ = await asked
+    tokens = expected("llama", (LENGTH,) * NUM_WAITING, MAX_TOKENS)
+    assert answers == [{0: [*own, "length"]} for own in tokens]
+    shown = (await fleet.front.status())["fleet"]
+    assert shown["num_balanced"] == shown["num_moves"] > 0
+    await at_rest(fleet.front)
+
+
+async def test_streams_leave_an_engine_that_misses_its_objective(
+    make_fleet: Callable[..., Any], sections: dict[str, Any], first_is_late: None, unhurried: None
+) -> None:
+    fleet = await make_fleet(2, **sections)
+    unfailed, _ = await through(fleet.front, mixed())
+    _, before = await all_at_rest(fleet)
+    assert before["num_early_blocks"] == 0
+    fleet.front._placement._rebalances = True
+    answers, _ = await through(fleet.front, mixed())
+    assert answers == unfailed
+    _, after = await all_at_rest(fleet)
+    assert after["num_early_blocks"] > 0, "they were copied first"
+    shown = (await fleet.front.status())["fleet"]
+    assert shown["num_balanced"] == shown["num_moves"] > 0
+    assert shown["num_inexact_moves"] == 0
+
+
+@pytest.mark.parametrize("who", ["target", "source"])
+async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
+    make_fleet: Callable[..., Any],
+    sections: dict[str, Any],
+    before_asking: Callable[[Hook], None],
+    first_is_late: None,
+    who: str,
+) -> None:
+    fleet = await make_fleet(3, **sections)
+    unfailed, _ = await through(fleet.front, mixed())
+    pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}
+    killed: list[str] = []
+
+    async def kill(connection: Connection, question: str) -> None:
+        if question == "kv_fetched" and not killed:
+            killed.append(connection.engine_id if who == "target" else next(iter(pids)))
+            os.kill(pids[killed[0]], signal.SIGKILL)
+
+    before_asking(kill)
+    fleet.front._placement._rebalances = True
+    answers, _ = await through(fleet.front, mixed())
+    assert answers == unfailed
+    assert killed
+    assert fleet.front.num_open == 0
+    assert fleet.front._placement._copies.open == {}
+    await until(lambda: all(engine.is_ready() for engine in fleet.engines))
+    await all_at_rest(fleet)
