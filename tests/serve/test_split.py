@@ -15,7 +15,7 @@ import pytest
 
 from tests.serve.test_fleet import Streams, engines_of, wait_for_engines
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
 
 
 def streams_of(server: Any) -> Streams:

@@ -86,7 +86,7 @@ async def test_streams_leave_an_engine_that_misses_its_objective(
     assert shown["num_inexact_moves"] == 0
 
 
-@pytest.mark.parametrize("who", ["target", "source"])
+@pytest.mark.parametrize("who", ["target", pytest.param("source", marks=pytest.mark.long)])
 async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
