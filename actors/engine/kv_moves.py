@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.engine.config import EngineConfig
@@ -71,10 +71,13 @@ class KVMoves:
         self._handle(SaveNow())
         await self._settled(self._tier.queue)
 
-    async def fetched(self) -> None:
-        """Returns once the blocks told of so far (`FetchEarly`) are here, or given up."""
-        if self._tier is not None:
-            await self._settled(self._tier.early)
+    async def fetched(self, digests: Sequence[bytes] = ()) -> int:
+        """Returns once the blocks told of so far (`FetchEarly`) are here, or given up. Returns how
+        many of these are here, from the first."""
+        if self._tier is None:
+            return 0
+        await self._settled(self._tier.early)
+        return len(self._tier.block_manager.match(digests))
 
     async def next_token(self, request_id: int) -> None:
         """Returns right behind the request's next token, when a stream that moves loses least. At

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from actors.calibration.outlook import outlook
@@ -85,9 +85,9 @@ class Questions:
         """See `KVMoves.next_token`."""
         await self._moves.next_token(request_id)
 
-    async def kv_fetched(self) -> None:
+    async def kv_fetched(self, digests: Sequence[bytes] = ()) -> int:
         """See `KVMoves.fetched`."""
-        await self._moves.fetched()
+        return await self._moves.fetched(digests)
 
     def quote(self, asked: Any, now_s: float) -> Quote:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""

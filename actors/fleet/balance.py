@@ -28,7 +28,12 @@ LEAST_TOKENS = 32  # that a stream may still generate: a shorter one is over bef
 
 def is_late(engine: FleetEngine) -> bool:
     """Whether requests of this engine may be better off elsewhere: a quick look."""
-    return _wait_s(engine) > LEAST_WAIT_S or _num_excess(engine) > 0
+    return _wait_s(engine) > LEAST_WAIT_S or misses_objective(engine)
+
+
+def misses_objective(engine: FleetEngine) -> bool:
+    """Whether streams of this engine may be better off elsewhere: a quick look."""
+    return _num_excess(engine) > 0
 
 
 def sooner_elsewhere(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from actors.fleet.balance import MOST_LOOKS, is_late, relieved, sooner_elsewhere
+from actors.fleet.balance import MOST_LOOKS, is_late, misses_objective, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, StreamMove, copies, move_streams, stays
 from actors.fleet.routers import Router
@@ -81,6 +81,10 @@ class FleetRouting:
     ) -> Iterator[tuple[FleetRequest, str]]:
         """Streams that leave one engine, since it misses its objective, and where they go. busy,
         expected: as of `copies`; num_going: copied from there already."""
+        here = fleet_requests[0].connection if fleet_requests else None
+        engine = None if here is None else self._fleet.engines.get(here.engine_id)
+        if engine is None or not misses_objective(engine):
+            return
         coming = tuple([(other.receiver_id, other.num_tokens) for other in expected])
         streams = [self._stream(number, r, coming) for number, r in enumerate(fleet_requests)]
         for move in relieved(streams, self._fleet, self._router, now_s, busy, num_going):

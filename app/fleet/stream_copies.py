@@ -127,8 +127,7 @@ class StreamCopies:
         is_whole = False
         try:
             async with asyncio.timeout(_COPIED_WITHIN_S):
-                await self._fetched(fleet_request, connection, block_size)
-            is_whole = True  # but for its last blocks
+                is_whole = await self._fetched(fleet_request, connection, block_size)
             del self._fetching[id(fleet_request)]
             self._ended(connection)  # another may have waited for this one
             async with asyncio.timeout(_LAST_BLOCK_WITHIN_S):
@@ -153,14 +152,17 @@ class StreamCopies:
 
     async def _fetched(
         self, fleet_request: FleetRequest, connection: Connection, block_size: int, *to_come: int
-    ) -> None:
-        """Its blocks are saved and fetched. to_come: see the question `kv_saved`."""
+    ) -> bool:
+        """Its blocks are saved and fetched; returns whether they are there, but for one that was
+        completed meanwhile. to_come: see the question `kv_saved`."""
         await connection.ask("kv_saved", *to_come)
         if fleet_request.receiver_id not in self._connections and not connection.was_leaving:
             raise EngineUnavailable("the engine that was to continue it is gone")
-        if connection.computes(fleet_request):  # else it has ended meanwhile
-            self.kv_saved(fleet_request, self._routing.digests(fleet_request, block_size))
-            there = self._connections.get(fleet_request.receiver_id)
-            if there is None:
-                raise EngineUnavailable("no engine can take it")
-            await there.ask("kv_fetched")
+        if not connection.computes(fleet_request):  # it has ended meanwhile
+            return False
+        digests = self._routing.digests(fleet_request, block_size)
+        self.kv_saved(fleet_request, digests)
+        there = self._connections.get(fleet_request.receiver_id)
+        if there is None:
+            raise EngineUnavailable("no engine can take it")
+        return int(await there.ask("kv_fetched", digests)) >= len(digests) - 1

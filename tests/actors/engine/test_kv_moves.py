@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -109,9 +110,15 @@ async def test_a_peer_is_told_once_what_was_complete_has_moved(answers: str) -> 
     class Other:
         num_queued, num_settled = 9, 0
 
+    class Manager:
+        @staticmethod
+        def match(digests: Sequence[bytes]) -> list[int]:
+            return [5, 6][: len(digests)]
+
     class Tier:
         queue = Queue() if answers == "saved" else Other()
         early = Other() if answers == "saved" else Queue()
+        block_manager = Manager()
 
     class OneCore:
         tier = Tier()
@@ -133,10 +140,12 @@ async def test_a_peer_is_told_once_what_was_complete_has_moved(answers: str) -> 
     await asyncio.sleep(0)
     Queue.num_settled = 4
     moves.tell()
-    await told
+    assert await told == (None if answers == "saved" else 0)
     assert moves.waiting == []
     Queue.num_settled = 9
     await ask()
+    if answers == "fetched":
+        assert await moves.fetched((b"x", b"y", b"z")) == 2, "the third was given up"
     await getattr(Engine().moves, answers)()  # without a tier
 
 

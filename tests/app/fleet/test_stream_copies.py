@@ -28,16 +28,18 @@ class Engine:
         self.open_requests: dict[int, Any] = {}
         self.asked: list[str] = []
         self.fails = ""
+        self.num_held = 3
 
     @property
     def was_leaving(self) -> bool:
         return self.leaving_since_s is not None
 
-    async def ask(self, question: str, *arguments: Any) -> None:
+    async def ask(self, question: str, *arguments: Any) -> int:
         self.asked.append(question)
         await asyncio.sleep(0)
         if question == self.fails:
             raise EngineUnavailable("gone")
+        return self.num_held
 
     def fetch_early(self, digests: Sequence[bytes]) -> None:
         self.asked.append("fetch")
@@ -67,7 +69,7 @@ class Fleet:
         return [(stream, "there") for stream in streams]
 
     def digests(self, stream: FleetRequest, block_size: int) -> list[bytes]:
-        return [b"x"]
+        return [b"x", b"y", b"z"]
 
     def _move(self, stream: FleetRequest, connection: Any) -> None:
         self.moved.append((connection.engine_id, stream.receiver_id))
@@ -90,9 +92,13 @@ async def test_a_stream_goes_once_all_is_there() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_without_a_copy_it_leaves_only_an_engine_that_drains(leaves: bool) -> None:
+@pytest.mark.parametrize("fails", ["kv_fetched", ""])
+async def test_without_a_copy_it_leaves_only_an_engine_that_drains(
+    leaves: bool, fails: str
+) -> None:
+    """Its blocks do not arrive, or most of them were given up."""
     fleet = Fleet()
-    fleet.there.fails = "kv_fetched"
+    fleet.there.fails, fleet.there.num_held = fails, 1
     fleet.here.leaving_since_s = 0.0 if leaves else None
     await fleet.relieve()
     assert fleet.moved == ([("here", "there")] if leaves else [])
