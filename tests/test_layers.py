@@ -83,7 +83,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "app.fleet": (
         "app/fleet/*.py",
-        "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine_client",
+        "vocabulary cost fleet.picture fleet.routers fleet engine transport client "
+        "app.engine_client",
     ),
     "output": ("app/text/output/*.py", ""),
     "text": ("app/text/*.py", "vocabulary stage client output"),

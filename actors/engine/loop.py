@@ -29,6 +29,7 @@ from actors.fleet.publish import Publisher
 from actors.scheduling.core import Core
 from actors.scheduling.events import (
     Abort,
+    DeliveryTook,
     Emit,
     Event,
     Execute,
@@ -125,7 +126,7 @@ class EngineLoop:
             for request_id in message.request_ids:
                 self._compiling.discard(request_id)
                 self._handle(Abort(request_id))
-        elif isinstance(message, FetchEarly):
+        elif isinstance(message, FetchEarly | DeliveryTook):
             self._handle(message)
         elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import FetchEarly, Refuse
+from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -41,7 +41,7 @@ _IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
 SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
 
-Message = SubmitRequests | AbortRequests | Ask | FetchEarly
+Message = SubmitRequests | AbortRequests | Ask | FetchEarly | DeliveryTook
 OnMessage = Callable[[int, Message], None]  # of the connection with this number
 OnGone = Callable[[int], None]
 
@@ -158,8 +158,9 @@ class Peers:
 
     def send_outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
         """One message to each connection that has tokens in this iteration; records go to all."""
+        now_s = time.monotonic()
         if not self._fronts:
-            self._send(self._owner, IterationOutputs(tuple(rows), tuple(records)))
+            self._send(self._owner, IterationOutputs(tuple(rows), tuple(records), now_s))
             return
         shares: dict[int, list[tuple[Any, ...]]] = {}
         for row in rows:
@@ -167,7 +168,7 @@ class Peers:
         for peer in (self._owner, *self._fronts.values()):
             share = shares.get(peer.number)
             if share or records:
-                self._send(peer, IterationOutputs(tuple(share or ()), tuple(records)))
+                self._send(peer, IterationOutputs(tuple(share or ()), tuple(records), now_s))
 
     def send_started(self, request_ids: Sequence[int]) -> None:
         if not self._fronts:
@@ -221,7 +222,7 @@ def _is_own(peer: _Peer, message: Any) -> bool:
         return all(connection_of(r.request_id) == peer.number for r in message.requests)
     if isinstance(message, AbortRequests):
         return all(connection_of(i) == peer.number for i in message.request_ids)
-    return isinstance(message, Ask | FetchEarly)
+    return isinstance(message, Ask | FetchEarly | DeliveryTook)
 
 
 def _on_this_clock(message: SubmitRequests, offset_s: float) -> SubmitRequests:

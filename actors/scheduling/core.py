@@ -17,6 +17,7 @@ from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
     Abort,
+    DeliveryTook,
     Emit,
     Event,
     Execute,
@@ -55,7 +56,7 @@ from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
-_BUDGET_KEYS = ("budget", "budget_options", "token_budget", "max_requests", "tbt_s", "ttft_s")
+_BUDGET_KEYS = ("admission", "budget", "budget_options", "token_budget", *_ADMISSION_KEYS[2:])
 
 
 class Core:
@@ -94,7 +95,8 @@ class Core:
             StepFailed: self._step_failed,
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
-            Tick: self._tick,
+            DeliveryTook: lambda told, _: self.builder.budget.delivery_took(told.seconds),
+            Tick: lambda *_: self.timeout.woken(),
             **dict.fromkeys(get_args(TierEvent), self._tier_event),
         }
 
@@ -269,9 +271,6 @@ class Core:
         if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
         self.builder = StepBuilder(self.requests, budget, admission, policy.reserve, self.tier)
-
-    def _tick(self, event: Tick, out: list[Instruction]) -> None:
-        self.timeout.woken()
 
     def _tier_event(self, event: TierEvent, out: list[Instruction]) -> None:
         if self.tier is not None:

@@ -110,9 +110,18 @@ class SaveNow:
     more. Ignored without a second tier."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryTook:
+    """From time to time: by how many seconds tokens reached their readers later than those of the
+    step before, beyond the time between the steps, at a high quantile."""
+
+    seconds: float
+
+
 PeerEvent = FetchEarly | SaveNow
 TierEvent = TierHolds | Moved | PeerEvent
-Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierEvent
+Told = Reconfigure | DeliveryTook
+Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Told | Tick | TierEvent
 
 
 # ---- instructions ---------------------------------------------------------------------

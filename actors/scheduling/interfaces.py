@@ -206,6 +206,10 @@ class TokenBudget(Protocol):
         """Feedback after every step."""
         ...
 
+    def delivery_took(self, seconds: float) -> None:
+        """As `events.DeliveryTook`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class QuoteRequest:

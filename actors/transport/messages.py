@@ -21,6 +21,7 @@ import msgpack
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import (
     PLAIN_FIELDS,
+    DeliveryTook,
     FetchEarly,
     Output,
     OutputRow,
@@ -89,12 +90,12 @@ class Welcome:
 class IterationOutputs:
     """One message per iteration carries the tokens of all of a replica's streams.
 
-    rows: as in `Emit`.
-    records: rows of `IterationRecord`, some iterations at a time.
-    """
+    rows: as in `Emit`. records: rows of `IterationRecord`, some iterations at a time. sent_s: when
+    it was sent, on the scheduler's clock."""
 
     rows: tuple[Any, ...]
     records: tuple[Any, ...] = ()
+    sent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,8 @@ class KVSaved:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """All suspects of engine losses, sent after a change.
-
-    losses: (request id, engines lost). on_trial: those in flight now, without other requests.
-    """
+    """All suspects of engine losses, sent after a change. losses: (request id, engines lost).
+    on_trial: those in flight now, without other requests."""
 
     losses: tuple[tuple[int, int], ...]
     on_trial: tuple[int, ...]
@@ -219,7 +218,7 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 _KINDS: tuple[type, ...] = (
     SubmitRequests, AbortRequests, Ask, IterationOutputs, Refuse, Answer, Readiness,
     StandbyTaken, RequestsStarted, Suspects, Hello, Welcome, EngineSnapshot, PrefixUpdate,
-    KVSaved, FetchEarly,
+    KVSaved, FetchEarly, DeliveryTook,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -35,6 +35,7 @@ from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Endpoint, Guard, Ingress
 from app.api.http.keys import KeyRing
 from app.api.http.server import StalledClients
+from app.api.http.turns import Turns
 from app.api.schema.openapi import document
 
 _log = logging.getLogger("legato.api")
@@ -51,6 +52,7 @@ def build_api(
     same guard. batches: asked for them with every request to them.
     """
     options = context.options
+    turns = Turns()
     probes = Probes(context)
     tokens = Tokens(context)
     messages = Messages(context)
@@ -59,7 +61,8 @@ def build_api(
     batch = BatchCalls(batches)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
-        return Route(path, Endpoint(handler, options, _log), methods=[method])
+        begins = turns if method == "POST" else None
+        return Route(path, Endpoint(handler, options, _log, begins), methods=[method])
 
     routes: list[BaseRoute] = [
         route("/health", probes.health, "GET"),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import FetchEarly, Refuse
+from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
 from actors.transport.messages import (
@@ -35,6 +36,7 @@ from actors.transport.messages import (
 )
 from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.delivery_times import DeliveryTimes
 from app.engine_client.streams import OpenRequests
 
 _ANSWER_WITHIN_S = 10.0
@@ -70,6 +72,7 @@ class SchedulerChannel:
         self.open_requests = open_requests
         self._owner = owner
         self._socket: FrameProtocol | None = None
+        self._times = DeliveryTimes()
         self._tickets = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
 
@@ -87,7 +90,9 @@ class SchedulerChannel:
         """A peer of the engine has saved these blocks of a stream that will come."""
         self._send(FetchEarly(tuple(digests)))
 
-    def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly) -> None:
+    def _send(
+        self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly | DeliveryTook
+    ) -> None:
         """Send; dropped if the scheduler has ended, which `ChannelOwner.on_lost` reports."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))
@@ -95,7 +100,11 @@ class SchedulerChannel:
     def _received(self, frame: bytes) -> None:
         message = unpack_kind(frame)
         if isinstance(message, IterationOutputs):
-            self.open_requests.deliver(message.rows)
+            if message.rows:
+                self.open_requests.deliver(message.rows)
+                longer_s = self._times.delivered(message.sent_s, time.monotonic())
+                if longer_s is not None:
+                    self._send(DeliveryTook(longer_s))
             if message.records:
                 self._owner.on_records(message.records)
         elif isinstance(message, RequestsStarted):

@@ -114,6 +114,12 @@ class Predictor:
         places_s = self.ended_s(engine, lacking * len(engine.decoding))
         return compute_s, places_s + self._prefill_s(num_tokens, there, joined / 2)
 
+    def unevenness(self, there: Situation) -> float:
+        """The quantile of the time of a full step over its mean."""
+        decodes = self._decodes(there.engine)
+        mix = self._beside(decodes, self._full_step(decodes, there.tightest_s)[0])
+        return self.cost.bound_factor(mix) / self.cost.ratio(mix)
+
     def _begin_s(self, engine: EngineView, now_s: float) -> float:
         """Seconds until a step planned now could begin, after those in flight."""
         steps = engine.in_flight
@@ -135,10 +141,9 @@ class Predictor:
         """
         decodes = self._decodes(there.engine, more)
         key = decodes.num_decodes, decodes.decode_kv_tokens
-        step = there.full_steps.get(key)
-        if step is None:
-            step = there.full_steps[key] = self._full_step(decodes, there.tightest_s)
-        return self._steps_s(num_tokens, decodes, *step, there.share)
+        if key not in there.full_steps:
+            there.full_steps[key] = self._full_step(decodes, there.tightest_s)
+        return self._steps_s(num_tokens, decodes, *there.full_steps[key], there.share)
 
     def _steps_s(
         self, num_tokens: int, decodes: Mix, chunk: int, step_s: float, share: float = 1.0
@@ -263,8 +268,7 @@ class Predictor:
 
     def _pace_s(self, engine: EngineView) -> float:
         """Mean time between tokens of the decodes, or the objective before the first token. At
-        least the step time of the decodes alone, because there may have been fewer before.
-        """
+        least the step time of the decodes alone, because there may have been fewer before."""
         span_s, count = 0.0, 0
         for view in engine.decoding:
             if view.first_token_s is not None and view.last_token_s is not None:
@@ -274,20 +278,16 @@ class Predictor:
         alone_s = self.cost.profile.latency_s(mix) * self.cost.ratio(mix)
         return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else self.tbt_s or 0.0)
 
-    # ---- an engine with nothing else to do --------------------------------------------
-
     def least_ttft_s(self, num_tokens: int) -> float:
-        """Seconds to the first token of a prompt of which nothing is cached."""
+        """Seconds to the first token of a prompt of which nothing is cached, by an idle engine."""
         return self._steps_s(num_tokens, Mix(), *self._full_step(Mix(), None))
 
     # ---- between tokens ---------------------------------------------------------------
 
     def tbt_bound_s(self, engine: EngineView, context: int, fewer: int = 0) -> float:
-        """Upper bound on the time between tokens of a request with `context` tokens.
-
-        An adaptive budget gives prefill only the time that decodes leave; a constant one takes its
-        tokens whatever their time. fewer: running requests that have ended by then.
-        """
+        """Upper bound on the time between tokens of a request with `context` tokens. An adaptive
+        budget gives prefill only the time that decodes leave; a constant one takes its tokens
+        whatever their time. fewer: running requests that have ended by then."""
         mix = self._all_decodes(engine, context, fewer)
         if self.step_tokens is not None and self.step_tokens > mix.num_decodes:
             mix = self._beside(mix, self.step_tokens - mix.num_decodes)
@@ -304,8 +304,7 @@ class Predictor:
 
     def _all_decodes(self, engine: EngineView, context: int, fewer: int = 0) -> Mix:
         """A stage's share of a step in which all running requests and one of `context` tokens
-        decode.
-        """
+        decode."""
         running = len(engine.decoding) + len(engine.prefilling)
         held = sum([v.num_tokens for v in engine.decoding])
         held += sum([v.num_tokens for v in engine.prefilling])

@@ -32,7 +32,9 @@ class Correction:
     """The factor on predictions with which a given share of recent ones would have held.
 
     share: of predictions that should hold. Until `ENOUGH` are known the factor is at least
-    `CAUTION`: budgets stop lengthening steps at nine tenths of the best token rate.
+    `CAUTION`, as budgets stop lengthening steps at nine tenths of the best token rate, and at least
+    what lies between the mean of a step's time and its quantile: on a machine that has just become
+    busy, all steps take longer than they did.
     """
 
     def __init__(self, share: float) -> None:
@@ -41,12 +43,13 @@ class Correction:
     def observe(self, actual_s: float, predicted_s: float) -> None:
         self._recent.add(math.log(max(actual_s, 1e-3) / max(predicted_s, 1e-3)))
 
-    @property
-    def factor(self) -> float:
+    def factor(self, unevenness: float = 1.0) -> float:
+        """unevenness: the quantile of the time of a step over its mean."""
+        caution = max(CAUTION, unevenness)
         if not self._recent:
-            return CAUTION
+            return caution
         learned = math.exp(self._recent.value)
-        return learned if len(self._recent) >= ENOUGH else max(learned, CAUTION)
+        return learned if len(self._recent) >= ENOUGH else max(learned, caution)
 
     @property
     def median(self) -> float:
@@ -155,7 +158,8 @@ class PredictiveAdmission:
         own = len(request.prompt) + len(request.output)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
         waits_s = self.predictor.waits_s(own, there)
-        factors = [correction.factor for correction in self._corrections]
+        unevenness = self.predictor.unevenness(there)
+        factors = [correction.factor(unevenness) for correction in self._corrections]
         places = waits_s[1] * factors[1] > waits_s[0] * factors[0]
         bottleneck = Bottleneck.PLACES if places else Bottleneck.COMPUTE
         raw_s = waits_s[bottleneck]

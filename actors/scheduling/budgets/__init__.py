@@ -23,6 +23,8 @@ __all__ = ["BUDGETS", "build_budget"]
 AUTO_EFFICIENCY = 0.95
 # A prompt of thousands of tokens takes a hundred steps, and its neighbors see the worst of them.
 AUTO_ALLOWED_MISSES = 0.002
+# An admission that promises an objective promises it of all of a request's gaps, dozens of them.
+PROMISED = {"allowed_misses": 0.0005, "miss_cost": 0.06}
 
 
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
@@ -32,6 +34,7 @@ def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: An
             "efficiency": AUTO_EFFICIENCY,
             "allowed_misses": AUTO_ALLOWED_MISSES,
             "follow_learnt": True,
+            **(PROMISED if config.admission == "predictive" else {}),
         }
         return AdaptiveBudget.build(config, cost, **{**defaults, **options})
     return FixedBudget.build(config, None, **options)

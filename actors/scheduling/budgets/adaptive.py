@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import KeptShare, Pace, Slack, TimeOutside
-from actors.scheduling.budgets.step_sizes import StepSizes
+from actors.scheduling.budgets.outside import TimeOutside, WayToClient
+from actors.scheduling.budgets.slack import KeptShare, Pace, Slack
+from actors.scheduling.budgets.step_sizes import SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
@@ -31,55 +32,6 @@ PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
-# While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
-EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
-MOST_DELIVERY = 0.1  # of an objective, however short
-LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
-
-
-@dataclass(slots=True)
-class SizeChoice:
-    """The sizes at which steps end (bound 2), by the profile or by what is learned of each size."""
-
-    cost: OnlineCostModel
-    max_step_tokens: int
-    efficiency: float
-    ease: float
-    follow_learnt: bool
-    usual: StepSizes = field(init=False)  # up to where longer steps gain little
-    fastest: StepSizes = field(init=False)  # while requests wait
-    efficient_tokens: int = field(init=False)  # the longest usual step
-    _ratios: list[float] = field(init=False, default_factory=list)  # that both sizes are for
-    _num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
-
-    def __post_init__(self) -> None:
-        self._choose()
-
-    def _choose(self) -> None:
-        profile, most = self.cost.profile, self.max_step_tokens
-        if self.follow_learnt:
-            self._ratios = self.cost.size_ratios(most)
-        self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
-        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
-        self.efficient_tokens = self.usual.at_most(most)
-
-    def answered(self) -> None:
-        """Call once per answered step."""
-        self._num_answered += 1
-        if self.follow_learnt and self._num_answered % LOOK_EVERY == 0:
-            now = zip(self.cost.size_ratios(self.max_step_tokens), self._ratios, strict=True)
-            if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
-                self._choose()
-
-    def in_queue(self, mix: Mix, outside_s: float) -> tuple[StepSizes | None, int]:
-        """The sizes (None: any) and the most tokens of a step of `mix` while requests wait.
-
-        outside_s: between two steps. With a fixed profile it is not counted."""
-        outside_s *= self.follow_learnt
-        most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease, outside_s))
-        if self.follow_learnt and self._num_answered % EXPLORE_EVERY == 0:
-            return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
-        return self.fastest, most
 
 
 @dataclass(slots=True)
@@ -90,15 +42,14 @@ class AdaptiveBudget:
     tbt_s: the deployment's objective; a request's own takes precedence; None: no objective.
     max_requests: sequence slots; with max_step_tokens the limits of the engine.
     smoothness: longest gap allowed, in objectives (see `slack`).
-    headroom: share of every limit reserved for delays after the engine's answer, on the way to
-        the client; a step that used it counts as a miss.
-    delivery_s: the least time so reserved, up to a tenth of the objective: a client on the same
-        cores reads sixteen streams up to 3 ms later than they were sent.
+    headroom, delivery_s: left of each limit for the way to the client (see `WayToClient`). One on
+        the same cores reads sixteen streams up to 3 ms later than they were sent.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate from which steps are not made longer.
     ease: likewise of the best prefill rate beside the decodes, with a queue and one stage.
-    allowed_misses: share of the steps that may miss the objective (see `KeptShare`).
+    allowed_misses, miss_cost: share of the steps that may miss the objective, and by how much a
+        miss lowers what is planned for (see `KeptShare`).
     pace: change of the pace of prefill, as a share per step; 0: no pacing.
     """
 
@@ -115,6 +66,7 @@ class AdaptiveBudget:
     efficiency: float = 0.9
     ease: float = 0.9
     allowed_misses: float = 0.0075  # a P99 objective permits 0.01
+    miss_cost: float = 0.02
     pace: float = 0.01
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
@@ -124,6 +76,7 @@ class AdaptiveBudget:
     _pace: Pace = field(init=False)
     _outside: TimeOutside = field(init=False)
     _kept: KeptShare = field(init=False)
+    _way: WayToClient = field(init=False)
     _prefilled_at_s: float = field(init=False, default=0.0)  # or when none was held back
     _num_denied: int = field(init=False, default=0)  # steps in a row that denied prompts prefill
     # Of the planning under way, set at the end of `num_tokens`, as is `holds_starts`:
@@ -145,7 +98,8 @@ class AdaptiveBudget:
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
-        self._kept = KeptShare(self.allowed_misses, forgives=self.follow_learnt)
+        self._kept = KeptShare(self.allowed_misses, self.follow_learnt, self.miss_cost)
+        self._way = WayToClient(self.headroom, self.delivery_s)
         self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -185,10 +139,12 @@ class AdaptiveBudget:
         self._outside.answered(shape, duration_s)
         self._sizes.answered()
 
+    def delivery_took(self, seconds: float) -> None:
+        self._way.took(seconds)
+
     def _share(self) -> float:
         """Of the tightest objective and of every limit: what steps may use."""
-        least = min(self.delivery_s / self._slack.tightest_s, MOST_DELIVERY)
-        return 1.0 - max(self.headroom, least)
+        return 1.0 - self._way.share(self._slack.tightest_s)
 
     def _watch(self, engine: EngineView) -> None:
         """Learn from the last step whether streams keep their objectives."""

@@ -67,6 +67,9 @@ class FixedBudget:
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Does nothing: a constant does not learn."""
 
+    def delivery_took(self, seconds: float) -> None:
+        """Likewise."""
+
 
 def profiled_budget(
     config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any

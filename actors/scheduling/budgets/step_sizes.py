@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
 
 APART = 1.12  # sizes to choose from
 DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
+# While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
+EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
+LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
 class StepSizes:
@@ -102,3 +107,49 @@ class StepSizes:
 def _rate(num_tokens: int, seconds: float) -> float:
     """Tokens per second; 0.0 (unknown) if a fit to noise predicts no time."""
     return num_tokens / seconds if seconds > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class SizeChoice:
+    """The sizes at which steps end (bound 2 of `adaptive`), by the profile or by what is learned of
+    each size."""
+
+    cost: OnlineCostModel
+    max_step_tokens: int
+    efficiency: float
+    ease: float
+    follow_learnt: bool
+    usual: StepSizes = field(init=False)  # up to where longer steps gain little
+    fastest: StepSizes = field(init=False)  # while requests wait
+    efficient_tokens: int = field(init=False)  # the longest usual step
+    _ratios: list[float] = field(init=False, default_factory=list)  # that both sizes are for
+    _num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
+
+    def __post_init__(self) -> None:
+        self._choose()
+
+    def _choose(self) -> None:
+        profile, most = self.cost.profile, self.max_step_tokens
+        if self.follow_learnt:
+            self._ratios = self.cost.size_ratios(most)
+        self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
+        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
+        self.efficient_tokens = self.usual.at_most(most)
+
+    def answered(self) -> None:
+        """Call once per answered step."""
+        self._num_answered += 1
+        if self.follow_learnt and self._num_answered % LOOK_EVERY == 0:
+            now = zip(self.cost.size_ratios(self.max_step_tokens), self._ratios, strict=True)
+            if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
+                self._choose()
+
+    def in_queue(self, mix: Mix, outside_s: float) -> tuple[StepSizes | None, int]:
+        """The sizes (None: any) and the most tokens of a step of `mix` while requests wait.
+
+        outside_s: between two steps. With a fixed profile it is not counted."""
+        outside_s *= self.follow_learnt
+        most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease, outside_s))
+        if self.follow_learnt and self._num_answered % EXPLORE_EVERY == 0:
+            return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
+        return self.fastest, most

@@ -66,3 +66,6 @@ class ThrottledBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Counts tokens, not time."""
+
+    def delivery_took(self, seconds: float) -> None:
+        """Likewise."""

@@ -25,6 +25,7 @@ from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
+from app.api.http.turns import Turns
 from app.engine_client.client import EngineError
 
 # With these a client could disable the notice of its disconnect, or set Serve's deadline.
@@ -248,18 +249,28 @@ class Log(Protocol):
 
 
 class Endpoint:
-    """An ASGI app around one handler: failures become OpenAI error objects."""
+    """An ASGI app around one handler: failures become OpenAI error objects.
+
+    turns: in which requests begin; None: at once.
+    """
 
     def __init__(
-        self, handler: Callable[[Call], Awaitable[None]], options: ApiOptions, log: Log
+        self,
+        handler: Callable[[Call], Awaitable[None]],
+        options: ApiOptions,
+        log: Log,
+        turns: Turns | None = None,
     ) -> None:
         self._handler = handler
         self._options = options
         self._log = log
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, send, self._options)
         try:
+            if self._turns is not None:
+                await self._turns.next()
             await self._handler(call)
         except ClientGone:
             return

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import DeliveryTook, Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective, Request, SamplingParams
 from actors.transport.addresses import private_directory
@@ -32,6 +33,7 @@ from actors.transport.messages import (
 from actors.transport.wire import FrameProtocol, connect, listen
 from app.engine_client.channel import EngineMessage, QuestionFailed, SchedulerChannel
 from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.delivery_times import REPORT_EVERY
 from app.engine_client.streams import OpenRequests, Stream
 
 
@@ -133,6 +135,18 @@ async def test_each_message_goes_where_it_belongs(ends: Ends) -> None:
     assert [entries[n].num_losses for n in (1, 2)] == [2, 0]
     (chunk,) = await stream.get()
     assert (chunk.index, chunk.tokens) == (1, [7])
+
+
+async def test_the_scheduler_hears_by_how_much_deliveries_lengthen_gaps(ends: Ends) -> None:
+    channel, scheduler = ends
+    channel.open_requests.add(REQUESTS, Stream())
+    for token in range(REPORT_EVERY + 1):
+        # By the scheduler's clock each second message has spent more than a second on its way.
+        sent_s = time.monotonic() - 5.0 + 3.0 * (token % 2)
+        scheduler.send(IterationOutputs(((2, token, 7),), (), sent_s))
+    message = await scheduler.next()
+    assert isinstance(message, DeliveryTook)
+    assert message.seconds == pytest.approx(3.0, abs=0.5)
 
 
 async def test_answers_find_their_questions_in_any_order(ends: Ends) -> None:

@@ -32,13 +32,14 @@ def test_bad_settings_are_named() -> None:
 
 def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> None:
     correction = Correction(share=0.9)
-    assert correction.factor == CAUTION  # this queue has not been watched
+    assert correction.factor() == CAUTION  # this queue has not been watched
+    assert correction.factor(unevenness=1.4) == 1.4
     for percent in range(100):
         correction.observe(actual_s=1.0 + percent / 100, predicted_s=1.0)
-    assert correction.factor == pytest.approx(1.89)
+    assert correction.factor(unevenness=2.0) == pytest.approx(1.89)
     for _ in range(WATCHED):
         correction.observe(0.5, 1.0)
-    assert correction.factor == pytest.approx(0.5)  # what was is forgotten
+    assert correction.factor() == pytest.approx(0.5)  # what was is forgotten
 
 
 @pytest.mark.parametrize(("read_s", "is_refused"), [(0.0, False), (0.3, False), (1.5, True)])

@@ -14,7 +14,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import Execute, StepDone, Submit
+from actors.scheduling.events import DeliveryTook, Execute, Reconfigure, StepDone, Submit
 from actors.scheduling.plan import StepResult, StepShape
 from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.budgets.tiled_model import TILED
@@ -130,16 +130,25 @@ def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float 
 
 
 @pytest.mark.parametrize(
-    ("tbt_s", "delivery_s", "left_s"),
-    [(0.08, 0.003, 0.0032), (0.05, 0.003, 0.003), (0.02, 0.003, 0.002), (0.05, 0.0, 0.002)],
+    ("tbt_s", "delivery_s", "took_s", "left_s"),
+    [
+        (0.08, 0.003, 0.0, 0.0032),
+        (0.05, 0.003, 0.0, 0.003),
+        (0.02, 0.003, 0.0, 0.002),
+        (0.05, 0.0, 0.0, 0.002),
+        (0.08, 0.003, 0.01, 0.01),
+        (0.02, 0.003, 0.01, 0.005),
+    ],
 )
 def test_the_way_to_the_client_gets_a_share_of_the_objective(
-    tbt_s: float, delivery_s: float, left_s: float
+    tbt_s: float, delivery_s: float, took_s: float, left_s: float
 ) -> None:
-    """At least 4 %, `delivery_s` where that is more, and a tenth at most."""
+    """At least 4 %, `delivery_s` where that is more, and a tenth at most; what replicas report,
+    and a quarter at most."""
     model = dataclasses.replace(TILED, tokens_s=((1, 0.01), (2049, 0.21)))
     config = modeled(model, budget="adaptive", tbt_s=tbt_s, delivery_s=delivery_s)
     core = build_core(config, cost_model=OnlineCostModel(model))
+    core.handle(DeliveryTook(took_s), 0.0)
     due = core.handle(Submit(Request(1, (1,) * 20, SamplingParams(40), 0.0)), 0.0)
     now_s = 0.0
     for step in range(2):  # each takes as long as predicted, so nothing else is left aside
@@ -157,3 +166,17 @@ def test_the_way_to_the_client_gets_a_share_of_the_objective(
     assert model.stage_s(mix) <= longest_s
     mix.add(mix.prefill_tokens, 8)
     assert model.stage_s(mix) > longest_s
+
+
+def test_what_admission_promises_is_planned_with_fewer_misses() -> None:
+    """Also where it is switched on while requests run."""
+    core = build_core(modeled(TILED, budget="auto", tbt_s=0.1), cost_model=OnlineCostModel(TILED))
+    planned = []
+    for admission in ("all", "predictive", "all"):
+        core.handle(Reconfigure({"admission": admission}), 0.0)
+        budget = core.builder.budget
+        assert isinstance(budget, AdaptiveBudget)
+        budget._kept.note(kept=False, taken=1.1)
+        planned.append((budget.allowed_misses, budget._kept.value))
+    assert planned[0] == planned[2]
+    assert planned[1] < planned[0]

@@ -1,0 +1,32 @@
+"""What a replica reports of its deliveries: how much a busy moment adds to a gap."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.engine_client.delivery_times import REPORT_EVERY, DeliveryTimes
+
+
+def told(delays_s: list[float], offset_s: float = 0.0) -> list[float]:
+    """The reports, of steps of 50 ms whose tokens took so long; offset_s: between the clocks."""
+    times, reports = DeliveryTimes(), list[float]()
+    for step, delay_s in enumerate(delays_s):
+        report = times.delivered(step * 0.05, step * 0.05 + delay_s + offset_s)
+        reports += [] if report is None else [report]
+    return reports
+
+
+@pytest.mark.parametrize("offset_s", [0.0, -5000.0])
+def test_only_what_lengthens_a_gap_counts(offset_s: float) -> None:
+    assert told([0.03] * 200, offset_s) == []
+    late = [0.002] * 400
+    late[::8] = [0.014] * 50
+    assert told(late, offset_s)[0] == pytest.approx(0.012)
+
+
+def test_there_is_news_or_no_report() -> None:
+    busy = ([0.002] * 4 + [0.012]) * 60
+    calm = [0.002] * 400
+    reports = told(busy + calm)
+    assert reports == pytest.approx([0.01, 0.0]), "once each, not every time"
+    assert told(busy[:REPORT_EVERY]) == []
