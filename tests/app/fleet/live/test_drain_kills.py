@@ -16,6 +16,7 @@ from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_draining import unhurried as unhurried
 from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest, largest_share, processes, struck
+from tests.app.fleet.live.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -94,7 +95,7 @@ async def test_kills_at_any_moment_of_a_drain_lose_and_double_nothing(
         await drain.ended()
         assert drain.num_copied >= 0
         assert front.num_open == 0
-        assert front._placement._copies.open == {}
+        await until(lambda: not front._placement._copies.open)
         assert largest_share(tmp_path) <= SHARE_BYTES
         num_copied += drain.num_copied
         await fleet.engines.pop(0).close()
