@@ -17,7 +17,7 @@ from app.fleet.connection import Connection
 from tests.app.fleet.live.test_draining import Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
-from tests.app.fleet.live.test_failover import at_rest, mixed, through
+from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
@@ -79,7 +79,7 @@ async def test_an_engine_that_joins_takes_over_what_waits(
     assert answers == [{0: [*own, "length"]} for own in tokens]
     shown = (await fleet.front.status())["fleet"]
     assert shown["num_balanced"] == shown["num_moves"] > 0
-    await at_rest(fleet.front)
+    await all_at_rest(fleet)
 
 
 async def test_streams_leave_an_engine_that_misses_its_objective(
