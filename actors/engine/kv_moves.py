@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
@@ -12,15 +11,6 @@ from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, SaveNow, TierHolds
 from actors.scheduling.state import RequestState, RequestStatus
-
-
-class _Queue(Protocol):
-    """Blocks to be saved or to be fetched early. num_settled: done, or given up."""
-
-    @property
-    def num_queued(self) -> int: ...
-    @property
-    def num_settled(self) -> int: ...
 
 
 class KVMoves:
@@ -62,22 +52,37 @@ class KVMoves:
         self.waiting = []
 
     async def saved(self, request_id: int | None = None) -> None:
-        """Returns once the blocks completed so far are in the tier, or given up. With a request:
-        waits first until it completes one more block, or runs no longer."""
+        """Returns once the blocks completed so far are in the tier, or given up.
+
+        With a request, which is about to move: waits until it completes one more block, or runs no
+        longer, and then for its own blocks, which are saved before all others.
+        """
         if self._tier is None or self._core is None:
             return
-        if request_id is not None:
-            await self._grown(request_id, lambda s: s.num_committed_blocks if s.cacheable else None)
-        self._handle(SaveNow())
-        await self._settled(self._tier.queue)
+        queue = self._tier.queue
+        if request_id is None:
+            self._handle(SaveNow())
+            num_queued = queue.num_queued
+            await self._until(lambda: queue.num_settled >= num_queued)
+            return
+        await self._grown(request_id, lambda s: s.num_committed_blocks if s.cacheable else None)
+        state = self._core.live_requests.get(request_id)
+        if state is None or not state.cacheable:
+            return
+        own = state.block_hashes(state.num_committed_blocks, self._core.config.block_size)
+        last = tuple([digest for digest in own if queue.is_open(digest)])
+        if last:
+            self._handle(SaveNow(last))
+        await self._until(lambda: not any(map(queue.is_open, last)))
 
-    async def fetched(self, digests: Sequence[bytes] = ()) -> int:
-        """Returns once the blocks told of so far (`FetchEarly`) are here, or given up. Returns how
-        many of these are here, from the first."""
-        if self._tier is None:
+    async def fetched(self, digests: Sequence[bytes]) -> int:
+        """Returns once these, of which `FetchEarly` has told, are here, or given up. Returns how
+        many are here, from the first."""
+        tier = self._tier
+        if tier is None:
             return 0
-        await self._settled(self._tier.early)
-        return len(self._tier.block_manager.match(digests))
+        await self._until(lambda: not any(map(tier.is_coming, reversed(digests))))
+        return len(tier.block_manager.match(digests))
 
     async def next_token(self, request_id: int) -> None:
         """Returns right behind the request's next token, when a stream that moves loses least. At
@@ -90,10 +95,6 @@ class KVMoves:
         if state is not None and (before := size(state)) is not None:
             running = RequestStatus.RUNNING
             await self._until(lambda: state.status is not running or size(state) != before)
-
-    async def _settled(self, queue: _Queue) -> None:
-        num_queued = queue.num_queued
-        await self._until(lambda: queue.num_settled >= num_queued)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         if not holds():

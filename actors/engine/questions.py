@@ -85,7 +85,7 @@ class Questions:
         """See `KVMoves.next_token`."""
         await self._moves.next_token(request_id)
 
-    async def kv_fetched(self, digests: Sequence[bytes] = ()) -> int:
+    async def kv_fetched(self, digests: Sequence[bytes]) -> int:
         """See `KVMoves.fetched`."""
         return await self._moves.fetched(digests)
 

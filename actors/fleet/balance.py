@@ -3,7 +3,8 @@
 Routers balance what arrives, by what is known then. An engine that has joined since, streams that
 turn out long, or a tight objective beside many streams make another engine the better place later.
 A request that waits is sent elsewhere at once; a stream whose engine misses its objective is copied
-there first, as from a draining engine, if the engines share KV.
+there first, as from a draining engine, if the engines share KV. Engines with roles do this within
+their role: prompts go to engines that compute prompts, streams to engines that decode.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from actors.fleet.fleet import PATIENCE_S, Fleet, FleetEngine, Prospect, prospect
 from actors.fleet.moves import OpenStream, StreamMove, arrival_elsewhere, keeps_pace, moved, urgency
 from actors.fleet.routers.base import Router
-from actors.fleet.snapshot import Arrival
+from actors.fleet.snapshot import Arrival, Role
 
 LEAST_GAIN = 0.5  # share of its wait that a request must save to go elsewhere
 LEAST_WAIT_S = 0.5  # less is left to the engine: it is about to begin
@@ -26,9 +27,13 @@ LEAST_SPARE = 0.1  # share of the objective that a stream must leave free where 
 LEAST_TOKENS = 32  # that a stream may still generate: a shorter one is over before it helps
 
 
-def is_late(engine: FleetEngine) -> bool:
+def is_late(engine: FleetEngine, fleet: Fleet) -> bool:
     """Whether requests of this engine may be better off elsewhere: a quick look."""
-    return _wait_s(engine) > LEAST_WAIT_S or misses_objective(engine)
+    late = {False: _wait_s(engine) > LEAST_WAIT_S, True: misses_objective(engine)}
+    return any(
+        late[has_begun] and len(_barred(engine, fleet, has_begun)) < len(fleet.engines)
+        for has_begun in late
+    )
 
 
 def misses_objective(engine: FleetEngine) -> bool:
@@ -51,6 +56,7 @@ def sooner_elsewhere(
     if engine is None:
         return []
     rate = engine.snapshot.outlook.prefill_rate or engine.snapshot.tokens_per_s
+    barred = _barred(engine, fleet, has_begun=False)
     moves: list[StreamMove] = []
     num_behind = 0  # tokens of those that wait behind the next
     last_wait_s = _wait_s(engine)
@@ -64,6 +70,7 @@ def sooner_elsewhere(
         if not 0.0 < left_s < wait_s:
             continue
         arrival = arrival_elsewhere(stream, any_bits=not stream.sensitive)
+        arrival = replace(arrival, refused_by=arrival.refused_by | barred)
         there = router.choose(arrival, fleet, now_s)
         if there is not None and _is_better(there, wait_s, left_s, stream, fleet):
             moves.append(moved(stream, there, exact=True))
@@ -93,7 +100,7 @@ def relieved(
     share = len(running) / max(engine.snapshot.num_running, len(running))
     num_left = math.ceil(share * _num_excess(engine)) - num_going
     moves: list[StreamMove] = []
-    taken = frozenset(busy)
+    taken = _barred(engine, fleet, has_begun=True) | frozenset(busy)
     for stream in sorted(running, key=urgency)[:MOST_LOOKS]:
         if len(moves) >= num_left:
             break
@@ -108,6 +115,16 @@ def relieved(
                 moves.append(moved(stream, there, exact=True))
                 taken |= {there.engine_id}
     return moves
+
+
+def _barred(engine: FleetEngine, fleet: Fleet, has_begun: bool) -> frozenset[str]:
+    """Engines that get nothing of this one: itself, and those of other roles. A stream that an
+    engine for prompts decodes, for want of another, may go to any that decodes."""
+    fitting = {engine.snapshot.role}
+    if has_begun and not engine.snapshot.role.decodes:
+        fitting = {role for role in Role if role.decodes}
+    engines = fleet.engines.values()
+    return frozenset(e.engine_id for e in engines if e is engine or e.snapshot.role not in fitting)
 
 
 def _wait_s(engine: FleetEngine) -> float:

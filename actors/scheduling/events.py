@@ -99,15 +99,24 @@ class Moved:
 @dataclass(frozen=True, slots=True)
 class FetchEarly:
     """Peers have saved these blocks, in a chain's order, of a stream that is expected here.
-    Ignored without a second tier that they share."""
+    Ignored without a second tier that they share.
+
+    is_last: the stream comes once these are here, so they go before what others will lack."""
 
     digests: tuple[bytes, ...]
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SaveNow:
     """A peer waits for the blocks that are completed by now: they are saved without waiting for
-    more. Ignored without a second tier."""
+    more. Ignored without a second tier.
+
+    first: it waits only for these of them, the last blocks of a stream that is about to move. They
+        go before all others.
+    """
+
+    first: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

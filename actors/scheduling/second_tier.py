@@ -5,7 +5,8 @@ them. A block can be fetched only if every rank stores it. Moves run concurrentl
 step touches a move's device blocks until the move is answered. The cost model treats a step that
 runs beside a move as a separate kind, so budgets account for the slowdown.
 
-- **Save.** Completed blocks are copied to the stores, one move at a time.
+- **Save.** Completed blocks are copied to the stores, one move at a time; those that a stream lacks
+  which is about to move elsewhere go first.
 - **Fetch.** If the tier continues the cached prefix of the request at the head of the queue, and
   fetching is predicted to be faster than computing, the request is set aside and later requests
   proceed. Fetched blocks enter the prefix cache, and the request returns to the head of the queue.
@@ -81,6 +82,10 @@ class SecondTier:
         for move in self.moves.values():
             yield from move.held
 
+    def is_coming(self, digest: bytes) -> bool:
+        """Whether it is being fetched, or will be fetched early."""
+        return digest in self._coming or self.early.wants(digest)
+
     def statistics(self) -> dict[str, float]:
         return {
             "num_moves": len(self.moves),
@@ -102,9 +107,10 @@ class SecondTier:
             self._moved(event)
         elif isinstance(event, FetchEarly):
             if self.requests.config.tier_shared:
-                self.early.add(event.digests, self.requests.now_s, self.block_manager.num_blocks)
+                most = self.block_manager.num_blocks
+                self.early.add(event.digests, self.requests.now_s, most, event.is_last)
         elif isinstance(event, SaveNow):
-            self.queue.hurry()
+            self.queue.hurry(event.first)
         else:
             self.contents.replace(event.ranks)
 
@@ -122,7 +128,6 @@ class SecondTier:
             self._fetched(move, event.num_blocks)
             if self._early.pop(event.move_id, None) is not None:
                 self._early_answer_s = self.requests.now_s
-                self.early.num_coming -= len(move.blocks)
         self.block_manager.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
@@ -150,10 +155,8 @@ class SecondTier:
                 waiting.put_back(state, self.requests.now_s)
 
     def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
-        """The stages were rebuilt and store these blocks; no pending move will be answered.
-
-        Call it before the block manager resets the device's blocks.
-        """
+        """The stages were rebuilt and store these blocks; no pending move will be answered. Call it
+        before the block manager resets the device's blocks."""
         moves, self.moves = list(self.moves.values()), {}
         self._coming.clear()
         self.early.clear()
@@ -186,14 +189,13 @@ class SecondTier:
             if can_wait and not queue.is_awaited and queue.num_unsaved < _LEAST_SAVED:
                 return
             room = max(1, min(_MOST_SAVING, manager.num_blocks // 8)) - queue.num_saving
-            blocks = tuple(queue.take(manager.match, min(config.most_saved, room)))
+            most = min(config.most_saved, room)
+            blocks = tuple(queue.take(self.num_moves + 1, manager.match, most))
             if not blocks:
                 return
             held = [block for block, _ in blocks]
             manager.share(held)
-            move_id = self._begin(held, blocks)
-            queue.saving[move_id] = len(blocks)
-            self._out.append(Save(move_id, blocks))
+            self._out.append(Save(self._begin(held, blocks), blocks))
 
     # ---- store to device ----------------------------------------------------------------------
 
@@ -258,8 +260,7 @@ class SecondTier:
             return early
         state.tier_asked &= not comes_later  # by another move, which it joins after this one
         blocks.share(here)
-        move_id = self._begin_fetch(here, digests[len(here) : end], compute_s)
-        return self.moves[move_id]
+        return self.moves[self._begin_fetch(here, digests[len(here) : end], compute_s)]
 
     def _begin_fetch(self, held: list[int], digests: Sequence[bytes], compute_s: float) -> int:
         """Fetch these into blocks of their own; the move holds those of `held` too."""
@@ -296,7 +297,6 @@ class SecondTier:
             return bool(digests)
         move_id = self._begin_fetch([], digests, compute_s)
         self._early[move_id] = self.moves[move_id]
-        self.early.num_coming += len(digests)
         return True
 
     def _was_begun_elsewhere(self, state: RequestState) -> bool:

@@ -86,9 +86,10 @@ class SchedulerChannel:
     def abort(self, request_ids: Sequence[int]) -> None:
         self._send(AbortRequests(tuple(request_ids)))
 
-    def fetch_early(self, digests: Sequence[bytes]) -> None:
-        """A peer of the engine has saved these blocks of a stream that will come."""
-        self._send(FetchEarly(tuple(digests)))
+    def fetch_early(self, digests: Sequence[bytes], is_last: bool = False) -> None:
+        """A peer of the engine has saved these blocks of a stream that will come. is_last: it comes
+        once they are there."""
+        self._send(FetchEarly(tuple(digests), is_last))
 
     def _send(
         self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly | DeliveryTook

@@ -51,12 +51,9 @@ class FleetRouting:
             yield group, move.engine_id, move.exact
 
     def is_late(self, engine_id: str) -> bool:
-        """Whether requests of this engine may be better off elsewhere. Engines divided by roles
-        are left as their way divides the work."""
+        """Whether requests of this engine may be better off elsewhere."""
         engine = self._fleet.engines.get(engine_id)
-        if engine is None or not is_late(engine):
-            return False
-        return len({other.snapshot.role for other in self._fleet.engines.values()}) == 1
+        return engine is not None and is_late(engine, self._fleet)
 
     def sooner_elsewhere(
         self, fleet_requests: Sequence[FleetRequest], now_s: float

@@ -89,8 +89,11 @@ class StreamCopies:
                 self._move(fleet_request, connection)
                 fleet_request.receiver_id = ""
 
-    def kv_saved(self, fleet_request: FleetRequest, digests: Sequence[bytes]) -> None:
-        """The engine that will continue it fetches what of it is saved."""
+    def kv_saved(
+        self, fleet_request: FleetRequest, digests: Sequence[bytes], is_last: bool = False
+    ) -> None:
+        """The engine that will continue it fetches what of it is saved. is_last: before what it
+        fetches of others, since the stream moves then."""
         there = self._connections.get(fleet_request.receiver_id)
         if there is None or not there.is_open:
             found = self._routing.receiver(fleet_request, self.expected(), time.monotonic())
@@ -98,7 +101,7 @@ class StreamCopies:
             if there is None:
                 return
             fleet_request.receiver_id = there.engine_id
-        there.fetch_early(digests)
+        there.fetch_early(digests, is_last)
 
     def expected(self) -> Iterator[FleetRequest]:
         """Streams that an engine expects because it fetches their KV early."""
@@ -161,7 +164,7 @@ class StreamCopies:
         if not connection.computes(fleet_request):  # it has ended meanwhile
             return False
         digests = self._routing.digests(fleet_request, block_size)
-        self.kv_saved(fleet_request, digests)
+        self.kv_saved(fleet_request, digests, is_last=bool(to_come))
         there = self._connections.get(fleet_request.receiver_id)
         if there is None:
             raise EngineUnavailable("no engine can take it")

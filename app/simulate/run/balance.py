@@ -18,11 +18,11 @@ def leaving(
 ) -> Iterator[tuple[OpenStream, Request, str]]:
     """What leaves this engine, which has it no longer: the stream, the request that continues it,
     and the next engine."""
-    if not is_late(fleet.engines[engine.name]):
+    if not is_late(fleet.engines[engine.name], fleet):
         return
     live = engine.replica.core.live_requests
     found = {stream.stream_id: (stream, request) for stream, request in engine.streams()}
-    streams = [stream for stream, _ in found.values()]
+    streams = [stream for stream, _ in found.values() if not engine.stays(stream.stream_id)]
     waiting = [
         stream
         for stream in streams

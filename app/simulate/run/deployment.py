@@ -78,7 +78,8 @@ class Deployment:
     routing, routing_options: a row of `ROUTERS`.
     publish_s, delay_s: interval between an engine's snapshots, and their delay to the front.
     num_retries: further engines tried after a refusal.
-    rebalance: what is late at one engine goes on at another, as in live fleets by default.
+    rebalance: what is late at one engine goes on at another of its role, as in live fleets by
+        default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
     division: None: colocated. It takes neither autoscaling nor failures, and since KV moves by its
         name, requests share no prefix.
@@ -103,7 +104,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.division is not None:
-            for name in ("autoscale", "failures", "rebalance"):
+            for name in ("autoscale", "failures"):
                 if getattr(self, name):
                     raise ValueError(f"{name} has no effect with engines divided by roles")
             if self.config.prefix_cache:

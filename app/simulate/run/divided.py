@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actors.fleet.moves import OpenStream
 from actors.fleet.roles import Placement, build_way
-from actors.fleet.snapshot import Arrival, Role
+from actors.fleet.snapshot import Arrival
+from actors.fleet.way_router import WayRouter
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request
 from app.simulate.hardware.interconnect import Links
@@ -23,9 +25,10 @@ class DividedFleet(SimulatedFleet):
     def _prepare(self) -> None:
         division = self._division
         self._way = build_way(division.way, self._router, division.options)
+        self._router = WayRouter(self._way)
         num_decode = self._deployment.num_replicas - division.num_prefill
         roles = self._way.roles(division.num_prefill, num_decode)
-        self._roles: dict[str, Role] = {f"engine-{i}": role for i, role in enumerate(roles)}
+        self._roles = {f"engine-{i}": role for i, role in enumerate(roles)}
         self._predicts = self._predicts or self._way.reads_outlook
         self.handovers = Handovers(
             Links(division.interconnect),
@@ -50,6 +53,7 @@ class DividedFleet(SimulatedFleet):
     def _start(self, now_s: float) -> None:
         super()._start(now_s)
         engine = self.engines[f"engine-{len(self.all) - 1}"]
+        engine.stays = self.handovers.holds
         if self._roles[engine.name].decodes:
             self.handovers.watch_second(engine)
         else:
@@ -67,8 +71,18 @@ class DividedFleet(SimulatedFleet):
             return self._send(engine, request, now_s)
         if self._send(engine, self.handovers.begin(request, engine), now_s):
             return True
-        self.handovers.refused(request.request_id)
+        self.handovers.taken_back(request.request_id)
         return False
+
+    def _go(self, stream: OpenStream, request: Request, to: str | None, now_s: float) -> None:
+        """As above; a prompt that waits for its first engine begins at another."""
+        whole = self.handovers.taken_back(request.request_id)
+        if whole is None or to is None:
+            super()._go(stream, request, to, now_s)
+            return
+        self.moves.append((now_s, stream.stream_id))
+        if not self._begin(self.engines[to], whole, True, now_s):
+            self._route(whole, arrival_of(whole, self._deployment.config), now_s)
 
     def _find_target(self, request: Request, now_s: float) -> SimulatedEngine:
         """The engine that continues a request whose prompt another one computes."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from actors.fleet.moves import OpenStream
 from actors.fleet.publish import Publisher
-from actors.fleet.snapshot import Arrival, BitClass, EngineSnapshot, EngineState, short_digests
+from actors.fleet.snapshot import (
+    Arrival,
+    BitClass,
+    EngineSnapshot,
+    EngineState,
+    Role,
+    short_digests,
+)
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request
 from actors.scheduling.state import Fate, RequestStatus, prefix_digests
@@ -20,16 +28,17 @@ class SimulatedEngine:
 
     __slots__ = (
         "cached", "changed", "name", "num_received", "publisher", "replica", "started_s", "state",
-        "unseen_s",
+        "stays", "unseen_s",
     )  # fmt: skip
 
-    def __init__(self, replica: Replica, started_s: float) -> None:
+    def __init__(self, replica: Replica, started_s: float, role: Role = Role.BOTH) -> None:
         self.replica = replica
         self.name = f"engine-{replica.index}"
-        self.publisher = Publisher(self.name, BITS, replica.core)
+        self.publisher = Publisher(self.name, BITS, replica.core, role=role)
         self.state = EngineState.SERVING
         self.started_s = started_s
         self.cached: dict[int, int] = {}  # by request: its tokens that were cached as it came
+        self.stays: Callable[[int], bool] = lambda request_id: False  # whether it cannot leave now
         self.num_received = 0
         self.changed = True  # since it was last looked at
         self.unseen_s: float | None = None  # then; None: the last snapshot shows it

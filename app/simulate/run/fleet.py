@@ -17,7 +17,7 @@ from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.roles import Placement
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import EngineLoad, build_scaling, load_of
-from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, PrefixUpdate
+from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, PrefixUpdate, Role
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
@@ -45,7 +45,7 @@ class SimulatedFleet:
         self._heap: list[tuple[float, int, Replica]] = []
         self.timers = Timers()
         self._at = self.timers.at
-        self._order = 0
+        self._order = self._num_starting = 0
         self.all: list[Replica] = []
         self.engines: dict[str, SimulatedEngine] = {}  # alive, by name
         self.replica_seconds = 0.0
@@ -54,7 +54,7 @@ class SimulatedFleet:
         self.moves: list[tuple[float, int]] = []  # (time, request)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take these now
         self.next_arrival_s = -INFINITY  # kept by the caller; too early is harmless
-        self._num_starting = 0
+        self._roles: Mapping[str, Role] = {}  # by name; of the others: both
         self._sending = -1  # the request being submitted to an engine
         self._refusal: Refuse | None = None  # its refusal, if any
         self._picture = Fleet()
@@ -132,8 +132,7 @@ class SimulatedFleet:
     # ---- engines come and go ----------------------------------------------------------
 
     def _start(self, now_s: float) -> None:
-        d = self._deployment
-        index = len(self.all)
+        d, index = self._deployment, len(self.all)
         name = f"engine-{index}"
         # Its tokens are blanks, in which every lookup would be right.
         config = self._config_of(name).without_drafts()
@@ -149,7 +148,8 @@ class SimulatedFleet:
             token_of=self._token_of,
         )
         self.all.append(replica)
-        engine = self.engines[name] = SimulatedEngine(replica, now_s)
+        role = self._roles.get(name, Role.BOTH)
+        engine = self.engines[name] = SimulatedEngine(replica, now_s, role)
         if d.is_lone:
             return
         replica.on_refuse = self._refused
@@ -273,10 +273,10 @@ class SimulatedFleet:
     # ---- streams move -----------------------------------------------------------------
 
     def _move(self, streams: Iterable[tuple[OpenStream, Request]], now_s: float) -> None:
-        requests = {stream.stream_id: (stream, request) for stream, request in streams}
-        known = [stream for stream, _ in requests.values()]
+        found = {one[0].stream_id: one for one in streams}
+        known = [stream for stream, _ in found.values()]
         for move in move_streams(known, self._picture, self._router, now_s):
-            self._go(*requests[move.stream_id], move.engine_id, now_s)
+            self._go(*found[move.stream_id], move.engine_id, now_s)
 
     def _go(self, stream: OpenStream, request: Request, to: str | None, now_s: float) -> None:
         self.moves.append((now_s, stream.stream_id))

@@ -163,9 +163,15 @@ class Handovers:
         one = replace(request.sampling, max_tokens=1, min_tokens=1)
         return replace(request, sampling=one)
 
-    def refused(self, request_id: int) -> None:
-        """The source did not take the request."""
-        del self._begun[request_id]
+    def taken_back(self, request_id: int) -> Request | None:
+        """The source has not taken the request, or not begun it; what was given to `begin`."""
+        handover = self._begun.pop(request_id, None)
+        return None if handover is None else handover.request
+
+    def holds(self, request_id: int) -> bool:
+        """Whether KV of it is on its way, so that it stays where it is."""
+        handover = self._begun.get(request_id)
+        return request_id in self._starting or bool(handover and handover.target)
 
     def _computed(self, handover: Handover, num_tokens: int, now_s: float) -> None:
         """The source has computed so much of the prompt; its full blocks may be sent."""
@@ -192,9 +198,7 @@ class Handovers:
 
     def _emitted(self, rows: Sequence[OutputRow], now_s: float) -> int:
         """Record a message; the one token of a prompt that moves does not end its request."""
-        begun = self._begun
-        num_away = 0
-        found = list(rows)
+        begun, num_away, found = self._begun, 0, list(rows)
         for index, row in enumerate(found):
             if len(row) > PLAIN_FIELDS and row[3] is not None and row[2]:
                 handover = begun.get(row[0])

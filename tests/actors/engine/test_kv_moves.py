@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StagesFailed
-from actors.scheduling.events import Event, Fetch, Moved, Save, TierChange, TierHolds
+from actors.scheduling.events import Event, Fetch, FetchEarly, Moved, Save, TierChange, TierHolds
 from actors.stage.spec import StageSpec
 from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
 from tests.actors.engine import paper_engine
@@ -102,69 +101,40 @@ async def test_answers_of_lost_stages_are_dropped() -> None:
     assert (failing.events, failing.losses) == ([], [])
 
 
-@pytest.mark.parametrize("answers", ["saved", "fetched"])
-async def test_a_peer_is_told_once_what_was_complete_has_moved(answers: str) -> None:
-    class Queue:
-        num_queued, num_settled = 4, 2
-
-    class Other:
-        num_queued, num_settled = 9, 0
-
-    class Manager:
-        @staticmethod
-        def match(digests: Sequence[bytes]) -> list[int]:
-            return [5, 6][: len(digests)]
-
-    class Tier:
-        queue = Queue() if answers == "saved" else Other()
-        early = Other() if answers == "saved" else Queue()
-        block_manager = Manager()
-
-    class OneCore:
-        tier = Tier()
-
-    moves = KVMoves(
-        Stages(), BackgroundTasks(), EngineConfig(StageSpec("none"), config()),
-        lambda event: None, lambda why: None, OneCore(),  # type: ignore[arg-type]
-    )  # fmt: skip
-    ask = getattr(moves, answers)
-    told = asyncio.create_task(ask())
-    await asyncio.sleep(0)
-    Queue.num_queued, Queue.num_settled = 9, 3  # more has been completed since
-    moves.tell()
-    await asyncio.sleep(0)
-    assert not told.done()
-    gone = asyncio.create_task(ask())
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.sleep(0)
-    Queue.num_settled = 4
-    moves.tell()
-    assert await told == (None if answers == "saved" else 0)
-    assert moves.waiting == []
-    Queue.num_settled = 9
-    await ask()
-    if answers == "fetched":
-        assert await moves.fetched((b"x", b"y", b"z")) == 2, "the third was given up"
-    await getattr(Engine().moves, answers)()  # without a tier
-
-
 class Running:
     """A real loop that decodes one request. Its blocks of 4 tokens are saved once a peer waits for
-    them and the test says so."""
+    them and the test says so: all of them, or move by move."""
 
-    def __init__(self) -> None:
-        self.engine = paper_engine.Engine(tier_ranks=1, tier_shared=True, prefix_cache=True)
+    def __init__(self, **changes: Any) -> None:
+        self.engine = paper_engine.Engine(
+            tier_ranks=1, tier_shared=True, prefix_cache=True, **changes
+        )
         self.engine.stages.move = self._move
         self.may_save = asyncio.Event()
+        self.under_way: list[tuple[list[bytes], asyncio.Event]] = []
         self.engine.submit(short_lives.request(1, prompt=4, output=40))
         self.engine.stages.answer()
 
     async def _move(self, blocks: Any, limit_s: float | None) -> Any:
-        await self.may_save.wait()
-        return [(len(blocks), TierChange(tuple(digest for _, digest in blocks)))]
+        digests, done = [digest for _, digest in blocks], asyncio.Event()
+        self.under_way.append((digests, done))
+        if not self.may_save.is_set():
+            await done.wait()
+        return [(len(blocks), TierChange(tuple(digests)))]
 
-    async def ask(self, question: Question, *arguments: int) -> None:
+    def let_save(self) -> None:
+        self.may_save.set()
+        for _, done in self.under_way:
+            done.set()
+
+    async def answer_move(self) -> list[bytes]:
+        """The blocks of the oldest move, which ends."""
+        digests, done = self.under_way.pop(0)
+        done.set()
+        await self.settle()
+        return digests
+
+    async def ask(self, question: Question, *arguments: Any) -> None:
         self.engine.wires.receive(OWNER, Ask(1, question, arguments))
         await self.settle()
 
@@ -189,11 +159,83 @@ async def test_a_peer_is_told_once_a_requests_next_block_is_saved() -> None:
         running.engine.stages.answer()
         await running.settle()
     assert not running.answered, "it is complete, and not saved"
-    running.may_save.set()
+    running.let_save()
     await running.settle()
     assert running.answered
     assert running.num_tokens == 5
     running.engine.stages.answer_all()
+
+
+async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
+    running = Running(most_saved=1)
+    running.engine.submit(short_lives.request(2, prompt=24, output=30))
+    for _ in range(3):
+        running.engine.stages.answer()
+        await running.settle()
+    await running.ask("kv_saved")
+    queue = running.engine.core.tier.queue  # type: ignore[union-attr]
+    num_queued = queue.num_queued
+    while queue.num_queued == num_queued:  # more is completed meanwhile
+        running.engine.stages.answer()
+        await running.settle()
+    num_saved = 0
+    while not running.answered:
+        num_saved += len(await running.answer_move())
+    assert num_saved == num_queued
+    running.let_save()
+    running.engine.stages.answer_all()
+
+
+async def test_the_last_block_of_a_stream_is_saved_before_the_blocks_of_others() -> None:
+    """It waits for the save under way, and not for those that are queued."""
+    running = Running(most_saved=4, max_step_tokens=64)
+    running.engine.submit(short_lives.request(2, prompt=48, output=2))
+    await running.ask("kv_saved", 1)
+    while running.num_tokens < 5:
+        running.engine.stages.answer()
+        await running.settle()
+    queue = running.engine.core.tier.queue  # type: ignore[union-attr]
+    running.engine.wires.receive(OWNER, Ask(2, "kv_saved", ()))
+    await running.settle()
+    assert queue.num_unsaved + queue.num_saving > 8, "the prompt of another"
+    num_before = 0
+    while not running.answered:
+        num_before += len(await running.answer_move())
+    assert num_before <= 4 + 2
+    assert Answer(2, None) not in running.engine.told(Answer)
+    running.let_save()
+    await running.settle()
+    assert Answer(2, None) in running.engine.told(Answer)
+    running.engine.stages.answer_all()
+
+
+async def test_a_peer_is_told_once_the_blocks_that_it_names_are_here() -> None:
+    """How many of them are, whatever else is fetched."""
+    running = Running()
+    mine, others = (b"x", b"y"), tuple([bytes([number]) for number in range(30)])
+    for early in (FetchEarly(mine[:1]), FetchEarly(others), FetchEarly(mine, is_last=True)):
+        running.engine.wires.receive(OWNER, early)
+    await running.ask("kv_fetched", mine)
+    await running.answer_move()
+    assert not running.engine.told(Answer), "the second is still to come"
+    while not running.engine.told(Answer):
+        fetched = await running.answer_move()
+    assert b"y" in fetched
+    assert running.engine.told(Answer) == [Answer(1, 2)]
+    tier = running.engine.core.tier
+    assert tier is not None
+    assert any(map(tier.is_coming, others))
+    await running.ask("kv_fetched", (b"z", *mine))
+    assert running.engine.told(Answer)[-1] == Answer(1, 0), "the first was never told of"
+    running.let_save()
+    running.engine.stages.answer_all()
+
+
+async def test_without_a_tier_nobody_waits() -> None:
+    moves = Engine().moves
+    await moves.saved()
+    await moves.saved(1)
+    assert await moves.fetched((b"x",)) == 0
 
 
 async def test_a_peer_is_told_of_the_next_token_behind_it() -> None:
@@ -205,7 +247,7 @@ async def test_a_peer_is_told_of_the_next_token_behind_it() -> None:
     kinds = [type(message) for _, message in running.engine.wires.sent]
     assert kinds[-1] is Answer
     assert kinds[-2] is IterationOutputs
-    running.may_save.set()
+    running.let_save()
     running.engine.stages.answer_all()
 
 
@@ -213,7 +255,7 @@ async def test_a_peer_is_told_of_the_next_token_behind_it() -> None:
 @pytest.mark.parametrize("end", ["aborted", "preempted", "unknown"])
 async def test_nobody_waits_for_a_request_that_does_not_run(question: Question, end: str) -> None:
     running = Running()
-    running.may_save.set()
+    running.let_save()
     await running.ask(question, 99 if end == "unknown" else 1)
     core = running.engine.core
     if end == "aborted":

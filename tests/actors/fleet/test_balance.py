@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from actors.fleet.balance import LEAST_TOKENS, is_late, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import OpenStream
+from actors.fleet.roles import build_way
 from actors.fleet.routers import ROUTERS, build_router
-from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, Outlook
+from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, Outlook, Role
+from actors.fleet.way_router import WayRouter
 from actors.scheduling.request import Objective
 from tests.actors.fleet.pictures import (
     BITS,
@@ -83,7 +85,7 @@ def test_whatever_moves_goes_once_to_another_engine_that_may_have_it(
     for moves in (begun, sent):
         assert len({move.stream_id for move in moves}) == len(moves)
         if moves:
-            assert is_late(fleet.engines[name])
+            assert is_late(fleet.engines[name], fleet)
         for move in moves:
             there = fleet.engines[move.engine_id or ""].snapshot
             assert there.engine_id not in {name, *streams[move.stream_id].arrival.refused_by}
@@ -132,7 +134,7 @@ def test_a_short_or_an_unknown_wait_is_no_reason() -> None:
     unknown = snapshot("a", num_waiting=4, outlook=Outlook())
     for here in (soon, unknown, snapshot("a", num_running=4)):
         fleet = fleet_of(here, snapshot("b"))
-        assert not is_late(fleet.engines["a"])
+        assert not is_late(fleet.engines["a"], fleet)
         assert sooner_elsewhere(waiting(500), fleet, SLACK, 0.0) == []
     assert sooner_elsewhere(waiting(500), fleet_of(snapshot("b")), SLACK, 0.0) == []
     assert sooner_elsewhere([], fleet_of(crowded(), snapshot("b")), SLACK, 0.0) == []
@@ -206,3 +208,57 @@ def test_without_shared_kv_a_stream_goes_only_if_computing_it_pauses_it_for_one_
     fleet = fleet_of(overdue(shares_kv=False), snapshot("b", outlook=outlook(begin_s=0.0)))
     assert relieved(running(0.1, num_tokens=90), fleet, SLACK, 0.0, ())
     assert not relieved(running(0.1, num_tokens=110), fleet, SLACK, 0.0, ())
+
+
+# ---- engines with roles -----------------------------------------------------------------------
+
+SPLIT, FLEXIBLE = (WayRouter(build_way(name, SLACK)) for name in ("split", "flexible"))
+PREFILL, DECODE, BOTH = Role
+
+
+@pytest.mark.parametrize(
+    ("router", "here", "roles", "goes_to"),
+    [
+        (SPLIT, PREFILL, {"b": DECODE, "c": PREFILL}, "c"),
+        (SPLIT, PREFILL, {"b": DECODE}, None),
+        (SPLIT, DECODE, {"b": PREFILL, "c": DECODE}, "c"),  # it came there for want of another
+        (FLEXIBLE, PREFILL, {"b": BOTH, "c": PREFILL}, "c"),
+        (FLEXIBLE, BOTH, {"b": PREFILL, "c": BOTH}, "c"),
+        (FLEXIBLE, BOTH, {"b": PREFILL}, None),
+    ],
+)
+def test_a_prompt_that_waits_goes_to_an_engine_of_the_same_role(
+    router: WayRouter, here: Role, roles: dict[str, Role], goes_to: str | None
+) -> None:
+    others = [snapshot(name, role=role, ttft_s=3.3) for name, role in roles.items()]
+    fleet = fleet_of(crowded(role=here, ttft_s=3.3), *others)
+    moves = sooner_elsewhere(waiting(500), fleet, router, 0.0)
+    assert [move.engine_id for move in moves] == ([goes_to] if goes_to else [])
+    assert is_late(fleet.engines["a"], fleet) == (goes_to is not None)
+
+
+@pytest.mark.parametrize(
+    ("router", "here", "roles", "goes_to"),
+    [
+        (SPLIT, DECODE, {"b": PREFILL, "c": DECODE}, "c"),
+        (SPLIT, DECODE, {"b": PREFILL}, None),
+        (FLEXIBLE, BOTH, {"b": PREFILL, "c": BOTH}, "c"),
+        (SPLIT, PREFILL, {"b": PREFILL, "c": DECODE}, "c"),  # no engine decoded when it began
+        (SPLIT, PREFILL, {"b": PREFILL}, None),
+    ],
+)
+def test_a_stream_goes_to_an_engine_that_decodes(
+    router: WayRouter, here: Role, roles: dict[str, Role], goes_to: str | None
+) -> None:
+    fleet = fleet_of(overdue(role=here), *[snapshot(name, role=r) for name, r in roles.items()])
+    moves = relieved(running(0.1, has_begun=True), fleet, router, 0.0, ())
+    assert [move.engine_id for move in moves] == ([goes_to] if goes_to else [])
+    assert is_late(fleet.engines["a"], fleet) == (goes_to is not None)
+
+
+def test_streams_spread_over_the_engines_that_decode() -> None:
+    """To each one, the least crowded first."""
+    others = [snapshot("b", role=DECODE, num_running=9), snapshot("c", role=DECODE)]
+    fleet = fleet_of(overdue(role=DECODE), snapshot("d", role=PREFILL), *others)
+    moves = relieved(running(0.2, 0.1, None, has_begun=True), fleet, SPLIT, 0.0, ())
+    assert [(move.stream_id, move.engine_id) for move in moves] == [(1, "c"), (0, "b")]

@@ -199,16 +199,22 @@ class AnythingGoes(RuleBasedStateMachine):
             if self.driver.outstanding:
                 self.driver.answer()
 
-    @rule(request=requests(), skip=st.integers(0, 3))
-    def expect(self, request: Request, skip: int) -> None:
+    @rule(request=requests(), skip=st.integers(0, 3), is_last=st.booleans())
+    def expect(self, request: Request, skip: int, is_last: bool) -> None:
         """Told of blocks that may be anywhere, or nowhere, by a peer that may be wrong."""
         size = self.driver.config.block_size
         digests = prefix_digests(request.prompt, size, request.cache_salt)
-        self.driver.send(FetchEarly(tuple(digests[skip:])))
+        self.driver.send(FetchEarly(tuple(digests[skip:]), is_last))
 
-    @rule()
-    def save_now(self) -> None:
-        self.driver.send(SaveNow())
+    @rule(which=st.none() | st.integers(0, 10))
+    def save_now(self, which: int | None) -> None:
+        """What is complete, or the blocks of one stream before all others."""
+        live = list(self.driver.core.live_requests.values())
+        first: list[bytes] = []
+        if which is not None and live:
+            state = live[which % len(live)]
+            first = state.block_hashes(state.num_committed_blocks, self.driver.config.block_size)
+        self.driver.send(SaveNow(tuple(first)))
 
     @precondition(lambda self: self.driver.moves)
     @rule(which=st.integers(0, 5), most=st.sampled_from([0, 1, 1000, 1000]))

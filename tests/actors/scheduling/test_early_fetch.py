@@ -51,16 +51,35 @@ def test_blocks_settle_as_they_come_or_are_given_up() -> None:
     early = EarlyFetches()
     early.add(names(4), 0.0, 100)
     early.add(names(5), 0.0, 100)
-    assert (early.num_queued, early.num_settled) == (5, 0)
     take(early, room=2, known=names(1))
-    early.num_coming += 2
-    assert (early.num_queued, early.num_settled) == (5, 1)
+    assert [early.wants(name) for name in names(5)] == [False] * 3 + [True] * 2
     early.add([b"more"], 0.0, 2)
-    assert (early.num_queued, early.num_settled) == (6, 2), "the oldest are dropped"
-    early.num_coming -= 2
-    assert early.num_settled == 4
+    assert not early.wants(names(5)[3]), "the oldest are dropped"
+    assert early.wants(b"more")
     early.clear()
-    assert early.num_settled == early.num_queued
+    assert not early.is_wanted
+    assert not early.wants(b"more")
+
+
+def test_the_last_blocks_of_a_stream_go_before_those_of_others() -> None:
+    early = EarlyFetches()
+    early.add(names(30), 0.0, 100)
+    early.add([b"last", *names(30)[28:]], 0.0, 100, is_last=True)
+    early.add(names(30), 0.0, 100)
+    assert early.wants(b"last")
+    rest = names(28)
+    assert take(early) == [b"last", *names(30)[28:], *rest[: MOST_AT_ONCE - 3]]
+    assert take(early) == rest[MOST_AT_ONCE - 3 :]
+    assert not early.is_wanted
+
+
+def test_others_that_fill_their_room_leave_some_for_last_blocks() -> None:
+    early = EarlyFetches()
+    early.add(names(9), 0.0, 100)
+    assert take(early, room=4) == names(4)
+    early.add([b"a", b"b", b"c", b"d", b"e"], 0.0, 100, is_last=True)
+    assert take(early, room=4) == [b"a", b"b", b"c", b"d"], "all that is free"
+    assert take(early, room=4) == []
 
 
 def test_what_no_stream_has_asked_for_fills_its_room_only() -> None:
@@ -91,10 +110,19 @@ def test_no_more_are_remembered_than_memory_has_blocks() -> None:
 # ---- in the core ------------------------------------------------------------------------------
 
 
-def told(driver: Driver, of: Request, begin: int = 0, end: int | None = None) -> None:
+def told(
+    driver: Driver, of: Request, begin: int = 0, end: int | None = None, is_last: bool = False
+) -> None:
     """A peer has saved these blocks of the prompt."""
     digests = prefix_digests(of.prompt, driver.config.block_size, of.cache_salt)[begin:end]
-    driver.send(FetchEarly(tuple(digests)))
+    driver.send(FetchEarly(tuple(digests), is_last))
+
+
+def num_coming(driver: Driver, of: Request) -> int:
+    """Blocks of the prompt for which a peer would wait."""
+    assert driver.core.tier is not None
+    digests = prefix_digests(of.prompt, driver.config.block_size, of.cache_salt)
+    return sum(map(driver.core.tier.is_coming, digests))
 
 
 def replays(driver: Driver) -> bool:
@@ -109,11 +137,10 @@ def test_blocks_are_here_before_their_stream_comes() -> None:
     for begin, end in ((0, 3), (3, 5), (5, 7)):
         told(driver, plain, begin, end)
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2], "two at a time"
-    early = driver.core.tier.early  # type: ignore[union-attr]
-    assert (early.num_queued, early.num_settled) == (7, 0)
-    for settled in (3, 5, 7):
+    assert num_coming(driver, plain) == 7
+    for num_left in (4, 2, 0):
         driver.answer_move(after_s=0.001)
-        assert early.num_settled == settled
+        assert num_coming(driver, plain) == num_left
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
     assert driver.core.view.num_free_blocks == SHARED.num_blocks, "evictable"
     driver.submit(resumed)
@@ -121,6 +148,25 @@ def test_blocks_are_here_before_their_stream_comes() -> None:
     assert len(fetches(driver)) == 3
     finish(driver)
     assert not saves(driver)[1:], "what a peer has saved is not saved again"
+    assert replays(driver)
+
+
+def test_a_streams_last_block_comes_before_the_whole_of_the_next() -> None:
+    """Its fetch is the next one, behind those under way."""
+    plain, _ = begun(1)
+    long, _ = begun(2, kind=3, length=300)
+    driver = Driver(replace(SHARED, num_blocks=400, max_model_len=400))
+    saved_elsewhere(driver, plain, long)
+    told(driver, plain, 0, 6)
+    driver.answer_move(after_s=0.001)
+    told(driver, long)
+    told(driver, plain, is_last=True)
+    num_before = 0
+    while num_coming(driver, plain):
+        num_before += len(driver.moves[0].blocks)
+        driver.answer_move(after_s=0.001)
+    assert num_before == 2 * MOST_AT_ONCE + MOST_AT_ONCE, "two fetches of the other, of 75 blocks"
+    finish(driver)
     assert replays(driver)
 
 
@@ -261,8 +307,7 @@ def test_lost_stages_forget_it() -> None:
     driver.submit(resumed)
     told(driver, plain, 4)
     driver.lose()
-    early = driver.core.tier.early  # type: ignore[union-attr]
-    assert early.num_settled == early.num_queued, "no peer waits for it"
+    assert num_coming(driver, plain) == 0, "no peer waits for it"
     finish(driver)
     assert replays(driver)
 
@@ -300,6 +345,5 @@ def test_a_fetch_dearer_than_computing_is_not_made_early() -> None:
     assert isinstance(driver.log[-1][1], Moved)
     told(driver, other)
     assert len(fetches(driver)) == 1
-    early = driver.core.tier.early  # type: ignore[union-attr]
-    assert early.num_settled == early.num_queued, "whoever waits for them waits no longer"
+    assert num_coming(driver, other) == 0, "whoever waits for them waits no longer"
     finish(driver)

@@ -41,8 +41,8 @@ class Engine:
             raise EngineUnavailable("gone")
         return self.num_held
 
-    def fetch_early(self, digests: Sequence[bytes]) -> None:
-        self.asked.append("fetch")
+    def fetch_early(self, digests: Sequence[bytes], is_last: bool = False) -> None:
+        self.asked.append("fetch last" if is_last else "fetch")
 
     def computes(self, fleet_request: FleetRequest) -> bool:
         return fleet_request in self.open_requests.values()
@@ -87,7 +87,7 @@ async def test_a_stream_goes_once_all_is_there() -> None:
     await fleet.relieve()
     assert fleet.moved == [("here", "there")]
     assert fleet.here.asked == ["kv_saved", "kv_saved", "next_token"]
-    assert fleet.there.asked == ["fetch", "kv_fetched"] * 2
+    assert fleet.there.asked == ["fetch", "kv_fetched", "fetch last", "kv_fetched"]
     assert fleet.ended == ["here"] * 2, "once when another may be fetched, and at the end"
 
 

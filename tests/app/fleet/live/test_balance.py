@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from actors.fleet.snapshot import Role
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
 from tests.app.fleet.live.test_draining import Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
-from tests.app.fleet.live.test_failover import at_rest, mixed, through
+from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
@@ -27,17 +28,26 @@ LENGTH, MAX_TOKENS, NUM_WAITING = 40, 150, 24
 
 
 @pytest.fixture
-def first_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast it is, the first engine has two streams too many, and the others none."""
+def is_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """However fast it is, the engine of this number has two streams too many, the others none."""
 
-    def num_excess(engine: Any) -> int:
-        return 2 if engine.engine_id.startswith("replica-0") else 0
+    def install(number: int) -> None:
+        def num_excess(engine: Any) -> int:
+            return 2 if engine.engine_id.startswith(f"replica-{number}.") else 0
 
-    monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
+        monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
+
+    return install
 
 
+@pytest.mark.parametrize(
+    "roles", [(), pytest.param((Role.PREFILL, Role.DECODE), marks=pytest.mark.long)]
+)
 async def test_an_engine_that_joins_takes_over_what_waits(
-    make_fleet: Callable[..., Any], sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    make_fleet: Callable[..., Any],
+    sections: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    roles: tuple[Role, ...],
 ) -> None:
     """The first stands still until it does, and is taken to be late, however fast it is."""
     for name, value in (
@@ -48,7 +58,10 @@ async def test_an_engine_that_joins_takes_over_what_waits(
         monkeypatch.setattr(f"actors.fleet.balance.{name}", value)
     sections["scheduling"]["max_requests"] = 2
     sections["engine"]["step_deadline_s"] = 200.0
-    fleet = await make_fleet(1, routing="slack", front={"rebalance": True}, **sections)
+    way = "split" if roles else ""
+    fleet = await make_fleet(
+        1, routing="slack", way=way, roles=roles, front={"rebalance": True}, **sections
+    )
     prompts = make_prompts((LENGTH,) * NUM_WAITING)
     params = SamplingParams(MAX_TOKENS)
     requests = [GenerationRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
@@ -57,7 +70,7 @@ async def test_an_engine_that_joins_takes_over_what_waits(
     (stage,) = (await fleet.engines[0].status())["stage_pids"][0]
     os.kill(stage, signal.SIGSTOP)
     try:
-        await fleet.add()
+        await fleet.add(*roles[:1])
         await until(lambda: fleet.front.moves.num_balanced > 0)
     finally:
         os.kill(stage, signal.SIGCONT)
@@ -66,12 +79,16 @@ async def test_an_engine_that_joins_takes_over_what_waits(
     assert answers == [{0: [*own, "length"]} for own in tokens]
     shown = (await fleet.front.status())["fleet"]
     assert shown["num_balanced"] == shown["num_moves"] > 0
-    await at_rest(fleet.front)
+    await all_at_rest(fleet)
 
 
 async def test_streams_leave_an_engine_that_misses_its_objective(
-    make_fleet: Callable[..., Any], sections: dict[str, Any], first_is_late: None, unhurried: None
+    make_fleet: Callable[..., Any],
+    sections: dict[str, Any],
+    is_late: Callable[[int], None],
+    unhurried: None,
 ) -> None:
+    is_late(0)
     fleet = await make_fleet(2, **sections)
     unfailed, _ = await through(fleet.front, mixed())
     _, before = await all_at_rest(fleet)
@@ -86,14 +103,36 @@ async def test_streams_leave_an_engine_that_misses_its_objective(
     assert shown["num_inexact_moves"] == 0
 
 
+async def test_engines_that_decode_relieve_each_other(
+    make_fleet: Callable[..., Any],
+    sections: dict[str, Any],
+    is_late: Callable[[int], None],
+    unhurried: None,
+) -> None:
+    """And the one that computes their prompts gets none of their streams."""
+    is_late(1)
+    roles = (Role.PREFILL, Role.DECODE, Role.DECODE)
+    fleet = await make_fleet(0, way="split", roles=roles, **sections)
+    unfailed, _ = await through(fleet.front, mixed())
+    fleet.front._placement._rebalances = True
+    answers, _ = await through(fleet.front, mixed())
+    assert answers == unfailed
+    await all_at_rest(fleet)
+    shown = (await fleet.front.status())["fleet"]
+    assert shown["num_balanced"] == shown["num_moves"] > 0
+    ways = {(m["from"].partition(".")[0], m["to"].partition(".")[0]) for m in shown["latest_moves"]}
+    assert ways == {("replica-1", "replica-2")}
+
+
 @pytest.mark.parametrize("who", ["target", pytest.param("source", marks=pytest.mark.long)])
 async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
-    first_is_late: None,
+    is_late: Callable[[int], None],
     who: str,
 ) -> None:
+    is_late(0)
     fleet = await make_fleet(3, **sections)
     unfailed, _ = await through(fleet.front, mixed())
     pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}

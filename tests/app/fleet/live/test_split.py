@@ -7,8 +7,9 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,36 +83,40 @@ async def test_flexible_engines_change_no_token(
 # ---- deaths -----------------------------------------------------------------------------------
 
 
-async def processes(fleet: Any) -> list[int]:
-    """Every scheduler and stage, once all engines serve."""
+async def processes(fleet: Any) -> dict[str, list[int]]:
+    """Of each engine, by its id: its scheduler and its stage, once all engines serve."""
     for _ in range(6000):
         with suppress(EngineUnavailable):
             status = await fleet.front.status()
-            states = [engine.get("state") for engine in status["engines"]]
-            pids = [engine["pid"] for engine in status["engines"]]
-            pids += [pid for ranks in status["stage_pids"] for pid in ranks]
-            if states == ["serving"] * len(fleet.engines) and all(map(psutil.pid_exists, pids)):
-                return pids
+            engines, stages = status["engines"], status["stage_pids"]
+            states = [engine.get("state") for engine in engines]
+            if states == ["serving"] * len(fleet.engines) and len(stages) == len(engines):
+                pids = {
+                    e["id"]: [e["pid"], *ranks] for e, ranks in zip(engines, stages, strict=True)
+                }
+                if all(psutil.pid_exists(pid) for found in pids.values() for pid in found):
+                    return pids
         await asyncio.sleep(0.02)  # polling, bounded
     raise AssertionError("the engines did not come back")
 
 
-async def with_a_kill(front: FleetClient, pid: int, after: int) -> list[Answer]:
-    """The answers to `mixed`, while this process is killed after so many tokens."""
-    left, is_alive = after, True
+async def struck(
+    front: FleetClient, strikes: Sequence[tuple[int, Callable[[], None]]]
+) -> list[Answer]:
+    """The answers to `mixed`, while each strike falls after so many tokens."""
+    num_tokens, to_come = 0, sorted(strikes, key=lambda strike: strike[0])
 
     def note(chunk: TokenChunk | None) -> None:
-        nonlocal left, is_alive
-        left -= 0 if chunk is None else len(chunk.tokens)
-        if is_alive and left <= 0:
-            is_alive = False
-            os.kill(pid, signal.SIGKILL)
+        nonlocal num_tokens
+        num_tokens += 0 if chunk is None else len(chunk.tokens)
+        while to_come and to_come[0][0] <= num_tokens:
+            to_come.pop(0)[1]()
 
     tasks = [asyncio.create_task(read(front, request, note)) for request in mixed()]
     await asyncio.sleep(0)  # all are submitted
     note(None)
     answers = await asyncio.gather(*tasks)
-    assert not is_alive
+    assert not to_come
     return list(answers)
 
 
@@ -127,10 +132,11 @@ async def test_kills_at_any_moment_lose_and_double_nothing(
     num_tokens = 120 * len(unfailed)
     draw = random.Random(7)
     for _ in range(num_kills):
-        pids = await processes(fleet)
+        pids = [pid for found in (await processes(fleet)).values() for pid in found]
         # Half of them while prompts are read and streams are handed over.
         after = draw.randrange(draw.choice([60, num_tokens]))
-        answers = await with_a_kill(fleet.front, draw.choice(pids), after)
+        kill = partial(os.kill, draw.choice(pids), signal.SIGKILL)
+        answers = await struck(fleet.front, [(after, kill)])
         assert answers == unfailed
         assert fleet.front.num_open == 0
         assert largest_share(tmp_path) <= SHARE_BYTES

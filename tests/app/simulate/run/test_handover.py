@@ -128,11 +128,9 @@ def test_a_link_takes_its_transfers_in_turn() -> None:
         assert second == pytest.approx(0.325)
 
 
-@pytest.mark.parametrize("way", ["colocated", "split", "flexible"])
-@pytest.mark.parametrize("kv_tokens", [60_000, 5_000])
-def test_no_token_is_lost_or_doubled_and_no_block_is_left(
-    way: str, kv_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token of a run is missing or repeated."""
     emitted = RunRecord.emitted
 
     def checked(record: RunRecord, rows: Sequence[tuple[int, ...]], now_s: float) -> int:
@@ -141,18 +139,31 @@ def test_no_token_is_lost_or_doubled_and_no_block_is_left(
         return emitted(record, rows, now_s)
 
     monkeypatch.setattr(RunRecord, "emitted", checked)
-    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 250)
-    model = replace(FAST, kv_tokens=kv_tokens)
-    numbers = (0, 4) if way == "colocated" else (2, 2)
-    run = simulate(traffic, divided(model, way, *numbers))
-    assert run.summary().num_completed == 250
+
+
+def check_all_ended(run: SimulatedRun, traffic: Workload) -> None:
+    """With all their tokens, and no block is left."""
+    num_requests = len(traffic.output_tokens)
+    assert run.summary().num_completed == num_requests
     assert run.record.num_output_tokens == traffic.output_tokens.tolist()
-    assert len(run.record.gaps_s) == int(traffic.output_tokens.sum()) - 250
+    assert len(run.record.gaps_s) == int(traffic.output_tokens.sum()) - num_requests
     for replica in run.replicas:
         assert replica.num_live == 0
         assert replica.core.is_idle
         validate(replica.core)
         assert replica.core.view.num_free_blocks == replica.core.view.num_blocks
+
+
+@pytest.mark.parametrize("way", ["colocated", "split", "flexible"])
+@pytest.mark.parametrize("kv_tokens", [60_000, 5_000])
+def test_no_token_is_lost_or_doubled_and_no_block_is_left(
+    way: str, kv_tokens: int, in_order: None
+) -> None:
+    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 250)
+    model = replace(FAST, kv_tokens=kv_tokens)
+    numbers = (0, 4) if way == "colocated" else (2, 2)
+    run = simulate(traffic, divided(model, way, *numbers))
+    check_all_ended(run, traffic)
     if way == "split":
         full = traffic.prompt_tokens // 16 * 16
         assert bytes_of(run) == float(full[traffic.output_tokens > 1].sum()) * TOKEN_BYTES

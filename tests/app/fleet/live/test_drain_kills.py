@@ -1,0 +1,109 @@
+"""Engines die at random moments of a drain, on either side of the copies: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.fleet.live.conftest import SHARE_BYTES
+from tests.app.fleet.live.test_draining import unhurried as unhurried
+from tests.app.fleet.live.test_failover import mixed, through
+from tests.app.fleet.live.test_split import all_at_rest, largest_share, processes, struck
+from tests.app.fleet.live.waiting import until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+
+CAMPAIGN = [
+    pytest.param(4, seed, seed % 2 == 0, marks=pytest.mark.long, id=f"seed-{seed}")
+    for seed in range(8)
+]
+
+
+class Drain:
+    """The fleet's first engine, `source`, leaves, and a process of it or of another is killed.
+
+    num_copied: streams that were being copied then; -1 before.
+    """
+
+    def __init__(
+        self, fleet: Any, pids: dict[str, list[int]], source: str, draw: random.Random
+    ) -> None:
+        self._fleet = fleet
+        self._pids = pids
+        self._source = source
+        self._draw = draw
+        self._left: list[asyncio.Task[None]] = []
+        self.num_copied = -1
+
+    def begin(self) -> None:
+        self._left.append(asyncio.create_task(self._fleet.engines[0].leave()))
+
+    def kill_source(self) -> None:
+        self._kill(self._source)
+
+    def kill_target(self) -> None:
+        """One that fetches from it, if any does."""
+        others = [engine_id for engine_id in self._pids if engine_id != self._source]
+        copied = self._fleet.front._placement._copies.open.values()
+        self._kill(self._draw.choice([r.receiver_id for r in copied if r.receiver_id] or others))
+
+    def _kill(self, engine_id: str) -> None:
+        self.num_copied = len(self._fleet.front._placement._copies.open)
+        os.kill(self._draw.choice(self._pids[engine_id]), signal.SIGKILL)
+
+    async def ended(self) -> None:
+        (left,) = self._left
+        await asyncio.wait_for(left, 60)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "seed", "is_hurried"), [pytest.param(2, 8, False, id="few"), *CAMPAIGN]
+)
+async def test_kills_at_any_moment_of_a_drain_lose_and_double_nothing(
+    make_fleet: Callable[..., Any],
+    sections: dict[str, Any],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    num_rounds: int,
+    seed: int,
+    is_hurried: bool,
+) -> None:
+    if not is_hurried:
+        request.getfixturevalue("unhurried")
+    fleet = await make_fleet(3, **sections)
+    front = fleet.front
+    unfailed, _ = await through(front, mixed())
+    draw = random.Random(seed)
+    num_copied = 0
+    for number in range(num_rounds):
+        pids = await processes(fleet)
+        scheduler = await fleet.pid(0)
+        (source,) = [engine_id for engine_id, found in pids.items() if scheduler in found]
+        drain = Drain(fleet, pids, source, draw)
+        begins = draw.randrange(1000)
+        # Of about 4700 tokens, in a third of which an unhurried drain ends.
+        dies = begins + draw.randrange(draw.choice([600, 3000]))
+        kill = drain.kill_target if number % 2 else drain.kill_source
+        assert await struck(front, [(begins, drain.begin), (dies, kill)]) == unfailed
+        await drain.ended()
+        assert drain.num_copied >= 0
+        assert front.num_open == 0
+        await until(lambda: not front._placement._copies.open)
+        assert largest_share(tmp_path) <= SHARE_BYTES
+        num_copied += drain.num_copied
+        await fleet.engines.pop(0).close()
+        await fleet.add()
+        await processes(fleet)
+        await all_at_rest(fleet)
+    if not is_hurried:
+        assert num_copied > 0, "some died while streams were copied"
+    for engine in fleet.engines:
+        await engine.close()
+    assert largest_share(tmp_path) == 0, "what the dead have left is deleted"
