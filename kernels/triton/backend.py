@@ -24,14 +24,13 @@ from kernels.torch.sampling import gather_logprobs
 from kernels.triton import adapters, blocks, cache, logits, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
-from kernels.triton.attention import attention, one_launch_is_faster
+from kernels.triton.attention import Attention, one_launch_is_faster
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.dense import DenseLinear
 from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope import rope_and_cache
-from kernels.triton.work_list import WorkLists
 
 
 class TritonBackend(TorchBackend):
@@ -50,8 +49,8 @@ class TritonBackend(TorchBackend):
     def __init__(self, one_launch: bool | None = None) -> None:
         """one_launch: decodes and chunks of a hybrid batch share a launch of attention; None: where
         that is faster, measured when the cache is allocated on a GPU."""
-        self._work_lists = WorkLists()
-        self._one_launch = one_launch
+        self._attention = Attention()
+        self.one_launch = one_launch
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
@@ -94,10 +93,10 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
-        if self._one_launch is None and self.captures_hybrid and device.type == "cuda":
+        if self.one_launch is None and self.captures_hybrid and device.type == "cuda":
             # Before the cache takes the memory. Once, so that all graphs have the same kernels.
             time_s = partial(graph_time_s, repeats=3)
-            self._one_launch = one_launch_is_faster(shape, dtype, block_size, device, time_s)
+            self.one_launch = one_launch_is_faster(shape, dtype, block_size, device, time_s)
         layers = cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)
         if device.type == "cuda":  # other kernels are compiled by the step that measures memory
             logits.warm(device)
@@ -144,8 +143,7 @@ class TritonBackend(TorchBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        one_launch = self._one_launch or False
-        return attention(q_TND, batch, paged(layer), shape, self._work_lists, one_launch)
+        return self._attention(q_TND, batch, paged(layer), shape, self.one_launch or False)
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(

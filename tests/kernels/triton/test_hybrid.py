@@ -16,17 +16,22 @@ import triton.language as tl  # noqa: E402
 
 from app.bench.gpu import checks  # noqa: E402
 from app.bench.gpu.checks import AttentionCase  # noqa: E402
+from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch  # noqa: E402
 from kernels.interface import AttentionShape  # noqa: E402
 from kernels.triton import hybrid, tiles, work_list  # noqa: E402
-from kernels.triton.backend import TritonBackend  # noqa: E402
 from kernels.triton.hybrid import fits, role_of  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 
 HEADS = (4, 2, 64)
+OF_ONE_KIND = (
+    AttentionCase("decodes", HEADS, 16, ((5, 1), (90, 1))),
+    AttentionCase("captured decodes", HEADS, 16, ((5, 1), (90, 1)), pad=(1, 1)),
+    AttentionCase("chunks", HEADS, 16, ((5, 20), (0, 3))),
+)
 CASES = (
-    *checks.SMALL_CASES,
+    *(case for case in checks.SMALL_CASES if shares_launch(case, HALF)),
     AttentionCase("captured, no chunk", HEADS, 16, ((5, 1), (90, 1), (31, 1)), pad=(40, 3)),
     AttentionCase("captured, no decode", HEADS, 16, ((5, 20), (0, 3)), pad=(40, 3)),
     AttentionCase("captured, nothing but a token", HEADS, 16, ((0, 1),), pad=(90, 5)),
@@ -59,33 +64,27 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 def compare(case: AttentionCase, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    two, one = TritonBackend(one_launch=False), TritonBackend(one_launch=True)
-    q_TND, batch, cache = checks.attention_inputs(case, two, dtype, DEVICE)
-    shape = case.drawn_shape(DEVICE)
-    real = sum(length for _, length in case.slices)
-    with checks.poisoned_outputs():
-        wanted = two.attention(q_TND, batch, cache, shape)[:real]
-        got = one.attention(q_TND, batch, cache, shape)[:real]
-    assert not wanted.isnan().any()
-    assert torch.equal(got, wanted)
-
-
-def is_hybrid(case: AttentionCase) -> bool:
-    """Whether the batch may hold both kinds, as far as the host knows."""
-    if case.pad:
-        return case.pad[0] + sum(n for _, n in case.slices) > case.pad[1] + len(case.slices)
-    return {1} < {min(n, 2) for _, n in case.slices} and case.slices[0][1] == 1
+    result = check_one_launch(case, dtype, DEVICE)
+    assert result.passed, result
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 def test_one_launch_equals_two(case: AttentionCase, counted: Counting) -> None:
     compare(case, HALF)
-    assert counted.launches == is_hybrid(case)
-
-
-def test_one_launch_equals_two_in_float32(counted: Counting) -> None:
-    compare(AttentionCase("", (4, 2, 128), 16, ((90, 1), (50, 30))), torch.float32)
     assert counted.launches == 1
+
+
+@pytest.mark.parametrize("case", OF_ONE_KIND, ids=lambda case: case.name.replace(" ", "-"))
+def test_a_batch_of_one_kind_keeps_its_kernel(case: AttentionCase, counted: Counting) -> None:
+    compare(case, HALF)
+    assert counted.launches == 0
+
+
+@pytest.mark.parametrize(("head_dim", "launches"), [(128, 1), (64, 0)])
+def test_one_launch_equals_two_in_float32(counted: Counting, head_dim: int, launches: int) -> None:
+    """Of heads of 64 numbers, tiles have more warps than decodes."""
+    compare(AttentionCase("", (4, 2, head_dim), 16, ((90, 1), (50, 30))), torch.float32)
+    assert counted.launches == launches
 
 
 @pytest.mark.parametrize("programs", [1, 3, 50])
