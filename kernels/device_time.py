@@ -25,7 +25,8 @@ def graph_time_s(works: Sequence[Callable[[], object]], repeats: int = 10) -> fl
     torch.cuda.current_stream().wait_stream(side)
     rounds = -(-_LAUNCHES // len(works))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    # Other threads (NCCL's watchdog, Ray) may call the driver meanwhile.
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         for _ in range(rounds):
             for work in works:
                 work()

@@ -17,6 +17,7 @@ import torch
 from kernels.flash.library import PAGE_MULTIPLE, FlashLibrary
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV, allocate
+from kernels.typical_batch import typical_batch
 
 _log = logging.getLogger(__name__)
 
@@ -141,13 +142,11 @@ def measure_crossover(
     """
     crossover = 0
     for context in _CONTEXTS:
-        width = -(-max(context + 1, _CHUNK) // PAGE_MULTIPLE)
-        num_slices = _DECODES + 1
-        layers = allocate(_LAYERS, num_slices * width, PAGE_MULTIPLE, shape, dtype, device)
+        batch, num_blocks = typical_batch(_DECODES, context, _CHUNK, PAGE_MULTIPLE, device)
+        layers = allocate(_LAYERS, num_blocks, PAGE_MULTIPLE, shape, dtype, device)
         for layer in layers:
             layer.keys.normal_()
             layer.values.normal_()
-        batch = _hybrid(context, width, device)
         lengths = SeqLens.of(batch)
         size = (_DECODES + _CHUNK, shape.num_heads, shape.head_dim)
         q_TND = torch.randn(size, dtype=dtype, device=device)
@@ -159,22 +158,3 @@ def measure_crossover(
             break
         crossover = context
     return crossover
-
-
-def _hybrid(context: int, width: int, device: torch.device) -> Batch:
-    def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    num_tokens = _DECODES + _CHUNK
-    tables = torch.randperm((_DECODES + 1) * width).view(_DECODES + 1, width)
-    return Batch(
-        positions_T=ints([0] * num_tokens),
-        query_starts_S1=ints([*range(_DECODES + 1), num_tokens]),
-        starts_S=ints([context] * _DECODES + [0]),
-        lengths_S=ints([1] * _DECODES + [_CHUNK]),
-        block_tables_SB=tables.to(device=device, dtype=torch.int32),
-        slot_mapping_T=ints([0] * num_tokens),
-        num_decodes=_DECODES,
-        max_length=_CHUNK,
-        max_kv_length=max(context + 1, _CHUNK),
-    )

@@ -4,6 +4,7 @@ are cuBLAS's; those of experts are Triton's at any size."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.device_time import graph_time_s
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
@@ -22,14 +24,13 @@ from kernels.torch.sampling import gather_logprobs
 from kernels.triton import adapters, blocks, cache, logits, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
-from kernels.triton.attention import attention
+from kernels.triton.attention import Attention, one_launch_is_faster
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.dense import DenseLinear
 from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope import rope_and_cache
-from kernels.triton.work_list import WorkLists
 
 
 class TritonBackend(TorchBackend):
@@ -45,8 +46,11 @@ class TritonBackend(TorchBackend):
     dense_linear = DenseLinear
     quantized_linear = QuantizedLinear
 
-    def __init__(self) -> None:
-        self._work_lists = WorkLists()
+    def __init__(self, one_launch: bool | None = None) -> None:
+        """one_launch: decodes and chunks of a hybrid batch share a launch of attention; None: where
+        that is faster, measured when the cache is allocated on a GPU."""
+        self._attention = Attention()
+        self.one_launch = one_launch
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
@@ -89,6 +93,10 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
+        if self.one_launch is None and self.captures_hybrid and device.type == "cuda":
+            # Before the cache takes the memory. Once, so that all graphs have the same kernels.
+            time_s = partial(graph_time_s, repeats=3)
+            self.one_launch = one_launch_is_faster(shape, dtype, block_size, device, time_s)
         layers = cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)
         if device.type == "cuda":  # other kernels are compiled by the step that measures memory
             logits.warm(device)
@@ -135,7 +143,7 @@ class TritonBackend(TorchBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        return attention(q_TND, batch, paged(layer), shape, self._work_lists)
+        return self._attention(q_TND, batch, paged(layer), shape, self.one_launch or False)
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(

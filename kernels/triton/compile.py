@@ -86,7 +86,7 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
     with (
         mock.patch.object(triton.JITFunction, "run", compile_launch),
         mock.patch("kernels.triton.prefill.target_arch", return_value=arch),
-        mock.patch("kernels.triton.decode.target_arch", return_value=arch),
+        mock.patch("kernels.triton.kv_tiles.target_arch", return_value=arch),
         mock.patch("kernels.triton.dense.target_arch", return_value=arch),
     ):
         yield compiled

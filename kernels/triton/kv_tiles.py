@@ -1,15 +1,38 @@
-"""Shared by the attention kernels: loads of K and V tiles through a block table, and online
-softmax."""
+"""Shared by the attention kernels: their constants, loads of K and V tiles through a block table,
+and online softmax."""
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.float8 import BY_ARITHMETIC, BY_INSTRUCTION, from_e4m3
+from kernels.interface import AttentionShape
+from kernels.triton.cache import PagedKV
+from kernels.triton.float8 import BY_ARITHMETIC, BY_INSTRUCTION, from_e4m3, kind_of
+from kernels.triton.tiles import target_arch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Not -inf: exp2(-inf - -inf) of a fully masked row would be NaN. What such a tile adds is
 # multiplied by exp2(MASKED - score) = 0 at the first unmasked score.
 MASKED = tl.constexpr(-1.0e30)
+
+
+def constants(shape: AttentionShape, layer: PagedKV, dtype: torch.dtype) -> dict[str, Any]:
+    """The constants that attention kernels take beside their tiles, for q of this dtype."""
+    return {
+        "G": shape.num_kv_heads,
+        "GROUP": shape.num_heads // shape.num_kv_heads,
+        "D": shape.head_dim,
+        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+        "PAGE": layer.block_size,
+        "WINDOW": shape.sliding_window or 0,
+        "SOFTCAP": shape.softcap or 0.0,
+        "SINKS": shape.sinks_N is not None,
+        "ALIBI": 0 if shape.alibi_NP is None else shape.alibi_NP.stride(0),
+        "FLOAT8": kind_of(layer.is_float8, target_arch()),
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+    }
 
 
 @triton.jit

@@ -11,13 +11,13 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
-from kernels.triton.float8 import kind_of
 from kernels.triton.kv_tiles import (
     LOG2_E,
     MASKED,
     accumulate,
     alibi,
     aligned_rows,
+    constants,
     load_tile,
     scores,
 )
@@ -25,8 +25,10 @@ from kernels.triton.prefill_tiles import PrefillTiles
 from kernels.triton.tiles import PrefillTile, prefill_tile, target_arch
 
 
-@triton.jit(do_not_specialize=["num_slices", "table_stride"])
-def _prefill_kernel(
+@triton.jit
+def attend_tile(
+    rank: tl.tensor,
+    head: tl.tensor,
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
@@ -58,9 +60,10 @@ def _prefill_kernel(
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
+    """Attention of one head's tile of this rank: 0 is the last one listed. Ranks without a tile
+    have nothing to do."""
     # Late tiles have the longest context: starting them first, of all heads, balances the tail.
-    tile = tl.load(tile_starts_ptr + num_slices) - 1 - tl.program_id(1)
-    head = tl.program_id(0)
+    tile = tl.load(tile_starts_ptr + num_slices) - 1 - rank
     if tile >= 0:
         s = tl.load(slices_ptr + tile)
         query_start = tl.load(query_starts_ptr + s)
@@ -146,6 +149,47 @@ def _prefill_kernel(
         tl.store(out, acc_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
+@triton.jit(do_not_specialize=["num_slices", "table_stride"])
+def _prefill_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    tile_starts_ptr: tl.tensor,
+    slices_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    alibi_ptr: tl.tensor,
+    num_slices: tl.tensor,
+    table_stride: tl.tensor,
+    scale: tl.tensor,
+    v_scale: tl.tensor,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    attend_tile(
+        tl.program_id(1), tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, tile_starts_ptr,
+        slices_ptr, query_starts_ptr, starts_ptr, lengths_ptr, tables_ptr, sinks_ptr, alibi_ptr,
+        num_slices, table_stride, scale, v_scale, G, GROUP, D, BLOCK_D, PAGE, TOKENS, ROWS,
+        BLOCK_K, WINDOW, SOFTCAP, SINKS, ALIBI, FLOAT8, PRECISION,
+    )  # fmt: skip
+
+
 def tile_of(shape: AttentionShape, dtype: torch.dtype) -> PrefillTile:
     """The tile that this GPU takes for attention of this shape."""
     group = shape.num_heads // shape.num_kv_heads
@@ -161,7 +205,6 @@ def prefill_attention(
     tiles: PrefillTiles,
 ) -> None:
     """Attention of the listed tiles, which are of `tile_of` this shape, into `out_TND`."""
-    group = shape.num_heads // shape.num_kv_heads
     tile = tile_of(shape, q_TND.dtype)
     _prefill_kernel[(shape.num_kv_heads, tiles.most)](
         q_TND,
@@ -180,20 +223,10 @@ def prefill_attention(
         batch.block_tables_SB.stride(0),
         shape.scale * layer.k_scale,
         layer.v_scale,
-        G=shape.num_kv_heads,
-        GROUP=group,
-        D=shape.head_dim,
-        BLOCK_D=triton.next_power_of_2(shape.head_dim),
-        PAGE=layer.block_size,
+        **constants(shape, layer, q_TND.dtype),
         TOKENS=tile.tokens,
         ROWS=tile.rows,
         BLOCK_K=tile.block_k,
-        WINDOW=shape.sliding_window or 0,
-        SOFTCAP=shape.softcap or 0.0,
-        SINKS=shape.sinks_N is not None,
-        ALIBI=0 if shape.alibi_NP is None else shape.alibi_NP.stride(0),
-        FLOAT8=kind_of(layer.is_float8, target_arch()),
-        PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -188,6 +188,11 @@ def num_programs() -> int:
     return _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
 
 
+def stripe() -> int:
+    """Programs of a launch that begin before any multiprocessor has its second; an even number."""
+    return -(-_num_multiprocessors() // 2) * 2
+
+
 def splits_to_fill(count: int, programs: int = _PROGRAMS_PER_MULTIPROCESSOR, most: int = 16) -> int:
     """Split-K factor, a power of two, that makes `count` programs fill the GPU with so many
     programs per multiprocessor."""

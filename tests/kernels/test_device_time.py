@@ -37,7 +37,8 @@ class Device:
             def __exit__(self, *error: object) -> None: ...
 
         class Capturing:
-            def __init__(self, graph: object, stream: object) -> None: ...
+            def __init__(self, graph: object, stream: object, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
 
             def __enter__(self) -> None:
                 device.is_capturing = True

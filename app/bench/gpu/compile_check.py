@@ -97,7 +97,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     with compiling_for(arch) as compiled:
         for case in attention_cases():
             q_TND, batch, cache = attention_inputs(case, backend, dtype, cpu)
-            backend.attention(q_TND, batch, cache, case.drawn_shape(cpu))
+            for one_launch in (False, True):
+                way = TritonBackend(one_launch)
+                way.attention(q_TND, batch, cache, case.drawn_shape(cpu))
             for with_norm in (False, True):
                 list(check_rope(case, backend, dtype, cpu, with_norm))
         list(check_elementwise(backend, dtype, cpu, 3, 4096))

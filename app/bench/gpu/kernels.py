@@ -14,10 +14,12 @@ import torch
 
 from app.bench.ceilings import Ceilings
 from app.bench.gpu.checks import AttentionCase, ExpertCase, attention_inputs, expert_inputs
+from app.bench.gpu.hybrid_checks import shares_launch
 from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.packing import pack_weight
 from kernels.torch.linear import TorchLinear
+from kernels.triton.backend import TritonBackend
 from kernels.triton.dense import DenseLinear
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.sampling import sample_rows
@@ -69,20 +71,23 @@ def attention_cases(block_size: int) -> tuple[AttentionCase, ...]:
 
 
 def time_attention(
-    backends: Sequence[tuple[Backend, int]], ceilings: Ceilings, device: torch.device
+    backend: Backend, block_size: int, ceilings: Ceilings, device: torch.device
 ) -> Iterator[KernelTime]:
-    """Time every case on every (backend, block size)."""
-    for backend, block_size in backends:
-        for case in attention_cases(block_size):
-            q_TND, batch, cache = attention_inputs(case, backend, torch.bfloat16, device)
-            caches = [cache] + [
-                attention_inputs(case, backend, torch.bfloat16, device)[2]
-                for _ in range(num_rotating(_kv_bytes(case), device) - 1)
-            ]
+    """Time every case; on triton, those of decodes and chunks also in one launch."""
+    for case in attention_cases(block_size):
+        q_TND, batch, cache = attention_inputs(case, backend, torch.bfloat16, device)
+        caches = [cache] + [
+            attention_inputs(case, backend, torch.bfloat16, device)[2]
+            for _ in range(num_rotating(_kv_bytes(case), device) - 1)
+        ]
+        ways = {"attention": backend}
+        if type(backend) is TritonBackend and shares_launch(case, torch.bfloat16):
+            ways["attention, one launch"] = TritonBackend(one_launch=True)
+        for kernel, way in ways.items():
             # One batch for all: a backend derives lengths from it once, not per layer.
-            works = [partial(backend.attention, q_TND, batch, c, case.shape) for c in caches]
+            works = [partial(way.attention, q_TND, batch, c, case.shape) for c in caches]
             limit_s = _attention_limit_s(case, ceilings)
-            yield _timed("attention", backend.name, case.name, works, limit_s, device)
+            yield _timed(kernel, backend.name, case.name, works, limit_s, device)
 
 
 def _timed(

@@ -35,6 +35,7 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
     kernels, experts, adapters and products."""
     from app.bench.gpu import checks
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
+    from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
     from app.bench.gpu.product_checks import (
         STORED_CASES,
         check_dense,
@@ -51,6 +52,8 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
             ):
                 continue
             add("checks", checks.check_attention(case, backend, dtype, device))
+            if name == "triton" and shares_launch(case, dtype):
+                add("checks", check_one_launch(case, dtype, device))
         if name == "triton":
             for case in checks.SMALL_CASES:
                 for result in checks.check_rope(case, backend, dtype, device, case.pad is None):
@@ -98,11 +101,12 @@ def run_steps(
 
 
 def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -> None:
-    """Single kernels; those beside attention are the same on every backend."""
+    """Single kernels; those beside attention are the same on every backend. Attention of hybrid
+    batches also in one launch, where the backend can."""
     from app.bench.gpu.kernels import time_attention, time_experts, time_others
 
     backend = resolve(name)
-    for row in time_attention([(backend, BLOCK_SIZES[name])], ceilings, device):
+    for row in time_attention(backend, BLOCK_SIZES[name], ceilings, device):
         add("kernels", row)
     if name == "triton":
         for row in (
@@ -178,6 +182,10 @@ def give_back() -> None:
 
 
 def resolve(name: str) -> Any:
+    """A backend by name; of triton's two ways of a hybrid batch the one of two launches, because
+    both are looked at."""
     from kernels.registry import resolve_backend
+    from kernels.triton.backend import TritonBackend
 
-    return resolve_backend(name, "cuda", torch.bfloat16)
+    backend = resolve_backend(name, "cuda", torch.bfloat16)
+    return TritonBackend(one_launch=False) if name == "triton" else backend

@@ -35,7 +35,8 @@ def main() -> None:
                     continue
                 case = AttentionCase("", HEADS, 16, slices, pad=pad)
                 q_TND, batch, cache = checks.attention_inputs(case, backend, dtype, device)
-                backend.attention(q_TND, batch, cache, case.shape)
+                for way in (TritonBackend(one_launch=False), TritonBackend(one_launch=True)):
+                    way.attention(q_TND, batch, cache, case.shape)
                 for _ in checks.check_rope(case, backend, dtype, device, False):
                     pass
         for tokens in (1, 2, 16, 33, 300):

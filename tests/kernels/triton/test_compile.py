@@ -27,6 +27,7 @@ KERNELS = {
     "_expert_linear_kernel",
     "_few_tokens_kernel",
     "_finish_kernel",
+    "_hybrid_kernel",
     "_interval_kernel",
     "_list_kernel",
     "_mask_kernel",
@@ -57,9 +58,9 @@ def test_nothing_compiles_while_serving() -> None:
     assert set(counts["variants"]) == {
         "_bin_kernel", "_count_kernel", "_decode_kernel", "_draw_kernel", "_edit_kernel",
         "_expand_kernel", "_expert_linear_kernel", "_few_tokens_kernel", "_finish_kernel",
-        "_interval_kernel", "_list_kernel", "_mask_kernel", "_merge_kernel", "_move_kernel",
-        "_place_kernel", "_plan_kernel", "_prefill_kernel", "_rope_and_cache_kernel",
-        "_shrink_kernel", "_sum_experts_kernel",
+        "_hybrid_kernel", "_interval_kernel", "_list_kernel", "_mask_kernel", "_merge_kernel",
+        "_move_kernel", "_place_kernel", "_plan_kernel", "_prefill_kernel",
+        "_rope_and_cache_kernel", "_shrink_kernel", "_sum_experts_kernel",
     }  # fmt: skip
     for counted in counts.values():  # gate and up, down
         assert counted.pop("_expert_linear_kernel") == 2
@@ -90,12 +91,13 @@ def test_every_kernel_compiles(arch: int) -> None:
     assert {row["kernel"] for row in rows} == KERNELS - older
     assert all(row["cubin_bytes"] > 0 for row in rows)
     assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[arch]
-    for kernel in ("_prefill_kernel", "_expert_linear_kernel"):
+    for kernel in ("_prefill_kernel", "_hybrid_kernel", "_expert_linear_kernel"):
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION[arch]}, kernel
-    if arch == 90:  # two programs of prefill attention share a multiprocessor
-        prefill = [row["shared_bytes"] for row in rows if row["kernel"] == "_prefill_kernel"]
-        assert max(prefill) <= SHARED_BYTES[arch] // 2
+    if arch == 90:  # two programs share a multiprocessor
+        for kernel in ("_prefill_kernel", "_hybrid_kernel"):
+            shared = [row["shared_bytes"] for row in rows if row["kernel"] == kernel]
+            assert max(shared) <= SHARED_BYTES[arch] // 2
     for kernel in ("_shrink_kernel", "_expand_kernel"):  # 16 rows: no group of warps' instruction
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {"mma.sync"}, kernel

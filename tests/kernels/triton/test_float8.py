@@ -17,7 +17,7 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from app.bench.gpu import checks  # noqa: E402
 from app.bench.gpu.checks import AttentionCase  # noqa: E402
-from kernels.triton import decode, prefill  # noqa: E402
+from kernels.triton import kv_tiles, prefill  # noqa: E402
 from kernels.triton.backend import TritonBackend  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_attention_by_arithmetic_and_by_instruction(
     monkeypatch: pytest.MonkeyPatch, arch: int
 ) -> None:
     torch.manual_seed(0)
-    for module in (decode, prefill):
+    for module in (kv_tiles, prefill):
         monkeypatch.setattr(module, "target_arch", lambda: arch)
     result = checks.check_attention(CASE, TritonBackend(), torch.float16, DEVICE)
     assert result.passed, result
