@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
 from actors.scheduling.events import Submit
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda.run_ahead import Following
 from tests.actors.stage.greedy_reference import expected, make_prompts
@@ -39,14 +40,12 @@ class Ranks:
         """late: ranks that a step's successor reaches only after they have ended the step."""
         self._pool, self._late = pool, late
         self._sent = -1
-        self.num_drafted = 0
 
     def execute(
         self, plan: StepPlan, hidden_TH: None, following: Following | None = None
     ) -> StepResult:
         if self._sent != plan.step_id:
             self._pool.send_plan(plan)
-        self.num_drafted += bool(plan.drafts)
         upcoming = None if following is None else following(0.0)
         self._pool.send_plan(upcoming, self._late(plan.step_id))
         self._sent = -1 if upcoming is None else upcoming.step_id
@@ -143,16 +142,26 @@ def test_a_plan_that_comes_late_to_one_rank(pool: RankPool) -> None:
 
 def test_steps_with_drafts_come_between(pool: RankPool) -> None:
     """They are not captured: ranks draw them together, and run ahead again after them."""
-    prompts = [tuple(p * 3) for p in make_prompts((4, 5))]
-    todo = [Request(i, p, SamplingParams(12), 0.0) for i, p in enumerate(prompts)]
-    plain = Engine(Ranks(pool))
-    wanted = plain.answer(todo)
-    ranks = Ranks(pool)
-    engine = Engine(ranks, drafter="lookup")
-    for seen in watched(pool, engine, todo):
-        assert seen.ahead
-    assert ranks.num_drafted
-    assert [engine.outputs[i] for i in range(2)] == wanted
+    prompt, answer = make_prompts(LENGTHS)[2], expected("llama", LENGTHS)[2]
+    n, wrong = len(prompt), (answer[3] + 1) % 250
+    start = RequestStart(7, tuple(prompt), n, tuple(range(6)), SamplingParams(8))
+    plans = [
+        StepPlan(0, (Slice(7, 0, n, True),), started=(start,)),
+        StepPlan(1, (Slice(7, n, 1, True),)),
+        StepPlan(2, (Slice(7, n + 1, 3, True),), drafts=((7, (answer[2], wrong)),)),
+        StepPlan(3, (Slice(7, n + 3, 1, True),)),
+        StepPlan(4, (Slice(7, n + 4, 1, True),)),
+        StepPlan(5, (), released=(7,)),
+    ]
+    ranks, tokens = Ranks(pool), list[int]()
+    pool.call(rank_watch.watch)
+    for plan, upcoming in itertools.pairwise([*plans, None]):
+        assert plan is not None
+        result = ranks.execute(plan, None, lambda wait_s, upcoming=upcoming: upcoming)  # type: ignore[misc]
+        tokens += [token for _, token in result.tokens]
+        tokens += [token for _, extra in result.extra_tokens for token in extra]
+    assert tokens == answer[:6]
+    assert [seen.ahead for seen in pool.call(rank_watch.seen)] == [[1, 4]] * 2
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
