@@ -120,20 +120,17 @@ def ray_cluster() -> Iterator[None]:
 
     # Without HAProxy: its ports are one set per machine, and a server under test may hold them.
     os.environ.update(ENVIRONMENT | {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
+    # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
+    root = str(Path(__file__).resolve().parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     import ray
+
+    from app.cli.local_ray import start_ray
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.
     folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
-    root = str(Path(__file__).resolve().parents[1])
-    ray.init(
-        num_cpus=4,
-        num_gpus=2,  # claimed: Ray hands their numbers out, and nothing computes on them
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": root}},
-    )
+    # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
+    start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

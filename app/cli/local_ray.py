@@ -19,9 +19,9 @@ _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 NUM_FIRST_WORKERS = 4
 
 
-def start_ray(num_cpus: int) -> tuple[subprocess.Popen[bytes], str]:
+def start_ray(num_cpus: int, **options: Any) -> tuple[subprocess.Popen[bytes], str]:
     """A cluster of this process's own; returns its raylet, with which every actor ends, and the
-    folder of its logs. The environment must be set (`set_environment`)."""
+    folder of its logs. The environment must be set (`set_environment`). options: of `ray.init`."""
     import ray  # here, because its import takes a second and reads the environment
 
     with _without_daemons():
@@ -32,6 +32,7 @@ def start_ray(num_cpus: int) -> tuple[subprocess.Popen[bytes], str]:
             log_to_driver=False,
             logging_level="ERROR",
             _system_config={"prestart_worker_first_driver": True},
+            **options,
         )
     node = ray._private.worker._global_node
     return node.all_processes["raylet"][0].process, str(node.get_logs_dir_path())
