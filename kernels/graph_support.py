@@ -19,7 +19,9 @@ class GraphSupport:
 
     hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
     pack_rows: sampling parameters -> (S, 3) float64 on the host, for one transfer.
-    sample: (logits_SV, packed_S3 on the device) -> int32 tokens_S; no synchronization.
+    draw: (logits_SV, packed_S3 on the device, first_id) -> float64 scores_S and int32 tokens_S, as
+        `Backend.gumbel_argmax`, but on the device; no synchronization. Whole logits (first_id is 0)
+        may have rows with top_k, top_p and min_p.
     gather_logprobs: as `Backend.chosen_logprobs`, but the result stays on the device; no
         synchronization.
     holds_experts: whether a mixture can be captured; False where what it launches depends on the
@@ -28,6 +30,6 @@ class GraphSupport:
 
     hybrid: bool
     pack_rows: Callable[[SamplingRows], NDArray[np.float64]]
-    sample: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    draw: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
     gather_logprobs: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
     holds_experts: Callable[[Experts], bool]

@@ -5,7 +5,7 @@ Shape suffixes: S rows that sample, R rows of logits, K likeliest tokens, W word
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,15 @@ class SamplingRows:
     min_p_S: NDArray[np.float32]
     seed_S: NDArray[np.int64]
     position_S: NDArray[np.int64]
+
+    def uncut(self) -> SamplingRows:
+        """The same rows without top_k, top_p and min_p."""
+        return replace(
+            self,
+            top_k_S=np.zeros_like(self.top_k_S),
+            top_p_S=np.ones_like(self.top_p_S),
+            min_p_S=np.zeros_like(self.min_p_S),
+        )
 
 
 @dataclass(slots=True)

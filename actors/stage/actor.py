@@ -295,7 +295,7 @@ class StageActor:
             try:
                 begun = None if self._step_times is None else self._step_times.begin()
                 plan = self._plan_of(packed)
-                looks = self._is_alone and self._mailbox is not None
+                looks = self._spec.num_stages == 1 and self._mailbox is not None
                 following = self._following if looks else None
                 output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: every exception of a step must reach the scheduler

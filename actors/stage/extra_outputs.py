@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import Slice, SliceRow, TokenLogprobs
+from actors.scheduling.plan import Slice, SliceRow, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -22,6 +22,7 @@ from kernels.sampling import ChosenLogprobs
 _HEAD_ROWS = 256
 
 PromptLogprobs = tuple[int, int, tuple[TokenLogprobs, ...]]
+Pooled = tuple[int, tuple[float, ...]]
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Partial:
 
 class PromptOutputs:
     """Outputs of prompts, on the last stage. Every rank calls the same methods; only rank 0 returns
-    `prompt_logprobs`."""
+    `prompt_logprobs`, not finite where the logits are not."""
 
     def __init__(self, decoder: Decoder, input_batch: InputBatch, backend: Backend) -> None:
         self._decoder = decoder
@@ -66,8 +67,6 @@ class PromptOutputs:
                     tokens_R = targets_R.astype(np.int64)
                     counts = [count] * len(at)
                     entries += token_logprobs(self._backend, logits_RV, tokens_R, counts)
-            if any(math.isnan(entry.logprob) for entry in entries):
-                raise NotFinite
             if num_rows > 0:
                 found.append((part.request_id, part.start + 1, tuple(entries)))
         return tuple(found)
@@ -78,13 +77,13 @@ class PromptOutputs:
         slices: Sequence[SliceRow],
         host: HostBatch,
         output: StepOutput,
-    ) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    ) -> tuple[Pooled, ...]:
         """Embeddings of the requests whose prompt ends in this step; not normalized."""
 
         def normed(rows: Iterable[int]) -> torch.Tensor:
             return self._decoder.final_norm_of(output.x_TH, output.residual_TH, rows)
 
-        done: list[tuple[int, tuple[float, ...]]] = []
+        done: list[Pooled] = []
         for i in pooling:
             part, row = Slice(*slices[i]), int(host.rows_S[i])
             first, end = int(host.query_starts_S1[i]), int(host.query_starts_S1[i + 1])
@@ -118,6 +117,18 @@ class PromptOutputs:
         total_H = before_H + sum_H
         self.partials[part.request_id] = _Partial(part.start, before_H, end, total_H)
         return total_H / end
+
+
+def with_prompts(
+    result: StepResult, prompts: tuple[PromptLogprobs, ...], pooled: tuple[Pooled, ...]
+) -> StepResult:
+    """The result with outputs of prompts. Raises NotFinite for log-probabilities that are not: only
+    now, as rank 0 alone has them, and the others would have waited for it in the draw."""
+    if any(math.isnan(entry.logprob) for *_, entries in prompts for entry in entries):
+        raise NotFinite
+    if prompts or pooled:
+        return replace(result, prompt_logprobs=prompts, pooled=pooled)
+    return result
 
 
 def token_logprobs(

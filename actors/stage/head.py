@@ -7,7 +7,6 @@ asked for: one per sampling slice and draft, and prompt rows where prompt_logpro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,13 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
 from actors.stage.drafts import DraftOrder, accept, drawing_rows
-from actors.stage.extra_outputs import PromptLogprobs, PromptOutputs, token_logprobs
+from actors.stage.extra_outputs import (
+    Pooled,
+    PromptLogprobs,
+    PromptOutputs,
+    token_logprobs,
+    with_prompts,
+)
 from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import Columns, InputBatch
@@ -57,29 +62,33 @@ class Head:
         self._prompts = PromptOutputs(decoder, input_batch, backend)
 
     def finish(self, plan: StepPlan, host: HostBatch, output: StepOutput) -> StepResult | None:
-        """The step's result on rank 0, None on the others. Overwrites the output's residual.
-
-        A captured step brings logits and tokens of every slice along.
-        """
-        columns, samples_S = self._input_batch.columns, host.samples_S
+        """The result, on rank 0, of a step that was not captured; None on the others. Overwrites
+        the output's residual."""
         # Before the sampled rows: their norm overwrites the residual.
+        prompts, pooled = self.prompt_outputs(plan, host, output)
+        tokens, logprobs = self._next_tokens(plan, host, output, np.flatnonzero(host.samples_S))
+        if self._group.rank != 0:
+            return None
+        result = StepResult(plan.step_id, tokens, logprobs)
+        if plan.drafts:
+            result = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
+        return with_prompts(result, prompts, pooled)
+
+    def prompt_outputs(
+        self, plan: StepPlan, host: HostBatch, output: StepOutput
+    ) -> tuple[tuple[PromptLogprobs, ...], tuple[Pooled, ...]]:
+        """What is asked of the step's prompt rows, for `with_prompts`; waits for the device where
+        something is. Every rank calls it."""
+        columns = self._input_batch.columns
         prompts: tuple[PromptLogprobs, ...] = ()
         asking = np.flatnonzero(columns.prompt_logprobs_R[host.rows_S] >= 0)
         if asking.size:
             prompts = self._prompts.prompt_logprobs(asking.tolist(), plan.slices, host, output)
-        pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
-        pools_S = columns.pools_R[host.rows_S]
-        if pools_S.any():
-            pooling = np.flatnonzero(pools_S).tolist()
-            pooled = self._prompts.pooled(pooling, plan.slices, host, output)
-            samples_S = samples_S & ~pools_S
-        tokens, logprobs = self._next_tokens(plan, host, output, np.flatnonzero(samples_S))
-        if self._group.rank != 0:
-            return None
-        if plan.drafts:
-            accepted = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
-            return replace(accepted, prompt_logprobs=prompts, pooled=pooled)
-        return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
+        pooled: tuple[Pooled, ...] = ()
+        pooling = np.flatnonzero(columns.pools_R[host.rows_S])
+        if pooling.size:
+            pooled = self._prompts.pooled(pooling.tolist(), plan.slices, host, output)
+        return prompts, pooled
 
     def _next_tokens(
         self, plan: StepPlan, host: HostBatch, output: StepOutput, sampling: NDArray[np.intp]
@@ -93,10 +102,6 @@ class Head:
             sampling, last_rows, positions = drawing_rows(plan, host, sampling)
         ids = [plan.slices[i][0] for i in sampling.tolist()]
         rows = host.rows_S[sampling]
-        if output.headed:
-            raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
-            drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
-            return self._sample(ids, rows, positions, raw_SV, drawn_S)
         if len(last_rows) == len(output.x_TH):
             normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
         else:
@@ -126,19 +131,19 @@ class Head:
             alone_S = samples_locally(self._input_batch.columns, rows_S, positions_S)
         if not alone_S.any():
             raw_SV = self._decoder.gather_logits(sharded_SV)
-            return self._sample(ids, rows_S, positions_S, raw_SV, None)
+            return self._sample(ids, rows_S, positions_S, raw_SV)
         alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
         drawn = self._vocab_parallel.draw(
             rows_S[alone], positions_S[alone], _rows(sharded_SV, alone)
         )
-        if drawn[0] < 0:
+        if drawn.min() < 0:
             raise NotFinite
         tokens = dict(zip(alone.tolist(), drawn.tolist(), strict=True))
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         if others.size:
             raw_SV = self._decoder.gather_logits(_rows(sharded_SV, others))
             sampled, logprobs = self._sample(
-                [ids[i] for i in others.tolist()], rows_S[others], positions_S[others], raw_SV, None
+                [ids[i] for i in others.tolist()], rows_S[others], positions_S[others], raw_SV
             )
             tokens.update(zip(others.tolist(), (t for _, t in sampled), strict=True))
         self._input_batch.put_tokens(rows_S[alone], positions_S[alone], drawn)
@@ -150,7 +155,6 @@ class Head:
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
         raw_SV: torch.Tensor | None,
-        ready_S: torch.Tensor | None,
     ) -> _Sampled:
         """Draw, share with the other ranks, and note the tokens in the persistent batch."""
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
@@ -159,7 +163,7 @@ class Head:
             if self._sampler is not None and raw_SV is not None:
                 wanted = np.flatnonzero(self._input_batch.columns.logprobs_R[rows_S] >= 0)
                 kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
-                drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV, ready_S)
+                drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
                 if not _are_finite(raw_SV, drawn_S):
                     drawn_S.fill(-1)
                     raise NotFinite
@@ -202,19 +206,12 @@ class Sampler:
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
         logits_SV: torch.Tensor,
-        ready_S: torch.Tensor | None = None,
     ) -> NDArray[np.int64]:
-        """One token per row for its position; float32 logits are adjusted in place.
-
-        ready_S: tokens that the device has drawn from the logits as they are.
-        """
-        adjusted = self.adjusted(rows_S, positions_S)
-        if adjusted.size:
-            self.adjust(logits_SV, rows_S, positions_S, adjusted)
-        elif ready_S is not None:
-            ready: NDArray[np.int64] = ready_S.cpu().numpy().astype(np.int64)
-            return ready
+        """One token per row for its position; float32 logits are adjusted in place."""
         columns = self._input_batch.columns
+        changed = adjusted(columns, rows_S, positions_S)
+        if changed.size:
+            self.adjust(logits_SV, rows_S, positions_S, changed)
         return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
 
     def forced(self, asked: Sequence[DraftOrder]) -> dict[int, tuple[int, ...]]:
@@ -230,13 +227,6 @@ class Sampler:
                 output = self._input_batch.tokens_RP[row, begin : last + 1]
                 found[request_id] = self.grammars.forced(request_id, grammar, output, count)
         return {request_id: tokens for request_id, tokens in found.items() if tokens}
-
-    def adjusted(
-        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
-    ) -> NDArray[np.intp]:
-        """Which of these draws are from adjusted logits."""
-        columns = self._input_batch.columns
-        return np.flatnonzero(held_back(columns, rows_S, positions_S) | columns.adjusts_R[rows_S])
 
     def adjust(
         self,
@@ -283,6 +273,13 @@ def held_back(
     return held_back_S
 
 
+def adjusted(
+    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Which of these draws are from adjusted logits."""
+    return np.flatnonzero(held_back(columns, rows_S, positions_S) | columns.adjusts_R[rows_S])
+
+
 def samples_locally(
     columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
@@ -301,8 +298,6 @@ def samples_locally(
 def _are_finite(raw_SV: torch.Tensor, drawn_S: NDArray[np.int64]) -> bool:
     """Whether these logits are finite, judged by those of the drawn tokens: an overflow before the
     head makes every logit of its row infinite or none."""
-    if drawn_S.min() < 0:  # the device that drew them has checked
-        return False
     drawn = torch.from_numpy(drawn_S).to(raw_SV.device)
     return bool(torch.isfinite(raw_SV.gather(1, drawn[:, None])).all())
 

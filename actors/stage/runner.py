@@ -18,10 +18,12 @@ from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
 from actors.stage.adapters import Pause, StageAdapters, no_pause
 from actors.stage.cuda.captured_head import CapturedHead
+from actors.stage.cuda.graph_draw import GraphDraw
 from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.cuda.run_ahead import Following, Launched, RunAhead
 from actors.stage.draft_model import DraftModel
 from actors.stage.drafts import asked
+from actors.stage.extra_outputs import with_prompts
 from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -151,21 +153,18 @@ class StageRunner:
         if not all(map(support.holds_experts, mixtures)):
             _log.info("what is launched for these experts depends on the tokens: no CUDA graphs")
             return
-        spec = self.spec
+        spec, batch, draw = self.spec, self._input_batch, None
+        if spec.is_last:
+            num_rows = batch.tables_on(self._device).num_rows
+            draw = GraphDraw(self._decoder, self._group, support, spec.max_requests, num_rows)
+        max_hybrid_tokens = min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0
         graphs = StepGraphs(
-            self._decoder,
-            self._input_batch,
-            spec.max_requests,
-            min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0,
-            spec.is_first,
-            spec.is_last,
-            support if self._sampler is not None else None,
+            self._decoder, batch, spec.max_requests, max_hybrid_tokens, spec.is_first, draw
         )
         graphs.capture(capture)
         self._graphs = graphs
-        if spec.is_alone and self._sampler is not None:
-            head = CapturedHead(graphs, self._input_batch, self._sampler)
-            self._ahead = RunAhead(graphs, self._input_batch, head)
+        if draw is not None:
+            self._ahead = RunAhead(graphs, batch, CapturedHead(draw, batch, self._sampler))
 
     @torch.inference_mode()
     def execute(
@@ -179,8 +178,9 @@ class StageRunner:
         hidden_TH: None on the first stage, else what the stage before returned (not modified).
         following: asked while the GPU computes for the plan to be executed next, which a captured
         single stage launches without waiting for this step's tokens; None if there is none ever.
-        Returns hidden states (T, H) with the residual added on all stages but the last; there
-        rank 0 returns the StepResult, without stage times, and the other ranks None.
+        Every rank is given the same plans in the same order. Returns hidden states (T, H) with the
+        residual added on all stages but the last; there rank 0 returns the StepResult, without
+        stage times, and the other ranks None.
         """
         launched = None if self._ahead is None else self._ahead.pop(plan.step_id)
         if launched is None:
@@ -188,13 +188,19 @@ class StageRunner:
             if not plan.slices:
                 return self._empty(plan)
             launched = self._launch(plan, hidden_TH)
-        if self._ahead is not None and self._ahead.serves(launched):
-            return self._ahead.finish(plan, launched, following, self._apply)
-        output = launched.output
-        if self._head is not None:
-            result = self._head.finish(plan, launched.host, output)
-            return self._offer(plan, result) if plan.drafts_asked and result else result
-        return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
+        host, output = launched.host, launched.output
+        if self._head is None:
+            return (output.residual_TH + output.x_TH)[: host.num_tokens]
+        if self._ahead is not None and output.tokens_S is not None:
+            prompts, pooled = self._head.prompt_outputs(plan, host, output)
+            result = self._ahead.finish(plan, launched, following, self._apply)
+            if result is not None:
+                result = with_prompts(result, prompts, pooled)
+            if self.spec.num_stages == 1:  # drafts would keep the next step from a launch ahead
+                return result
+        else:
+            result = self._head.finish(plan, host, output)
+        return self._offer(plan, result) if plan.drafts_asked and result else result
 
     def _offer(self, plan: StepPlan, result: StepResult) -> StepResult:
         """The result with the drafts that the step asks for: what a grammar forces, else what the

@@ -17,6 +17,8 @@ from actors.stage.models.decoder import Decoder
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 
+NO_SCORE = float(np.finfo(np.float64).min)  # of a shard that is padding only
+
 
 class VocabParallelSampler:
     """On every rank of the last stage; all of them call `draw` together."""
@@ -32,20 +34,35 @@ class VocabParallelSampler:
     def draw(
         self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], sharded_SV: torch.Tensor
     ) -> NDArray[np.int64]:
-        """The token of each draw, known to every rank; -1 in all of them where one of the winning
-        logits is not finite. sharded_SV: what the head made of them here."""
+        """The token of each draw, known to every rank; -1 where it is not finite. sharded_SV: what
+        the head made of them here."""
         logits_SV, first_id = self._decoder.local_logits(sharded_SV)
         rows = self._input_batch.columns.draws(rows_S, positions_S)
-        best_S2 = np.zeros((len(rows_S), 2))
+        scores_S, tokens_S = np.full(len(rows_S), NO_SCORE), np.zeros(len(rows_S), np.int64)
         if logits_SV.shape[1]:
-            best_S2[:, 0], best_S2[:, 1] = self._backend.gumbel_argmax(logits_SV, rows, first_id)
-        else:
-            best_S2[:, 0] = -np.inf  # this rank's shard is padding only
-        mine_S2 = torch.from_numpy(best_S2).to(self._decoder.device)
-        scores_NS, tokens_NS = self._group.gather_all(mine_S2).cpu().numpy().transpose(2, 0, 1)
-        # A shard that is not finite cannot lose: its score is the maximum, or NaN.
-        if not np.isfinite(scores_NS.max(axis=0)).all():
-            return np.full(len(rows_S), -1, np.int64)
-        won_S = scores_NS.argmax(axis=0)  # the first rank among equals, which has the lower ids
-        drawn_S: NDArray[np.int64] = tokens_NS[won_S, np.arange(len(rows_S))].astype(np.int64)
-        return drawn_S
+            scores_S, tokens_S = self._backend.gumbel_argmax(logits_SV, rows, first_id)
+        device = self._decoder.device
+        drawn_S = winners(
+            self._group,
+            torch.from_numpy(scores_S).to(device),
+            torch.from_numpy(tokens_S).to(device),
+        )
+        drawn: NDArray[np.int64] = drawn_S.cpu().numpy().astype(np.int64)
+        return drawn
+
+
+def winners(group: RankGroup, scores_S: torch.Tensor, tokens_S: torch.Tensor) -> torch.Tensor:
+    """int32 tokens of the highest float64 scores over all ranks, the first rank's among equals
+    (it has the lower ids); -1 where a rank's score is not finite. Every rank calls this with the
+    best of its shard, and has all of the answer on its device; no synchronization.
+
+    A shard of which nothing is finite must not lose, whatever its kernel made of NaN (-inf, where
+    that is no number's maximum): its score becomes NaN, which argmax takes for the highest.
+    """
+    scores_S = scores_S.masked_fill(~torch.isfinite(scores_S), torch.nan)
+    best_S2 = torch.stack((scores_S, tokens_S.double()), 1)  # one exchange; ids are exact
+    scores_NS, tokens_NS = group.gather_all(best_S2).unbind(2)
+    won_1S = scores_NS.argmax(0, keepdim=True)
+    tokens_S = tokens_NS.gather(0, won_1S)[0].int()
+    is_finite_S = torch.isfinite(scores_NS.gather(0, won_1S)[0])
+    return tokens_S.masked_fill(~is_finite_S, -1)

@@ -147,7 +147,7 @@ class TritonBackend(TorchBackend):
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(
-            self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs,
+            self.captures_hybrid, sampling.pack_rows, sampling.draw_rows, gather_logprobs,
             is_grouped,
         )  # fmt: skip
 

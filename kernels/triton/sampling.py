@@ -89,9 +89,11 @@ def _draw_kernel(
         tl.store(token_ptr + at, token)
 
 
-def _launch(
+def draw_rows(
     logits_RV: torch.Tensor, packed_R3: torch.Tensor, first_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 score and int32 token per row of a vocabulary shard that begins at first_id, on the
+    device; no synchronization. packed_R3: see `pack_rows`."""
     R, V = logits_RV.shape
     device, chunks = logits_RV.device, Chunks.of(V)
     if not R:
@@ -114,8 +116,8 @@ def _launch(
 
 
 def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:
-    """int32 token per row, on the device; no synchronization. packed_R3: see `pack_rows`."""
-    return _launch(logits_RV, packed_R3, 0)[1]
+    """int32 token per row, as `draw_rows` of the whole vocabulary."""
+    return draw_rows(logits_RV, packed_R3, 0)[1]
 
 
 def gumbel_argmax(
@@ -123,7 +125,7 @@ def gumbel_argmax(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """`kernels.torch.sampling.gumbel_argmax`; synchronizes with the GPU."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
-    scores_S, tokens_S = _launch(logits_SV, packed_R3, first_id)
+    scores_S, tokens_S = draw_rows(logits_SV, packed_R3, first_id)
     return scores_S.cpu().numpy(), tokens_S.cpu().numpy().astype(np.int64)
 
 

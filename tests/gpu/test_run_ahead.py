@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
-from actors.scheduling.build import build_core
-from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.events import Abort, Emit, Event, Execute, StepDone, Submit
-from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.events import Abort, Submit
+from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda.graphs import StepGraphs
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
 from tests.actors.stage.greedy_reference import expected, make_prompts
 from tests.actors.stage.mini_planner import make_runner
+from tests.gpu.ahead_engine import LENGTHS, Engine, requests
 from tests.gpu.captures import EagerCapture
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"
 )
-LENGTHS = (1, 3, 13)
 TOKENS = 6
 SPEC = {"max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
 
@@ -44,60 +41,6 @@ def make(tiny_model: Callable[..., Path]) -> Callable[[], StageRunner]:
 @pytest.fixture
 def runner(make: Callable[[], StageRunner]) -> StageRunner:
     return make()
-
-
-class Engine:
-    """The real core with lookahead over one runner; `ahead` lists the steps launched early."""
-
-    def __init__(self, runner: StageRunner, **changes: object) -> None:
-        config = {"token_budget": 16, "lookahead": True, "prefix_cache": False, **changes}
-        self.core = build_core(
-            SchedulerConfig(
-                num_blocks=256, block_size=4, max_requests=4, max_model_len=64,
-                max_step_tokens=64, **config,
-            )  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.runner = runner
-        self.plans: deque[StepPlan] = deque()
-        self.outputs: dict[int, list[int]] = {}
-        self.ahead: list[int] = []
-        self.logprobs: dict[int, list[TokenLogprobs]] = {}
-        self.now_s = 0.0
-
-    def send(self, event: Event) -> None:
-        self.now_s += 0.001
-        for instruction in self.core.handle(event, self.now_s):
-            if isinstance(instruction, Execute):
-                self.plans.append(instruction.plan)
-            elif isinstance(instruction, Emit):
-                for output in instruction.outputs:
-                    tokens = self.outputs.setdefault(output.request_id, [])
-                    tokens.extend(output.tokens)
-
-    def step(self) -> None:
-        plan = self.plans.popleft()
-        result = self.runner.execute(plan, None, self.following)
-        assert isinstance(result, StepResult)
-        for request_id, entry in result.logprobs:
-            self.logprobs.setdefault(request_id, []).append(entry)
-        self.send(StepDone(result))
-
-    def following(self, wait_s: float) -> StepPlan | None:
-        if not self.plans:
-            return None
-        self.ahead.append(self.plans[0].step_id)
-        return self.plans[0]
-
-    def finish(self) -> None:
-        while self.plans:
-            self.step()
-
-
-def requests(sampling: Sequence[SamplingParams]) -> list[Request]:
-    prompts = make_prompts(LENGTHS)
-    return [
-        Request(i, tuple(p), s, 0.0) for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))
-    ]
 
 
 def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> None:

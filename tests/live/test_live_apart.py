@@ -7,7 +7,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,20 +20,13 @@ from ray.util.placement_group import PlacementGroup
 
 from actors.executor.placement import create_stages, load_stages
 from actors.scheduling.build import build_core
-from actors.scheduling.core import Core
-from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
-from actors.scheduling.plan import StepResult
-from actors.scheduling.request import Request, SamplingParams
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
-from actors.transport.messages import StepError
 from app.settings.load import parse, resolve
 from tests.live.accelerated_stage import SECONDS, AcceleratedStage
+from tests.live.pipeline_answers import StageTimes, answered
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 
 pytestmark = pytest.mark.ray
-
-
-StageTimes = tuple[tuple[float, float], ...]
 
 
 @asynccontextmanager
@@ -66,7 +58,9 @@ async def opened(
         await asyncio.gather(*[actor.allocate.remote(512, 0) for actor in flat])
         core = build_core(replace(config.scheduler, num_blocks=512))
         times = [] if stage_times_s is None else stage_times_s
-        answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline, times), 120)
+        answers, most_in_flight = await asyncio.wait_for(
+            answered(core, pipeline, make_prompts(), MAX_TOKENS, times), 120
+        )
         assert answers == expected("llama")
         assert most_in_flight == config.scheduler.depth
         # A channel that is made smaller grows, and leaks what it was.
@@ -81,49 +75,6 @@ async def opened(
 
 def channel_bytes(_: Any) -> int:
     return DAGContext.get_current().buffer_size_bytes
-
-
-async def answered(
-    core: Core, pipeline: GraphPipeline, stage_times_s: list[StageTimes]
-) -> tuple[list[list[int]], int]:
-    """Answers to the prompts, and the most steps that were in flight at once. Notes the stages'
-    times of every step."""
-    prompts = make_prompts()
-    answers: list[list[int]] = [[] for _ in prompts]
-    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    most_in_flight, num_left = 0, len(prompts)
-
-    def handle(event: Event) -> None:
-        nonlocal num_left, most_in_flight
-        for instruction in core.handle(event, time.monotonic()):
-            if isinstance(instruction, Execute):
-                pipeline.submit(instruction.plan)
-            elif isinstance(instruction, Emit):
-                for output in instruction.outputs:
-                    answers[output.request_id] += output.tokens
-                    num_left -= output.finish_reason is not None
-        most_in_flight = max(most_in_flight, len(core.in_flight))
-        if num_left == 0 and not core.in_flight and not finished.done():
-            finished.set_result(None)
-
-    def on_answer(answer: StepResult | StepError) -> None:
-        stage_times_s.append(() if isinstance(answer, StepError) else answer.stage_times_s)
-        if isinstance(answer, StepError):
-            on_lost(answer.message)
-        else:
-            handle(StepDone(answer))
-
-    def on_lost(reason: str) -> None:
-        if not finished.done():
-            finished.set_exception(RuntimeError(reason))
-
-    await pipeline.open()
-    pipeline.listen(on_answer, on_lost)
-    sampling = SamplingParams(max_tokens=MAX_TOKENS)
-    for i, prompt in enumerate(prompts):
-        handle(Submit(Request(i, prompt, sampling, time.monotonic())))
-    await finished
-    return answers, most_in_flight
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finishes a captured step of a single stage while the device continues.
+"""Finishes a captured step while the device continues.
 
 `Head` waits for logits to draw. Here the draws of all slices are in the graph; work for single
 requests (e.g. log-probabilities) is queued after it, for their rows only.
@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from actors.stage.cuda.graphs import StepGraphs, StepOutput
+from actors.stage.cuda.graph_draw import GraphDraw
 from actors.stage.extra_outputs import as_logprobs
-from actors.stage.head import Sampler
+from actors.stage.head import Sampler, adjusted, samples_locally
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing
@@ -27,7 +27,7 @@ class Pending:
     """A captured step whose answer is being copied to the host.
 
     sampling: its slices that draw; ids, rows_S and positions_S are theirs. asking: those among them
-    that want log-probabilities, with `counts` alternatives each.
+    that want log-probabilities, with `counts` alternatives each. logprobs: on rank 0.
     """
 
     step_id: int
@@ -42,51 +42,89 @@ class Pending:
 
 
 class CapturedHead:
-    """Turns the output of a graph into a StepResult in two halves: `start` and `end`."""
+    """Turns the output of a graph into a StepResult in two halves: `start` and `end`. Every rank
+    calls both, in the same order of steps."""
 
-    def __init__(self, graphs: StepGraphs, input_batch: InputBatch, sampler: Sampler) -> None:
-        self._graphs = graphs
+    def __init__(self, draw: GraphDraw, input_batch: InputBatch, sampler: Sampler | None) -> None:
+        """sampler: on rank 0 only."""
+        self._draw = draw
         self._input_batch = input_batch
         self._sampler = sampler
 
-    def start(self, plan: StepPlan, host: HostBatch, output: StepOutput) -> Pending:
+    @property
+    def num_ranks(self) -> int:
+        return self._draw.num_ranks
+
+    def start(self, plan: StepPlan, host: HostBatch) -> Pending:
         """Queue on the device all that a captured step still owes its requests, each its own: draws
-        from adjusted logits, log-probabilities, and the way back of it all. `end` waits for it;
-        what is launched in between finds every drawn token. Nothing may be asked of
-        its prompt rows."""
+        that are not the graph's, log-probabilities, and the way back of it all. `end` waits for it;
+        what is launched in between finds every drawn token.
+
+        Which rows are drawn again follows from their parameters, so ranks agree on it.
+        """
         sampling = np.flatnonzero(host.samples_S)
         rows_S = host.rows_S[sampling]
         positions_S = host.ends_S[sampling].astype(np.int64)
-        columns, sampler = self._input_batch.columns, self._sampler
-        special = sampler.adjusted(rows_S, positions_S)
-        if special.size:
-            rows_R, positions_R = rows_S[special], positions_S[special]
-            all_special = np.arange(len(special))
-            self._graphs.redraw(
-                output,
-                sampling[special],
-                rows_R,
-                lambda logits_RV: sampler.adjust(logits_RV, rows_R, positions_R, all_special),
-                columns.draws(rows_R, positions_R),
-            )
+        columns = self._input_batch.columns
         asking = np.flatnonzero(columns.logprobs_R[rows_S] >= 0)
+        if self.num_ranks > 1:
+            again = np.flatnonzero(~samples_locally(columns, rows_S, positions_S))
+        else:
+            again = adjusted(columns, rows_S, positions_S)
+        raw_AV: torch.Tensor | None = None  # unadjusted logits of those that ask
+        if again.size:
+            raw_AV = self._redraw(sampling, rows_S, positions_S, again, asking)
         counts = columns.logprobs_R[rows_S[asking]].tolist()
-        logprobs = (
-            self._graphs.gather_logprobs(output, sampling[asking], max(counts)) if counts else ()
-        )
-        landing = self._graphs.fetch_tokens(output, len(host.rows_S))
+        if counts and self.num_ranks == 1:
+            raw_AV = self._draw.whole_logits(sampling[asking])
+        logprobs: tuple[torch.Tensor, ...] = ()
+        if raw_AV is not None:
+            logprobs = self._draw.gather_logprobs(sampling[asking], raw_AV, max(counts))
+        landing = self._draw.fetch_tokens(len(host.rows_S))
         ids = [plan.slices[i][0] for i in sampling.tolist()]
         return Pending(
             plan.step_id, ids, sampling, rows_S, positions_S, asking, counts, logprobs, landing
         )
 
-    def end(self, pending: Pending) -> StepResult:
-        """The result of a step that was started; waits for its tokens."""
+    def _redraw(
+        self,
+        sampling: NDArray[np.intp],
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        again: NDArray[np.intp],
+        asking: NDArray[np.intp],
+    ) -> torch.Tensor | None:
+        """Draw from whole, adjusted logits, and tell all ranks. Returns rank 0's unadjusted logits
+        of those that ask, where there are several ranks (they are among `again`)."""
+        slices, rows_R, positions_R = sampling[again], rows_S[again], positions_S[again]
+        logits_RV = self._draw.whole_logits(slices)
+        raw_AV: torch.Tensor | None = None
+        drawn_R: torch.Tensor | None = None
+        try:
+            if self._sampler is not None and logits_RV is not None:
+                if asking.size and self.num_ranks > 1:
+                    raw_AV = self._draw.pick(logits_RV, np.searchsorted(again, asking))
+                columns = self._input_batch.columns
+                changed = adjusted(columns, rows_R, positions_R)
+                if changed.size:
+                    self._sampler.adjust(logits_RV, rows_R, positions_R, changed)
+                drawn_R = self._draw.sample(logits_RV, columns.draws(rows_R, positions_R))
+        finally:
+            # Also after a failure: the other ranks queue their part of this and would hang.
+            self._draw.put(slices, rows_R, drawn_R)
+        return raw_AV
+
+    def end(self, pending: Pending) -> StepResult | None:
+        """The result of a step that was started, on rank 0; None on the others. Waits for its
+        tokens. Raises NotFinite, on every rank."""
         tokens_S = pending.landing.wait().numpy()
         drawn_S = tokens_S[pending.sampling].astype(np.int64)
+        # Also of a step that fails: a step launched after it reads these as token ids.
+        self._input_batch.put_tokens(pending.rows_S, pending.positions_S, drawn_S.clip(min=0))
         if drawn_S.size and drawn_S.min() < 0:
             raise NotFinite
-        self._input_batch.put_tokens(pending.rows_S, pending.positions_S, drawn_S)
+        if self._sampler is None:
+            return None
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         if pending.logprobs:
             chosen_R, rank_R, top_RK, ids_RK = (x.numpy() for x in pending.logprobs)

@@ -7,6 +7,11 @@ between steps, and the host waits once per step, for tokens; meanwhile it also p
 
 Work for single requests (penalties, grammars, log-probabilities) is queued after the graph, for
 their rows only: it needs tokens up to N - 1, which the host has by then.
+
+Several ranks do this each by itself, so one may launch N + 1 while another, whose plan came late,
+has ended N first. Yet all queue the same collective operations in the same order: those of the
+graph of N, those after it, then those of N + 1. What they are follows from the plans, which all
+ranks receive in the same order and of which none is withdrawn.
 """
 
 from __future__ import annotations
@@ -48,17 +53,16 @@ class RunAhead:
         self._launched: Launched | None = None
 
     def pop(self, step_id: int) -> Launched | None:
-        """The step, if it was launched ahead. Any other is dropped: it is executed when its plan
-        comes."""
+        """The step, if it was launched ahead. One rank drops any other, which is executed when its
+        plan comes. Several would not have launched it alike: RuntimeError."""
         launched, self._launched = self._launched, None
-        return launched if launched is not None and launched.step_id == step_id else None
-
-    def serves(self, current: Launched) -> bool:
-        """Whether `finish` can end this step: it was captured, and nothing is asked of its prompt
-        rows, whose hidden states the next step would overwrite."""
-        columns, rows_S = self._input_batch.columns, current.host.rows_S
-        asks_S = columns.pools_R[rows_S] | (columns.prompt_logprobs_R[rows_S] >= 0)
-        return current.output.tokens_S is not None and not bool(asks_S.any())
+        if launched is None or launched.step_id == step_id:
+            return launched
+        if self._head.num_ranks > 1:
+            raise RuntimeError(
+                f"step {step_id} came after step {launched.step_id} had been launched ahead of it"
+            )
+        return None
 
     def finish(
         self,
@@ -66,12 +70,13 @@ class RunAhead:
         current: Launched,
         following: Following | None,
         apply: Callable[[StepPlan], None],
-    ) -> StepResult:
-        """The current step's result; what follows it is launched before, where both allow it.
+    ) -> StepResult | None:
+        """The current step's result on rank 0, None on the others; what follows it is launched
+        before, where it allows it. Of the current step only its draws may still be missing.
 
         apply: brings the persistent batch and the cache to a plan.
         """
-        pending = self._head.start(plan, current.host, current.output)
+        pending = self._head.start(plan, current.host)
         upcoming = None
         if following is not None:
             upcoming = following(0.0)

@@ -87,6 +87,7 @@ class Decoder:
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
         self.device = weights.cos_sin_PD.device
         self.vocab_size = config.vocab_size
+        self.shard_width = -(-config.vocab_size // group.size)  # of each rank's logits
 
     def attach(self, kv: Sequence[KVLayer]) -> None:
         """Use this cache, one entry per layer; fuses the layers if the backend can."""

@@ -98,8 +98,11 @@ class _Backend(TorchBackend):
 
         return GraphSupport(True, pack_rows, self._draw, gather_logprobs, lambda experts: False)
 
-    def _draw(self, logits_SV: torch.Tensor, packed_S3: torch.Tensor) -> torch.Tensor:
-        return torch.ones(len(logits_SV), dtype=torch.int32)
+    def _draw(
+        self, logits_SV: torch.Tensor, packed_S3: torch.Tensor, first_id: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows = len(logits_SV)
+        return torch.zeros(num_rows, dtype=torch.float64), torch.ones(num_rows, dtype=torch.int32)
 
 
 class _Replays:

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import socket
 import traceback
+from collections.abc import Callable, Container
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Inbox:
+    """A rank's messages in order. `peek` sees the next one early, as a mailbox does."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._peeked: list[Any] = []
+
+    def receive(self) -> Any:
+        return self._peeked.pop() if self._peeked else self._pipe.recv()
+
+    def following(self, wait_s: float) -> StepPlan | None:
+        """The plan of the next message; None where it says that there is none, or not yet. Waits
+        for the message, however long: what a test sees does not depend on time."""
+        kind, payload = message = self.receive()
+        if kind == "no plan yet":
+            return None
+        self._peeked.append(message)
+        assert kind == "execute ahead"
+        assert isinstance(payload, StepPlan)
+        return payload
+
+
 def serve_rank(rank: int, pipe: Connection) -> None:
     """The life of one process: a chain of stages, all at this rank, driven by messages."""
     from actors.stage.runner import StageRunner
@@ -28,7 +51,8 @@ def serve_rank(rank: int, pipe: Connection) -> None:
     from tests.gpu.captures import EagerCapture
 
     runners: list[Any] = []
-    while (message := pipe.recv()) is not None:
+    inbox = Inbox(pipe)
+    while (message := inbox.receive()) is not None:
         kind, payload = message
         try:
             if kind == "make":
@@ -46,7 +70,12 @@ def serve_rank(rank: int, pipe: Connection) -> None:
                 for runner in runners:
                     runner.load_adapter(*payload)
                 pipe.send(("ok", None))
-            else:
+            elif kind == "call":
+                function, arguments = payload
+                pipe.send(("ok", function(runners, *arguments)))
+            elif kind == "execute ahead":
+                pipe.send(("ok", runners[0].execute(payload, None, inbox.following)))
+            elif kind == "execute":
                 carried = None
                 for runner in runners:
                     carried = runner.execute(payload, carried)
@@ -56,6 +85,20 @@ def serve_rank(rank: int, pipe: Connection) -> None:
             pipe.send(("error", traceback.format_exc()))
     for runner in runners:
         runner.close()
+
+
+class RanksFailed(RuntimeError):
+    """failures: the trace of each rank that failed."""
+
+    def __init__(self, failures: list[str]) -> None:
+        super().__init__(failures[0])
+        self.failures = failures
+
+
+def _of_rank_0(answers: list[Any]) -> StepResult:
+    assert answers[1:] == [None] * (len(answers) - 1)
+    assert isinstance(answers[0], StepResult)
+    return answers[0]
 
 
 class RankPool:
@@ -95,23 +138,40 @@ class RankPool:
         self._all(("load_adapter", (slot, folder)))
 
     def execute(self, plan: StepPlan) -> StepResult:
-        answers = self._all(("execute", plan))
-        assert answers[1:] == [None] * (len(answers) - 1)
-        assert isinstance(answers[0], StepResult)
-        return answers[0]
+        return _of_rank_0(self._all(("execute", plan)))
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function of a module says in each rank, given its runners and these arguments."""
+        return self._all(("call", (function, arguments)))
+
+    def send_plan(self, plan: StepPlan | None, late: Container[int] = ()) -> None:
+        """Send the next plan of a single stage, which ranks may launch ahead of their step; the
+        late ones will have ended it by then. None: there is no plan yet."""
+        for rank, pipe in enumerate(self._pipes):
+            if plan is None or rank in late:
+                pipe.send(("no plan yet", None))
+            if plan is not None:
+                pipe.send(("execute ahead", plan))
+
+    def next_result(self) -> StepResult:
+        """The answer to the oldest plan sent."""
+        return _of_rank_0(self._answers())
 
     def _all(self, message: object) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(message)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
         answers = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(_ANSWER_WAIT_S):
                 self.kill()
                 raise RuntimeError(f"rank {rank} does not answer")
             answers.append(pipe.recv())
-        for status, value in answers:
-            if status == "error":
-                raise RuntimeError(value)
+        failures = [value for status, value in answers if status == "error"]
+        if failures:
+            raise RanksFailed(failures)
         return [value for _, value in answers]
 
     def kill(self) -> None:
