@@ -79,12 +79,11 @@ ROOMS: dict[str, tuple[str, str]] = {
     "client": ("app/engine_client/client.py", "vocabulary"),
     "app.engine_client": (
         "app/engine_client/*.py",
-        "vocabulary fleet.picture engine.config executor engine transport stage.spec client",
+        "vocabulary cost fleet.picture engine.config executor engine transport stage.spec client",
     ),
     "app.fleet": (
         "app/fleet/*.py",
-        "vocabulary cost fleet.picture fleet.routers fleet engine transport client "
-        "app.engine_client",
+        "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine_client",
     ),
     "output": ("app/text/output/*.py", ""),
     "text": ("app/text/*.py", "vocabulary stage client output"),

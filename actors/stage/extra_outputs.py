@@ -126,9 +126,7 @@ def with_prompts(
     now, as rank 0 alone has them, and the others would have waited for it in the draw."""
     if any(math.isnan(entry.logprob) for *_, entries in prompts for entry in entries):
         raise NotFinite
-    if prompts or pooled:
-        return replace(result, prompt_logprobs=prompts, pooled=pooled)
-    return result
+    return replace(result, prompt_logprobs=prompts, pooled=pooled)
 
 
 def token_logprobs(

@@ -72,7 +72,7 @@ class Head:
         result = StepResult(plan.step_id, tokens, logprobs)
         if plan.drafts:
             result = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
-        return with_prompts(result, prompts, pooled)
+        return with_prompts(result, prompts, pooled) if prompts or pooled else result
 
     def prompt_outputs(
         self, plan: StepPlan, host: HostBatch, output: StepOutput

@@ -194,7 +194,7 @@ class StageRunner:
         if self._ahead is not None and output.tokens_S is not None:
             prompts, pooled = self._head.prompt_outputs(plan, host, output)
             result = self._ahead.finish(plan, launched, following, self._apply)
-            if result is not None:
+            if result is not None and (prompts or pooled):
                 result = with_prompts(result, prompts, pooled)
             if self.spec.num_stages == 1:  # drafts would keep the next step from a launch ahead
                 return result

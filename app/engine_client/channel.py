@@ -36,7 +36,7 @@ from actors.transport.messages import (
 )
 from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
-from app.engine_client.delivery_times import DeliveryTimes
+from app.engine_client.delivery_times import REPORT_EVERY, DeliveryTimes
 from app.engine_client.streams import OpenRequests
 
 _ANSWER_WITHIN_S = 10.0
@@ -73,6 +73,7 @@ class SchedulerChannel:
         self._owner = owner
         self._socket: FrameProtocol | None = None
         self._times = DeliveryTimes()
+        self._delays_s: list[float] = []  # of the latest deliveries
         self._tickets = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
 
@@ -103,9 +104,9 @@ class SchedulerChannel:
         if isinstance(message, IterationOutputs):
             if message.rows:
                 self.open_requests.deliver(message.rows)
-                longer_s = self._times.delivered(message.sent_s, time.monotonic())
-                if longer_s is not None:
-                    self._send(DeliveryTook(longer_s))
+                self._delays_s.append(time.monotonic() - message.sent_s)
+                if len(self._delays_s) == REPORT_EVERY:
+                    asyncio.get_running_loop().call_soon(self._report_delays)
             if message.records:
                 self._owner.on_records(message.records)
         elif isinstance(message, RequestsStarted):
@@ -118,6 +119,12 @@ class SchedulerChannel:
             self._answered(message)
         else:
             self._owner.on_message(message)
+
+    def _report_delays(self) -> None:
+        longer_s = self._times.report(self._delays_s)
+        self._delays_s.clear()
+        if longer_s is not None:
+            self._send(DeliveryTook(longer_s))
 
     async def ask(
         self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S

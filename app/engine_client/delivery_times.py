@@ -7,6 +7,8 @@ shorter steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.scheduling.cost.online import RecentQuantile
 
 WATCHED = 256  # deliveries
@@ -21,25 +23,19 @@ class DeliveryTimes:
 
     def __init__(self) -> None:
         self._longer = RecentQuantile(QUANTILE, WATCHED, [0.0])
-        self._last_delay_s: float | None = None
-        self._num_new = 0  # since the last report
+        self._last_s: float | None = None  # the last delay
         self._reported_s = 0.0
 
-    def delivered(self, sent_s: float, now_s: float) -> float | None:
-        """The tokens of a message sent at sent_s, on the scheduler's clock, are with their readers.
+    def report(self, delays_s: Sequence[float]) -> float | None:
+        """By how much a delay exceeds the one before, at its quantile; None: there is no news.
 
-        Returns, where there is news: by how much a delay exceeds the one before, at its quantile.
+        delays_s: of the deliveries since the last report, in their order.
         """
-        delay_s = now_s - sent_s
-        last_s, self._last_delay_s = self._last_delay_s, delay_s
-        if last_s is None:
+        for delay_s in delays_s:
+            if self._last_s is not None:
+                self._longer.add(max(0.0, delay_s - self._last_s))
+            self._last_s = delay_s
+        if abs(self._longer.value - self._reported_s) < LEAST_CHANGE_S:
             return None
-        self._longer.add(max(0.0, delay_s - last_s))
-        self._num_new += 1
-        if self._num_new < REPORT_EVERY:
-            return None
-        self._num_new, longer_s = 0, self._longer.value
-        if abs(longer_s - self._reported_s) < LEAST_CHANGE_S:
-            return None
-        self._reported_s = longer_s
-        return longer_s
+        self._reported_s = self._longer.value
+        return self._reported_s

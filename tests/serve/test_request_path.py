@@ -35,6 +35,7 @@ BESIDE = (
     "app/telemetry/loop_lag.py",
     "app/telemetry/iterations.py",  # records of steps, ten times a second for all streams
     "actors/engine/iteration_records.py",
+    "app/engine_client/delivery_times.py",  # once for 32 deliveries to all streams
 )
 QUEUED = "plain_output"  # of a token that came before its reader waited for one again
 # A token's way back ends with the write to its connection; what the next step needs, and what is
@@ -43,6 +44,7 @@ NOT_THE_WAY_BACK = {
     "Core._learn",
     "Core._plan",
     "EngineLoop._execute",
+    "EngineLoop._told_times",
     "Questions.answer",  # what the replica asks now and then
     "IterationFeed.publish",
     "IterationRecords.note",

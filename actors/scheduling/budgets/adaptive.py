@@ -18,9 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.outside import TimeOutside, WayToClient
-from actors.scheduling.budgets.slack import KeptShare, Pace, Slack
-from actors.scheduling.budgets.step_sizes import SizeChoice, StepSizes
+from actors.scheduling.budgets.slack import KeptShare, Pace, Slack, TimeOutside
+from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
@@ -32,6 +31,31 @@ PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
+MOST_GIVEN, MOST_LEARNT, FADES = 0.1, 0.25, 0.125  # see `WayToClient`
+
+
+@dataclass(slots=True)
+class WayToClient:
+    """The part of an objective that is left for the way from the engine to the client.
+
+    headroom: share of every objective left for it.
+    given_s: the least time left for it; at most a share `MOST_GIVEN` of an objective.
+    learnt_s: likewise, as replicas have measured it, and at most `MOST_LEARNT`. Of several the
+        slowest counts: a lower report lowers it by a share `FADES` of the difference.
+    """
+
+    headroom: float
+    given_s: float
+    learnt_s: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        lower = self.learnt_s - FADES * (self.learnt_s - seconds)
+        self.learnt_s = max(seconds, lower)
+
+    def share(self, tbt_s: float) -> float:
+        """Of this objective."""
+        given = min(self.given_s / tbt_s, MOST_GIVEN)
+        return max(self.headroom, given, min(self.learnt_s / tbt_s, MOST_LEARNT))
 
 
 @dataclass(slots=True)
@@ -137,7 +161,9 @@ class AdaptiveBudget:
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """The core itself updates the shared cost model."""
         self._outside.answered(shape, duration_s)
-        self._sizes.answered()
+        self._sizes.num_answered += 1
+        if self._sizes.num_answered % LOOK_EVERY == 0:
+            self._sizes.look_again()
 
     def delivery_took(self, seconds: float) -> None:
         self._way.took(seconds)

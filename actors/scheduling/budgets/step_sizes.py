@@ -123,7 +123,7 @@ class SizeChoice:
     fastest: StepSizes = field(init=False)  # while requests wait
     efficient_tokens: int = field(init=False)  # the longest usual step
     _ratios: list[float] = field(init=False, default_factory=list)  # that both sizes are for
-    _num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
+    num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
 
     def __post_init__(self) -> None:
         self._choose()
@@ -136,10 +136,9 @@ class SizeChoice:
         self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
         self.efficient_tokens = self.usual.at_most(most)
 
-    def answered(self) -> None:
-        """Call once per answered step."""
-        self._num_answered += 1
-        if self.follow_learnt and self._num_answered % LOOK_EVERY == 0:
+    def look_again(self) -> None:
+        """Call every `LOOK_EVERY` answered steps."""
+        if self.follow_learnt:
             now = zip(self.cost.size_ratios(self.max_step_tokens), self._ratios, strict=True)
             if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
                 self._choose()
@@ -150,6 +149,6 @@ class SizeChoice:
         outside_s: between two steps. With a fixed profile it is not counted."""
         outside_s *= self.follow_learnt
         most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease, outside_s))
-        if self.follow_learnt and self._num_answered % EXPLORE_EVERY == 0:
+        if self.follow_learnt and self.num_answered % EXPLORE_EVERY == 0:
             return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
         return self.fastest, most

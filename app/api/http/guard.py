@@ -9,9 +9,11 @@ replicas (or of Serve's Python proxies) those are removed before.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -25,7 +27,6 @@ from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
-from app.api.http.turns import Turns
 from app.engine_client.client import EngineError
 
 # With these a client could disable the notice of its disconnect, or set Serve's deadline.
@@ -81,8 +82,7 @@ class Ingress:
 def transport_of(send: Send) -> Any:
     """The connection of a server's own `send`; None if it cannot be found.
 
-    Needed because ASGI cannot drop a client that stopped reading: closing waits for its buffer.
-    """
+    Needed because ASGI cannot drop a client that stopped reading: closing waits for its buffer."""
     return getattr(getattr(send, "__self__", None), "transport", None)
 
 
@@ -248,11 +248,38 @@ class Log(Protocol):
     def exception(self, message: str, *args: object) -> None: ...
 
 
-class Endpoint:
-    """An ASGI app around one handler: failures become OpenAI error objects.
+class Turns:
+    """`await turns.next()` returns for one caller in each round of the event loop, in order.
 
-    turns: in which requests begin; None: at once.
-    """
+    A request takes a millisecond or two to be read and tokenized. Twenty that arrive together would
+    delay the tokens of all streams by as long as they all take; in turns, by one of them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_giving = False
+
+    async def next(self) -> None:
+        """A caller that is cancelled while it waits gives up its turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._go_on()
+        await turn
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_giving:
+            self._is_giving = True
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        self._is_giving = False
+        if not (turn := self._waiting.popleft()).done():
+            turn.set_result(None)
+        self._go_on()
+
+
+class Endpoint:
+    """An ASGI app around one handler: failures become OpenAI error objects. turns: in which
+    requests begin; None: at once."""
 
     def __init__(
         self,
