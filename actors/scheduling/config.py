@@ -181,7 +181,7 @@ class SchedulerConfig:
     )
     delivery_s: float = setting(
         DEFAULT_DELIVERY_S,
-        "Of each TBT objective at least this, a tenth at most, is left for the way to the client.",
+        "Part of TBT objectives for the way to the client, at most a tenth; more if it takes more.",
         at_least=0,
         **_SLO,
     )

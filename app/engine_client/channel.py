@@ -121,10 +121,8 @@ class SchedulerChannel:
             self._owner.on_message(message)
 
     def _report_delays(self) -> None:
-        longer_s = self._times.report(self._delays_s)
+        self._send(DeliveryTook(self._times.report(self._delays_s)))
         self._delays_s.clear()
-        if longer_s is not None:
-            self._send(DeliveryTook(longer_s))
 
     async def ask(
         self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S

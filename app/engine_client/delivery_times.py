@@ -14,7 +14,6 @@ from actors.scheduling.cost.online import RecentQuantile
 WATCHED = 256  # deliveries
 REPORT_EVERY = 32
 QUANTILE = 0.99
-LEAST_CHANGE_S = 0.0005
 
 
 class DeliveryTimes:
@@ -24,10 +23,9 @@ class DeliveryTimes:
     def __init__(self) -> None:
         self._longer = RecentQuantile(QUANTILE, WATCHED, [0.0])
         self._last_s: float | None = None  # the last delay
-        self._reported_s = 0.0
 
-    def report(self, delays_s: Sequence[float]) -> float | None:
-        """By how much a delay exceeds the one before, at its quantile; None: there is no news.
+    def report(self, delays_s: Sequence[float]) -> float:
+        """By how much a delay exceeds the one before, at its quantile.
 
         delays_s: of the deliveries since the last report, in their order.
         """
@@ -35,7 +33,4 @@ class DeliveryTimes:
             if self._last_s is not None:
                 self._longer.add(max(0.0, delay_s - self._last_s))
             self._last_s = delay_s
-        if abs(self._longer.value - self._reported_s) < LEAST_CHANGE_S:
-            return None
-        self._reported_s = self._longer.value
-        return self._reported_s
+        return self._longer.value
