@@ -32,7 +32,8 @@ class GivenLogits:
         self._first_id = group.rank * self.shard_width
 
     def sharded_logits(self, whole_SV: torch.Tensor) -> torch.Tensor:
-        padded_SV = torch.nn.functional.pad(whole_SV, (0, self.shard_width))
+        num_padding = self.shard_width * self._group.size - VOCABULARY
+        padded_SV = torch.nn.functional.pad(whole_SV, (0, num_padding))
         return padded_SV[:, self._first_id : self._first_id + self.shard_width]
 
     def local_logits(self, sharded_SV: torch.Tensor) -> tuple[torch.Tensor, int]:
