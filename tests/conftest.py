@@ -120,17 +120,18 @@ def ray_cluster() -> Iterator[None]:
 
     # Without HAProxy: its ports are one set per machine, and a server under test may hold them.
     os.environ.update(ENVIRONMENT | {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
-    # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
-    root = str(Path(__file__).resolve().parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     import ray
 
     from app.cli.local_ray import start_ray
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.
     folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
-    # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
-    start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
+        root = Path(__file__).resolve().parents[1]
+        patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
+        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
+        start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

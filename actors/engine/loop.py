@@ -126,17 +126,12 @@ class EngineLoop:
             for request_id in message.request_ids:
                 self._compiling.discard(request_id)
                 self._handle(Abort(request_id))
-        elif isinstance(message, FetchEarly):
+        elif isinstance(message, FetchEarly | DeliveryTook):
             self._handle(message)
-        elif isinstance(message, DeliveryTook):
-            self._told_times(message)
         elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))
         else:
             self.peers.send(number, self._questions.answer(message))
-
-    def _told_times(self, message: DeliveryTook) -> None:
-        self._handle(message)
 
     async def _answer_later(self, number: int, ask: Ask) -> None:
         self.peers.send(number, await self._questions.answer_later(ask))

@@ -181,7 +181,7 @@ class SchedulerConfig:
     )
     delivery_s: float = setting(
         DEFAULT_DELIVERY_S,
-        "Part of TBT objectives for the way to the client, at most a tenth; more if it takes more.",
+        "Left of TBT objectives for the way to clients: a tenth at most, or a quarter if measured.",
         at_least=0,
         **_SLO,
     )

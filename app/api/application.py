@@ -60,8 +60,8 @@ def build_api(
     batch = BatchCalls(batches)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
-        begins = turns if method == "POST" else None
-        return Route(path, Endpoint(handler, options, _log, begins), methods=[method])
+        endpoint = Endpoint(handler, options, _log, turns if method == "POST" else None)
+        return Route(path, endpoint, methods=[method])
 
     routes: list[BaseRoute] = [
         route("/health", probes.health, "GET"),

@@ -41,10 +41,10 @@ QUEUED = "plain_output"  # of a token that came before its reader waited for one
 # A token's way back ends with the write to its connection; what the next step needs, and what is
 # counted in batches afterwards, is not on it.
 NOT_THE_WAY_BACK = {
+    "AdaptiveBudget.delivery_took",  # of 32 deliveries at a time
     "Core._learn",
     "Core._plan",
     "EngineLoop._execute",
-    "EngineLoop._told_times",
     "Questions.answer",  # what the replica asks now and then
     "IterationFeed.publish",
     "IterationRecords.note",

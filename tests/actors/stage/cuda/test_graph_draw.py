@@ -18,6 +18,9 @@ from kernels.sampling import SamplingRows
 from kernels.torch import sampling
 from tests.actors.stage.rank_pool import free_port
 
+# A rank that fails leaves the others waiting for it.
+pytestmark = pytest.mark.timeout(60)
+
 CPU = torch.device("cpu")
 VOCABULARY, ROWS = 11, 6  # of the persistent batch
 
