@@ -35,9 +35,10 @@ from app.fleet.registry import Member, Registry, registry_of, this_node
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS
+from app.settings.fleet import FleetSettings
 from app.settings.load import parse, resolve
 from app.settings.models import served_name
-from app.settings.schema import FleetSettings, Settings
+from app.settings.schema import Settings
 from app.telemetry.engines import FrontEngines
 
 logger = logging.getLogger("legato.fleet")

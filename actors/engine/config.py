@@ -22,6 +22,7 @@ class KVMemory:
     shared_cache_gib: the same in memory that the engines of a node share; 0 for none.
     shared_cache_path: in which folder; None: where the system keeps shared memory.
     between_nodes: whether other nodes fetch from there by TCP; None: if the cluster has several.
+    direct_gib: memory of the device for blocks that go to other engines' devices; 0 for none.
     """
 
     gib: float | None = None
@@ -33,6 +34,7 @@ class KVMemory:
     shared_cache_gib: float = 0.0
     shared_cache_path: str | None = None
     between_nodes: bool | None = False
+    direct_gib: float = 0.0
 
     @property
     def has_tier(self) -> bool:

@@ -43,6 +43,7 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
                     shared_folder=str(shared / name / part),
                     shared_bytes=int(kv.shared_cache_gib * GIB),
                     between_nodes=kv.between_nodes,
+                    direct_bytes=int(kv.direct_gib * GIB),
                 )
             specs.append(spec)
     return specs

@@ -77,10 +77,12 @@ class TierHolds:
 
 
 class TierChange(NamedTuple):
-    """Digests added to and removed from one rank's store since the last answer."""
+    """Digests added to and removed from one rank's store since the last answer, and how many blocks
+    came from another device without passing it."""
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+    num_direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ class SecondTier:
         self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
-        self.num_saved_blocks = 0
-        self.num_fetched_blocks = 0
+        self.num_saved_blocks = self.num_fetched_blocks = self.num_direct_blocks = 0
         self.contents = TierContents(requests.config.tier_ranks)
         self._coming: dict[bytes, PendingMove] = {}
         self.early = EarlyFetches()
@@ -92,6 +91,7 @@ class SecondTier:
             "num_tier_blocks": self.contents.num_held,
             "num_saved_blocks": self.num_saved_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
+            "num_direct_blocks": self.num_direct_blocks,
             "num_early_blocks": self.early.num_taken,
         }
 
@@ -122,6 +122,7 @@ class SecondTier:
         self._last_answer_s = self.requests.now_s
         for rank, change in enumerate(event.changes):
             self.contents.change(rank, change.added, change.removed)
+        self.num_direct_blocks += min((c.num_direct for c in event.changes), default=0)
         if self.queue.saving.pop(event.move_id, None) is not None:
             self.num_saved_blocks += event.num_blocks
         else:
@@ -219,10 +220,7 @@ class SecondTier:
             move.waiting.append(requests.waiting.set_aside())
 
     def _fetch(self, state: RequestState) -> PendingMove | None:
-        """Begin or join a move for the request.
-
-        None: the request starts without a fetch, or must wait for memory.
-        """
+        """Begin or join a move for it; None: it starts without a fetch, or waits for memory."""
         blocks, size = self.block_manager, self.requests.config.block_size
         has_donor = self.requests.waiting.donor(state) is not None
         num_full = (state.num_tokens - 1) // size  # the last known token is always computed

@@ -34,6 +34,7 @@ class KVCache:
             num_layers, num_blocks, block_size, shape, dtype, device
         )
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
+        self._device = device
         self._on_gpu = device.type == "cuda"
         self._host: torch.Tensor | None = None  # (host blocks, layers, ...)
         if num_host_blocks and self.layers:
@@ -69,7 +70,7 @@ class KVCache:
         content = bytearray(self.block_bytes)
         if self._on_gpu:
             self._backend.read_blocks(self.layers, [block], [self._passage[0]])
-            torch.cuda.current_stream().synchronize()
+            self._wait()
             self._parts(content).copy_(self._passage[0])
         else:
             self._backend.read_blocks(self.layers, [block], [self._parts(content)])
@@ -80,10 +81,32 @@ class KVCache:
         if self._on_gpu:
             self._passage[0].copy_(self._parts(content))
             self._backend.write_blocks(self.layers, [block], [self._passage[0]])
-            torch.cuda.current_stream().synchronize()  # the passage is used again
+            self._wait()  # the passage is used again
         else:
             self._backend.write_blocks(self.layers, [block], [self._parts(content)])
         self.on_write(block)
+
+    def device_places(self, num_blocks: int) -> torch.Tensor:
+        """Memory beside the cache, on its device, for so many blocks of all layers."""
+        sample = self._sample
+        size = (num_blocks, len(self.layers), *sample.shape)
+        return torch.empty(size, dtype=sample.dtype, device=self._device)
+
+    def copy_out(self, block: int, place: torch.Tensor) -> None:
+        """One block into one of the `device_places`; it is there on return."""
+        self._backend.read_blocks(self.layers, [block], [place])
+        self._wait()
+
+    def copy_in(self, blocks: Sequence[int], places: torch.Tensor) -> None:
+        """Blocks from as many of the `device_places`, of a cache of the same shape."""
+        self._backend.write_blocks(self.layers, blocks, list(places))
+        self._wait()
+        for block in blocks:
+            self.on_write(block)
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
 
     def _parts(self, content: bytearray) -> torch.Tensor:
         """The same memory, seen as a block of each layer."""

@@ -1,4 +1,4 @@
-"""KV blocks between one rank's cache and its store, beside the steps.
+"""KV blocks between one rank's cache, its store and other engines' devices, beside the steps.
 
 No step uses a block until its move has been answered, so this thread and the computing one never
 wait for each other.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from actors.scheduling.events import TierChange
 from actors.stage.kv import KVCache
-from actors.stage.kv_peers import of_this_node, remote_shares
+from actors.stage.kv_peers import DirectWay, direct_way, of_this_node, remote_shares
 from actors.stage.spec import TierSpec
 from actors.stage.tier.disk import DiskTier
 from actors.stage.tier.shared import SharedTier
@@ -78,6 +80,12 @@ class KVMover:
             shared = _open_shared(spec, cache.block_bytes)
         if shared is not None and spec.between_nodes:
             remote = remote_shares(spec, shared)
+        self._direct: DirectWay | None = None
+        if 0 < spec.direct_bytes < cache.block_bytes:
+            raise ValueError(f"kv.direct_gib: a block takes {cache.block_bytes} bytes")
+        if spec.direct_bytes:
+            self._direct = direct_way(spec, cache, torch.device(device))
+        self._num_direct = 0
         self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk, shared, remote)
         self._stream: torch.cuda.Stream | None = None
         if device.startswith("cuda"):
@@ -90,7 +98,8 @@ class KVMover:
     def changes(self) -> TierChange:
         """Digests added and removed since the last call."""
         added, removed = self._store.pop_changes()
-        return TierChange(tuple(added), tuple(removed))
+        num_direct, self._num_direct = self._num_direct, 0
+        return TierChange(tuple(added), tuple(removed), num_direct)
 
     @torch.inference_mode()
     def save(self, blocks: Blocks) -> int:
@@ -98,17 +107,43 @@ class KVMover:
         with self._apart():
             for block, digest in reversed(blocks):
                 self._store.save(digest, self._cache.read(block))
+                if self._direct is not None:
+                    self._direct.blocks.put(digest, partial(self._cache.copy_out, block))
         return len(blocks)
 
     @torch.inference_mode()
     def fetch(self, blocks: Blocks, limit_s: float) -> int:
-        """Fill these from the store, up to the first that is absent or late; returns how many."""
+        """Fill these from other devices and from the store, up to the first that is absent or late;
+        returns how many."""
+        deadline_s = time.monotonic() + limit_s
         count = 0
         with self._apart():
-            loaded = self._store.load([digest for _, digest in blocks], limit_s)
-            for (block, _), content in zip(blocks, loaded, strict=False):
-                self._cache.write(block, content)
-                count += 1
+            while count < len(blocks):
+                before = count
+                count += self._fetch_direct(blocks[count:], deadline_s)
+                count += self._fetch_stored(blocks[count:], deadline_s)
+                if count == before:
+                    break
+        return count
+
+    def _fetch_direct(self, blocks: Blocks, deadline_s: float) -> int:
+        count = 0
+        if self._direct is None or self._store.holds(blocks[0][1]):
+            return count
+        for places in self._direct.peers.load([digest for _, digest in blocks], deadline_s):
+            numbers = [block for block, _ in blocks[count : count + len(places)]]
+            self._cache.copy_in(numbers, places)
+            count += len(places)
+        self._num_direct += count
+        return count
+
+    def _fetch_stored(self, blocks: Blocks, deadline_s: float) -> int:
+        count = 0
+        limit_s = max(0.0, deadline_s - time.monotonic())
+        loaded = self._store.load([digest for _, digest in blocks], limit_s)
+        for (block, _), content in zip(blocks, loaded, strict=False):
+            self._cache.write(block, content)
+            count += 1
         return count
 
     @contextlib.contextmanager

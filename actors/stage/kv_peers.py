@@ -1,17 +1,24 @@
-"""A rank's share of KV between nodes: it is served to others, and theirs are found."""
+"""A rank's KV for ranks of other engines: it is served to them, and theirs is found."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
 import msgpack
+import torch
 
+from actors.stage.kv import KVCache
 from actors.stage.spec import TierSpec
-from actors.stage.tier.remote import PeerAddress, RemoteShares, ShareServer
+from actors.stage.tier.connections import KnownPeers, PeerAddress
+from actors.stage.tier.direct import AT_ONCE, DeviceBlocks, DirectPeers, DirectServer
+from actors.stage.tier.remote import RemoteShares, ShareServer
 from actors.stage.tier.shared import SharedTier
+from actors.transport.addresses import free_address
+from actors.transport.device_pair import DevicePair
 from actors.transport.node_directory import NodeDirectory, has_other_nodes, this_host, this_node
 
 logger = logging.getLogger("legato.tier")
@@ -35,13 +42,44 @@ def remote_shares(spec: TierSpec, own: SharedTier) -> RemoteShares | None:
     except OSError as error:
         logger.error("KV is not shared between nodes: %s", error)
         return None
-    directory = NodeDirectory(f"kv {spec.key}", _packed(server.address), this_node())
+    peers = _known(f"kv {spec.key}", server.address, this_node())
+    return RemoteShares(peers, own.content_bytes)
+
+
+class DirectWay:
+    """From this rank's device to those of other engines, and back: `blocks` and `peers`."""
+
+    def __init__(self, spec: TierSpec, cache: KVCache, device: torch.device) -> None:
+        """Raises OSError where it cannot listen, and RuntimeError where memory is lacking."""
+        host = this_host() if spec.between_nodes else "127.0.0.1"
+        kind = f"kv direct {spec.key} {'' if spec.between_nodes else this_node()}"
+        make_pair = partial(DevicePair, device=device)
+        num_places = spec.direct_bytes // cache.block_bytes
+        self.blocks = DeviceBlocks(cache.device_places(num_places))
+        self._server = DirectServer(host, self.blocks, make_pair, partial(free_address, host))
+        peers = _known(kind, self._server.address, None)
+        self.peers = DirectPeers(peers, make_pair, cache.device_places(AT_ONCE))
+        self.peers.start()
+
+
+def direct_way(spec: TierSpec, cache: KVCache, device: torch.device) -> DirectWay | None:
+    """None where there can be none."""
+    try:
+        return DirectWay(spec, cache, device)
+    except (OSError, RuntimeError) as error:
+        logger.error("KV goes through host memory: %s", error)
+        return None
+
+
+def _known(kind: str, own: PeerAddress, node: str | None) -> KnownPeers:
+    """Tell the own address, and follow those of others; node: see `NodeDirectory`."""
+    directory = NodeDirectory(kind, _packed(own), node)
     directory.start()
 
     def find() -> Sequence[PeerAddress]:
         return [PeerAddress(*msgpack.unpackb(told)) for told in directory.others()]
 
-    return RemoteShares(find, lambda peer: directory.drop(_packed(peer)), own.content_bytes)
+    return KnownPeers(find, lambda peer: directory.drop(_packed(peer)))
 
 
 def _packed(address: PeerAddress) -> bytes:

@@ -79,6 +79,7 @@ class TierSpec:
         those that fail, and leaves the shares of the dead to its peers.
     shared_root: of all shares of this user; shared_folder: within it, for this key.
     between_nodes: whether ranks of other nodes may fetch what is shared; None: if there are any.
+    direct_bytes: of the device, for blocks that go to other engines' devices without host memory.
     """
 
     key: str
@@ -90,6 +91,7 @@ class TierSpec:
     shared_folder: str = ""
     shared_bytes: int = 0
     between_nodes: bool | None = False
+    direct_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,11 @@ class RankGroup:
         self._address = address
         self._device = device or torch.device("cpu")
         host, _, port = address.rpartition(":")
-        self._store = _store(host, int(port), rank, size)
+        self._store = make_store(host, int(port), rank, size)
         if self._device.type == "cuda":
-            self._group = dist.ProcessGroupNCCL(self._store, rank, size, _nccl_options())
+            self._group = dist.ProcessGroupNCCL(self._store, rank, size, nccl_options())
         else:
-            self._group = dist.ProcessGroupGloo(self._store, rank, size, _gloo_options(host))
+            self._group = dist.ProcessGroupGloo(self._store, rank, size, gloo_options(host))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in place; returns x."""
@@ -141,28 +141,29 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _store(host: str, port: int, rank: int, size: int) -> Any:
+def make_store(host: str, port: int, rank: int, size: int, timeout: timedelta = _TIMEOUT) -> Any:
     """Rank 0 serves the store, on the named address only: torch's default is every interface."""
     if rank != 0:
-        return dist.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT)
+        return dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host.strip("[]"), port))
     listener.listen()
     return dist.TCPStore(
-        host, port, size, is_master=True, timeout=_TIMEOUT, wait_for_workers=False,
+        host, port, size, is_master=True, timeout=timeout, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
 
 
-def _nccl_options() -> Any:
+def nccl_options(timeout: timedelta = _TIMEOUT) -> Any:
+    """timeout: of an operation, after which torch takes it for hung."""
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = _TIMEOUT
+    options._timeout = timeout
     return options
 
 
-def _gloo_options(host: str) -> Any:
+def gloo_options(host: str, timeout: timedelta = _TIMEOUT) -> Any:
     """gloo pairs on the loopback interface when the store is there."""
     options = dist.ProcessGroupGloo._Options()
     hostname = "127.0.0.1" if _is_loopback(host.strip("[]")) else ""
@@ -171,5 +172,5 @@ def _gloo_options(host: str) -> Any:
         if hostname
         else dist.ProcessGroupGloo.create_default_device()
     ]
-    options._timeout = _TIMEOUT
+    options._timeout = timeout
     return options

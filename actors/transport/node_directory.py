@@ -1,4 +1,4 @@
-"""What the processes of one kind tell those on other nodes: entries in Ray's key-value store.
+"""What processes of one kind tell those on other nodes, or all: entries in Ray's key-value store.
 
 A thread reads the entries and repeats its own, so that nobody waits for the cluster. An entry whose
 process has died stays until somebody finds that out.
@@ -40,13 +40,13 @@ def has_other_nodes() -> bool:
 
 class NodeDirectory:
     """kind: all that tell each other. own: what this process tells. node: its own, whose entries
-    are not listed."""
+    are not listed; None lists all but the own one."""
 
-    def __init__(self, kind: str, own: bytes, node: str) -> None:
+    def __init__(self, kind: str, own: bytes, node: str | None) -> None:
         self._prefix = f"nodes/{hashlib.sha256(kind.encode()).hexdigest()[:32]}/"
         self._name = f"{self._prefix}{secrets.token_hex(8)}"
         self._node = node
-        self._own: bytes = msgpack.packb((node, own))
+        self._own: bytes = msgpack.packb((node or "", own))
         self._entries: dict[str, tuple[str, bytes]] = {}  # name -> (node, what it tells)
         self._lost: set[str] = set()
 
@@ -55,8 +55,10 @@ class NodeDirectory:
         threading.Thread(target=self._follow, name="legato-nodes", daemon=True).start()
 
     def others(self) -> list[bytes]:
-        """What processes on other nodes tell, as last read."""
-        return [told for node, told in self._entries.values() if node != self._node]
+        """What the other processes tell, as last read."""
+        apart = self._node is not None
+        entries = list(self._entries.values())
+        return [told for node, told in entries if not (apart and node == self._node)]
 
     def drop(self, told: bytes) -> None:
         """The process that tells this has died."""

@@ -31,6 +31,7 @@ _ADDED_UP = (
     "num_tier_blocks",
     "num_saved_blocks",
     "num_fetched_blocks",
+    "num_direct_blocks",
     "num_early_blocks",
     "tokens_per_s",
     "recoveries",

@@ -20,20 +20,16 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
+from app.settings.fleet import FleetSettings
 from app.settings.model_folder import SettingsError, model_config, model_folder, vocabulary
-from app.settings.schema import (
-    FleetSettings,
-    KVSettings,
-    ModelSettings,
-    ParallelSettings,
-    Settings,
-)
+from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
 
 logger = logging.getLogger("legato.settings")
 
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
+_DIRECT_GIB = 0.25  # of a GPU, where engines share KV
 _CONSTANT_BUDGETS = ("fixed", "throttled")
 
 
@@ -98,7 +94,7 @@ def resolve(settings: Settings) -> EngineConfig:
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=_kv_memory(kv, fraction, scheduler.prefix_cache, settings.fleet),
+        kv=_kv_memory(settings, fraction, scheduler.prefix_cache),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
@@ -175,11 +171,9 @@ def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
         raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
 
 
-def _kv_memory(
-    kv: KVSettings, fraction: float, prefix_cache: bool, fleet: FleetSettings | None
-) -> KVMemory:
+def _kv_memory(settings: Settings, fraction: float, prefix_cache: bool) -> KVMemory:
     """Raises SettingsError for a key of the second tier that has no effect."""
-    path = None
+    kv, fleet, path = settings.kv, settings.fleet, None
     if kv.disk_cache_path is not None:
         if not kv.disk_cache_gib:
             raise SettingsError("kv.disk_cache_path: has no effect without `kv.disk_cache_gib`")
@@ -192,10 +186,15 @@ def _kv_memory(
     for key in ("host_cache_gib", "disk_cache_gib", "shared_cache_gib"):
         if getattr(kv, key) and not prefix_cache:
             raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
+    if kv.direct_gib and not kv.shared_cache_gib:
+        raise SettingsError("kv.direct_gib: has no effect without `kv.shared_cache_gib`")
+    direct_gib = kv.direct_gib
+    if direct_gib is None:
+        direct_gib = _DIRECT_GIB if settings.parallel.device == "cuda" else 0.0
     between_nodes = False if fleet is None else fleet.listens_for_nodes
     return KVMemory(
         kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path,
-        kv.shared_cache_gib, shared, between_nodes,
+        kv.shared_cache_gib, shared, between_nodes, direct_gib,
     )  # fmt: skip
 
 

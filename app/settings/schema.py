@@ -12,12 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from actors.fleet.roles import WAYS, build_way
-from actors.fleet.routers import build_router
-from actors.fleet.snapshot import Role
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
 from app.settings.batches import BatchSettings
+from app.settings.fleet import FleetSettings
 
 
 class _Section(BaseModel):
@@ -151,6 +149,13 @@ class KVSettings(_Section):
     shared_cache_path: str | None = Field(
         None, description="Folder for those; in `/dev/shm` if absent."
     )
+    direct_gib: float | None = Field(
+        None,
+        ge=0,
+        description="Memory of each rank's device for blocks that go to other engines' devices "
+        "without passing host memory (NCCL between GPUs, gloo between CPUs); if absent 0.25 where "
+        "GPUs share KV, else 0.",
+    )
     dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto", description="Keys and values as they are stored; auto is the model's dtype."
     )
@@ -190,69 +195,6 @@ class TelemetrySettings(_Section):
         description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "
         "http://127.0.0.1:4318/v1/traces; none if absent.",
     )
-
-
-class FleetSettings(_Section):
-    """Several engines behind fronts: the deployments `Front` and `Engine`."""
-
-    routing: str = Field(
-        "slack",
-        description="Which engine takes a request: slack (least work over slack left), "
-        "round_robin, least_loaded, power_of_two, prefix.",
-    )
-    routing_options: Mapping[str, Any] = Field(
-        default_factory=dict, description="Options of that router."
-    )
-    way: Literal["colocated", "split", "flexible"] = Field(
-        "colocated",
-        description="Which engines compute prompts. colocated: all. split: the deployment "
-        "`Engine-prefill` computes prompts and first tokens, `Engine-decode` continues. flexible: "
-        "`Engine-both` continues, and computes prompts too while its streams leave time.",
-    )
-    way_options: Mapping[str, Any] = Field(
-        default_factory=dict, description="Options of flexible: `least_gain`, `least_slack`."
-    )
-    start_within_s: float = Field(
-        20.0, gt=0, description="A request that finds no engine for so long gets 503."
-    )
-    resume_within_s: float = Field(
-        120.0, gt=0, description="A stream that has lost its engine and finds no other ends then."
-    )
-    rebalance: bool = Field(
-        True, description="What is late at one engine goes to another that keeps its objective."
-    )
-    sleeps: bool = Field(
-        False,
-        description="All engines may end while no request comes (`min_replicas: 0` of `Engine`). A "
-        "front without any is then ready, and a request wakes one: start_within_s must be longer "
-        "than an engine takes to start.",
-    )
-    allow_inexact: bool = Field(
-        False, description="A stream may also go on at an engine that rounds otherwise (another "
-        "processor, backend or dtype), where there is no other."
-    )  # fmt: skip
-    tcp: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description="Engines listen for other nodes: for fronts, and for what they share of KV; "
-        "auto: where the cluster has several nodes as the engine starts.",
-    )
-
-    @model_validator(mode="after")
-    def _router_exists(self) -> FleetSettings:
-        build_way(self.way, build_router(self.routing, self.routing_options), self.way_options)
-        return self
-
-    @property
-    def listens_for_nodes(self) -> bool | None:
-        """None: auto."""
-        return {"always": True, "never": False}.get(self.tcp)
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Of its deployments of engines."""
-        if self.way == "colocated":
-            return (Role.BOTH,)
-        return WAYS[self.way].roles(1, 1)
 
 
 class AdapterSettings(_Section):

@@ -185,6 +185,11 @@ class BlockStore:
         self._reported = (self._reported | added) - removed
         return sorted(added), sorted(removed)
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether this rank has it, in memory or on disk."""
+        with self._lock:
+            return self._holds(digest)
+
     def flush(self, limit_s: float) -> bool:
         """Wait until all is written; returns whether it is."""
         with self._wakes:

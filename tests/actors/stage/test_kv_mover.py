@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors.stage import kv_mover
 from actors.stage.kv import KVCache
 from actors.stage.kv_mover import KVMover
 from actors.stage.spec import TierSpec
+from actors.stage.tier.direct import DeviceBlocks
 from kernels.interface import AttentionShape
 from kernels.registry import resolve_backend
 
@@ -99,3 +101,62 @@ def test_a_peer_fetches_what_was_saved(
     assert other.fetch([(2, digest(1)), (3, digest(2))], 30.0) == 1
     assert cache.read(2) == before
     assert other.changes().added == (digest(1),)
+
+
+@dataclass
+class Way:
+    """To devices whose blocks are in `others`, two at once."""
+
+    blocks: DeviceBlocks
+    others: list[DeviceBlocks]
+
+    @property
+    def peers(self) -> Way:
+        return self
+
+    def load(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[torch.Tensor]:
+        for other in self.others:
+            for at in range(0, len(digests), 2):
+                with other.lent(digests[at : at + 2]) as places:
+                    if places:
+                        yield torch.stack(places)
+                    if len(places) < 2:
+                        return
+
+
+def test_blocks_come_from_other_devices_and_the_rest_from_the_store(
+    cache: KVCache,
+    make_mover: Callable[..., KVMover],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways: list[Way] = []
+
+    def make_way(spec: TierSpec, of: KVCache, device: torch.device) -> Way:
+        num_places = spec.direct_bytes // of.block_bytes
+        ways.append(Way(DeviceBlocks(of.device_places(num_places)), []))
+        return ways[-1]
+
+    monkeypatch.setattr(kv_mover, "direct_way", make_way)
+    with pytest.raises(ValueError, match=r"^kv\.direct_gib: a block takes"):
+        make_mover(cache, direct_bytes=cache.block_bytes - 1)
+    shares = {"shared_root": str(tmp_path / "s"), "shared_folder": str(tmp_path / "s/m/r")}
+    most = {"host_bytes": 0, "disk_bytes": 0, "shared_bytes": 1 << 20, **shares}
+    one, other = (make_mover(cache, **most, direct_bytes=3 * cache.block_bytes) for _ in range(2))
+    ways[1].others.append(ways[0].blocks)
+
+    before = [cache.read(block) for block in range(BLOCKS)]
+    one.save([(n, digest(n)) for n in range(4)])  # the first stays longest, and 3 came first
+    replaced: list[int] = []
+    cache.on_write = replaced.append
+    fetched = other.fetch([(5, digest(0)), (4, digest(1)), (3, digest(2)), (2, digest(3))], 30.0)
+    assert fetched == 4
+    assert [cache.read(block) for block in (5, 4, 3, 2)] == before[:4]
+    assert replaced == [5, 4, 3, 2]
+    change = other.changes()
+    assert change.num_direct == 3
+    assert change.added == (digest(3),), "from the share; the others are only on the device"
+    assert other.changes().num_direct == 0
+
+    assert one.fetch([(5, digest(1))], 30.0) == 1, "its own"
+    assert one.changes().num_direct == 0

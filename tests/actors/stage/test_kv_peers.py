@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
 import msgpack
 import pytest
+import torch
 
-from actors.stage.kv_peers import of_this_node, remote_shares
+from actors.stage.kv import KVCache
+from actors.stage.kv_peers import direct_way, of_this_node, remote_shares
 from actors.stage.spec import TierSpec
 from actors.stage.tier.remote import ShareServer
 from actors.stage.tier.shared import SharedTier
 from actors.transport.node_directory import NodeDirectory
+from kernels.interface import AttentionShape
+from kernels.registry import resolve_backend
 from tests.actors.stage.tier.test_shared import SIZE, block, digest
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -47,3 +52,37 @@ def test_a_share_of_another_node_is_found_and_none_of_this_one(tmp_path: Path) -
         time.sleep(0.05)  # polling, bounded
     assert [content[-SIZE:] for content in found] == [block(2)]
     server.close()
+
+
+CPU = torch.device("cpu")
+
+
+def test_devices_of_two_engines_find_each_other(tmp_path: Path) -> None:
+    backend = resolve_backend("torch", CPU, torch.float32, 4, None)
+    cache = KVCache(backend, 2, 3, 0, 4, AttentionShape(4, 2, 16, 0.25), torch.float32, CPU)
+    spec = TierSpec(str(tmp_path), "", 0, 0, direct_bytes=3 * cache.block_bytes)
+    one, other = (direct_way(spec, cache, CPU) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    content = torch.arange(cache.block_bytes // 4).float().view(cache.device_places(1)[0].shape)
+    cache.copy_in([1], content[None])
+    assert one.blocks.put(digest(1), partial(cache.copy_out, 1))
+    end_s = time.monotonic() + 60
+    while not (found := [p.clone() for p in other.peers.load([digest(1), digest(2)], end_s)]):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)  # polling, bounded
+    assert torch.equal(found[0], content[None])
+    other.peers.close()
+
+
+def test_a_device_without_memory_for_it_goes_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = resolve_backend("torch", CPU, torch.float32, 4, None)
+    cache = KVCache(backend, 2, 3, 0, 4, AttentionShape(4, 2, 16, 0.25), torch.float32, CPU)
+
+    def fails(num_blocks: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(cache, "device_places", fails)
+    assert direct_way(TierSpec(str(tmp_path), "", 0, 0, direct_bytes=1 << 20), cache, CPU) is None

@@ -32,5 +32,14 @@ def test_those_of_a_kind_find_each_other(tmp_path: Path) -> None:
     assert told[1].others() == [bytes([2])]
 
 
+def test_without_a_node_all_others_are_found(tmp_path: Path) -> None:
+    told = [NodeDirectory(str(tmp_path), bytes([n]), None) for n in range(3)]
+    for one in told:
+        one.put()
+    for one in told:
+        one.read()
+    assert sorted(told[0].others()) == [bytes([1]), bytes([2])]
+
+
 def test_a_lone_node_has_no_others() -> None:
     assert not has_other_nodes()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from actors.fleet.snapshot import Role
 from actors.scheduling.config import LIVE_KEYS, SETTINGS, ConfigError, SchedulerConfig
 from app.settings.load import parse, resolve
 from app.settings.model_folder import SettingsError
@@ -272,37 +271,4 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     tokenizer["model"]["vocab"]["another"] = tokenizer["model"]["vocab"].pop("the")
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(SettingsError, match=r"^speculation\.model: .* has other tokens than"):
-        resolve(parse(args))
-
-
-def split(**fleet: Any) -> dict[str, Any]:
-    return {**MODEL, "kv": {"shared_cache_gib": 1}, "fleet": {"way": "split", **fleet}}
-
-
-def test_ways_have_deployments_of_their_roles() -> None:
-    fleet = parse(split()).fleet
-    assert fleet is not None
-    assert fleet.roles == (Role.PREFILL, Role.DECODE)
-    flexible = parse(split(way="flexible", way_options={"least_gain": 0.2})).fleet
-    assert flexible is not None
-    assert flexible.roles == (Role.PREFILL, Role.BOTH)
-    assert resolve(parse(split())).kv.shared_cache_gib == 1
-    assert resolve(parse(split(way="colocated"))).kv.has_tier  # streams that leave are fetched
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (split() | {"kv": {}}, "fleet.way: split needs `kv.shared_cache_gib`"),
-        (split(sleeps=True), "fleet.sleeps: not with `fleet.way: split`"),
-        (split(way_options={"least_gain": 0.2}), "way_options"),
-        (split(way="flexible", way_options={"least_gain": 2}), "least_gain"),
-        (
-            split() | {"kv": {"shared_cache_gib": 1, "prefix_cache": False}},
-            "kv.shared_cache_gib: has no effect with",
-        ),
-    ],
-)
-def test_a_way_that_cannot_be_is_refused(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
         resolve(parse(args))

@@ -7,13 +7,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.stage.tier.remote import SECRET_BYTES, PeerAddress, RemoteShares, ShareServer
+from actors.stage.tier.connections import SECRET_BYTES, KnownPeers, PeerAddress
+from actors.stage.tier.remote import RemoteShares, ShareServer
 from actors.stage.tier.shared import SharedTier
 from actors.stage.tier.store import BlockStore
 from tests.actors.stage.tier.test_shared import SIZE, block, digest
@@ -55,7 +55,7 @@ class Reader:
 
     def __init__(self, *peers: PeerAddress) -> None:
         self.peers = list(peers)
-        self.shares = RemoteShares(lambda: self.peers, self.peers.remove, FILE_BYTES)
+        self.shares = RemoteShares(KnownPeers(lambda: self.peers, self.peers.remove), FILE_BYTES)
 
     def load(self, *numbers: int, limit_s: float = LIMIT_S) -> list[bytearray]:
         found = self.shares.load([digest(n) for n in numbers], time.monotonic() + limit_s)
@@ -98,21 +98,6 @@ def test_a_reader_that_stops_in_the_middle_reads_rightly_afterwards(
     assert reader.load(40, 41) == [block(40), block(41)]
 
 
-def is_hung_up(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def test_nothing_is_served_without_the_secret(make_node: Callable[..., Node]) -> None:
-    address = make_node(1).server.address
-    assert Reader(replace(address, secret=bytes(SECRET_BYTES))).load(1) == []
-    with socket.create_connection((HOST, address.port), LIMIT_S) as sock:
-        sock.sendall(bytes(SECRET_BYTES) + struct.pack("<I", 1) + digest(1))
-        assert is_hung_up(sock)
-
-
 def test_a_dead_rank_is_dropped_and_the_next_asked(make_node: Callable[..., Node]) -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
@@ -143,7 +128,7 @@ def test_a_rank_that_does_not_answer_costs_one_limit(make_node: Callable[..., No
 
 
 def store_of(node: Node, *peers: PeerAddress) -> BlockStore:
-    remote = RemoteShares(lambda: peers, lambda _: None, node.tier.content_bytes)
+    remote = RemoteShares(KnownPeers(lambda: peers, lambda _: None), node.tier.content_bytes)
     return BlockStore(SIZE, 0, None, node.tier, remote)
 
 

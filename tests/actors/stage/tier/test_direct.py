@@ -1,0 +1,205 @@
+"""Blocks from device to device: those asked for, as they were, in time, or none. The devices are
+CPUs, joined by gloo."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from actors.stage.tier import direct
+from actors.stage.tier.connections import KnownPeers, PeerAddress
+from actors.stage.tier.direct import AT_ONCE, DeviceBlocks, DirectPeers, DirectServer, Pair
+from actors.transport.addresses import free_address
+from actors.transport.device_pair import DevicePair
+from tests.actors.stage.tier.test_shared import digest
+
+HOST = "127.0.0.1"
+LIMIT_S = 30.0
+SHAPE = (2, 3, 8)  # of a block: layers, and whatever a backend keeps of one
+
+make_pair = partial(DevicePair, device=torch.device("cpu"))
+free = partial(free_address, HOST)
+
+
+def block(number: int) -> torch.Tensor:
+    return torch.arange(48, dtype=torch.int32).view(SHAPE) + 1000 * number
+
+
+def blocks_of(num_places: int, *numbers: int) -> DeviceBlocks:
+    made = DeviceBlocks(torch.zeros((num_places, *SHAPE), dtype=torch.int32))
+    for number in numbers:
+        assert made.put(digest(number), _fills(number))
+    return made
+
+
+def _fills(number: int) -> Callable[[torch.Tensor], None]:
+    def fill(place: torch.Tensor) -> None:
+        place.copy_(block(number))
+
+    return fill
+
+
+def there(blocks: DeviceBlocks, *numbers: int) -> list[int]:
+    """Numbers of those that are lent when these are asked for."""
+    with blocks.lent([digest(n) for n in numbers]) as places:
+        return [int(place.flatten()[0]) // 1000 for place in places]
+
+
+# ---- what a device keeps -------------------------------------------------------------------------
+
+
+def test_the_oldest_gives_its_place() -> None:
+    blocks = blocks_of(3, 1, 2, 3)
+    assert blocks.put(digest(1), pytest.fail), "it is there: nothing is copied"
+    assert blocks.put(digest(4), _fills(4))
+    assert there(blocks, 3, 1, 4, 2, 3) == [3, 1, 4]
+    assert there(blocks, 2) == []
+
+
+def test_what_is_being_sent_keeps_its_place() -> None:
+    blocks = blocks_of(2, 1, 2)
+    with blocks.lent([digest(1)]) as (place,):
+        assert blocks.put(digest(3), _fills(3))
+        assert there(blocks, 2) == []
+        with blocks.lent([digest(3), digest(1)]):
+            assert not blocks.put(digest(4), pytest.fail)
+        assert torch.equal(place, block(1))
+    assert blocks.put(digest(4), _fills(4))
+    assert there(blocks, 3, 4) == [3, 4]
+
+
+# ---- between two -----------------------------------------------------------------------------
+
+
+class Ranks:
+    """Some that serve, and one that asks all of them."""
+
+    def __init__(self, make: Callable[[int, str], Pair], *served: DeviceBlocks) -> None:
+        self.servers = [DirectServer(HOST, blocks, make, free) for blocks in served]
+        self.known = [server.address for server in self.servers]
+        peers = KnownPeers(lambda: self.known, self.known.remove)
+        self.peers = DirectPeers(peers, make, torch.zeros((AT_ONCE, *SHAPE), dtype=torch.int32))
+
+    def load(self, numbers: Sequence[int], limit_s: float = LIMIT_S) -> list[int]:
+        """Numbers of those that come, each of which is right."""
+        found = []
+        for places in self.peers.load([digest(n) for n in numbers], time.monotonic() + limit_s):
+            for place in places:
+                found.append(int(place.flatten()[0]) // 1000)
+                assert torch.equal(place, block(found[-1]))
+        return found
+
+
+@pytest.fixture
+def make_ranks() -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def make(*served: DeviceBlocks, make_pair: Callable[[int, str], Pair] = make_pair) -> Ranks:
+        made.append(Ranks(make_pair, *served))
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        ranks.peers.close()
+        for server in ranks.servers:
+            server.close()
+
+
+def test_blocks_come_in_order_up_to_the_first_that_nobody_has(
+    make_ranks: Callable[..., Ranks],
+) -> None:
+    many = list(range(2 * AT_ONCE + 3))
+    ranks = make_ranks(blocks_of(50, *many), blocks_of(5, 70, 71))
+    assert ranks.load(many) == [], "no link yet: a block waits for none"
+    ranks.peers.look()
+    assert ranks.load(many) == many
+    assert ranks.load([4, 70, 71, 9, 72, 1]) == [4, 70, 71], "each rank is asked once"
+    assert ranks.load([70, 4]) == [70, 4]
+    assert ranks.load([99]) == []
+    assert ranks.load(many[::-1]) == many[::-1]
+    assert ranks.load(many, limit_s=0.0) == []
+
+
+class Dies:
+    """A pair whose device fails in the middle of its second answer."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        self._pair = make_pair(rank, address)
+        self._num_sent = 0
+
+    def send(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
+        self._num_sent += 1
+        if self._num_sent == 2:
+            self._pair.send(tensors[:1], limit_s)
+            raise OSError("the device has gone")
+        self._pair.send(tensors, limit_s)
+
+    def receive(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
+        self._pair.receive(tensors, limit_s)
+
+    def close(self) -> None:
+        self._pair.close()
+
+
+def test_an_answer_that_ends_early_is_absent(make_ranks: Callable[..., Ranks]) -> None:
+    numbers = list(range(2 * AT_ONCE))
+    served = blocks_of(50, *numbers)
+    ranks = make_ranks(served, make_pair=Dies)
+    ranks.peers.look()
+    assert ranks.load(numbers) == numbers[:AT_ONCE]
+    assert ranks.load(numbers) == [], "its link has ended"
+    for number in range(100, 150):  # nothing is lent for ever
+        assert served.put(digest(number), _fills(number))
+
+
+def test_a_rank_that_stands_still_costs_little_and_the_next_is_asked(
+    make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_ANSWER_WITHIN_S", 0.1)
+    over = threading.Event()
+    silent, lively = blocks_of(3, 1), blocks_of(3, 1)
+    monkeypatch.setattr(silent, "lent", lambda _: over.wait(LIMIT_S))
+    ranks = make_ranks(silent, lively)
+    ranks.peers.look()
+    assert ranks.load([1]) == [1]
+    assert ranks.load([1]) == [1]
+    over.set()
+
+
+def test_a_peer_that_cannot_join_is_left_alone(make_ranks: Callable[..., Ranks]) -> None:
+    tries: list[int] = []
+
+    def fails(rank: int, address: str) -> Pair:
+        tries.append(rank)
+        raise OSError("no device")
+
+    ranks = make_ranks(blocks_of(3, 1), make_pair=fails)
+    for _ in range(3):
+        ranks.peers.look()
+    assert tries.count(1) == 1
+    assert ranks.load([1]) == []
+
+
+def test_only_so_many_links_are_made(
+    make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_MOST_LINKS", 1)
+    ranks = make_ranks(blocks_of(3, 1), blocks_of(3, 2))
+    ranks.peers.look()
+    assert ranks.load([1]) + ranks.load([2]) in ([1], [2])
+
+
+def test_those_who_are_known_later_are_linked_too(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(blocks_of(3, 1))
+    known: list[PeerAddress] = list(ranks.known)
+    ranks.known.clear()
+    ranks.peers.look()
+    assert ranks.load([1]) == []
+    ranks.known.extend(known)
+    ranks.peers.look()
+    assert ranks.load([1]) == [1]
