@@ -38,7 +38,7 @@ class DevicePair:
 
     def __init__(self, rank: int, address: str, device: torch.device) -> None:
         self._other = 1 - rank
-        self._device = device
+        self.device = device
         self._stream: torch.cuda.Stream | None = None
         self._group: Any = None
         host, _, port = address.rpartition(":")
@@ -106,7 +106,7 @@ class DevicePair:
                 if self._stream is None:
                     yield
                 else:
-                    with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                    with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                         yield
         except TransferFailed:
             self.close()

@@ -19,6 +19,7 @@ from actors.transport.device_pair import DevicePair, TransferFailed
 
 CPU = torch.device("cpu")
 LIMIT_S = 30.0
+NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
 def started(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -42,11 +43,14 @@ def started(work: Callable[[], Any]) -> Callable[[], Any]:
     return wait
 
 
-@pytest.fixture
-def sides() -> Iterator[tuple[DevicePair, DevicePair]]:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_TWO])])
+def sides(request: pytest.FixtureRequest) -> Iterator[tuple[DevicePair, DevicePair]]:
     address = free_address("127.0.0.1")
-    other = started(lambda: DevicePair(1, address, CPU))
-    pair = DevicePair(0, address, CPU), other()
+    devices = [CPU, CPU]
+    if request.param == "cuda":
+        devices = [torch.device("cuda", rank) for rank in range(2)]
+    other = started(lambda: DevicePair(1, address, devices[1]))
+    pair = DevicePair(0, address, devices[0]), other()
     yield pair
     for side in pair:
         side.close()
@@ -56,24 +60,26 @@ def test_tensors_arrive_whole_and_in_order(sides: tuple[DevicePair, DevicePair])
     sent = [torch.arange(n).to(torch.uint8) for n in (1, 5000, 1 << 20)]
     sent += [torch.arange(24.0).view(2, 3, 4).to(t) for t in (torch.bfloat16, torch.float8_e4m3fn)]
     for source, target in (sides, sides[::-1]):
-        landed = [torch.zeros_like(x) for x in sent]
+        landed = [torch.zeros_like(x, device=target.device) for x in sent]
         done = started(lambda t=target, into=landed: t.receive(into, LIMIT_S))  # type: ignore[misc]
-        source.send(sent, LIMIT_S)
+        source.send([x.to(source.device) for x in sent], LIMIT_S)
         assert done() is None
-        assert all(torch.equal(a.float(), b.float()) for a, b in zip(sent, landed, strict=True))
+        for before, after in zip(sent, landed, strict=True):
+            assert torch.equal(before.float(), after.cpu().float())
 
 
 def test_nothing_comes_in_time(sides: tuple[DevicePair, DevicePair]) -> None:
     begun_s = time.monotonic()
     with pytest.raises(TransferFailed):
-        sides[1].receive([torch.zeros(8)], 0.1)
+        sides[1].receive([torch.zeros(8, device=sides[1].device)], 0.1)
     assert time.monotonic() - begun_s < LIMIT_S
     with pytest.raises(TransferFailed, match="the pair has ended"):
-        sides[1].send([torch.zeros(8)], LIMIT_S)
+        sides[1].send([torch.zeros(8, device=sides[1].device)], LIMIT_S)
 
 
 def test_the_other_side_ends_meanwhile(sides: tuple[DevicePair, DevicePair]) -> None:
-    waits = started(lambda: sides[0].receive([torch.zeros(8)], LIMIT_S))
+    x = torch.zeros(8, device=sides[0].device)
+    waits = started(lambda: sides[0].receive([x], LIMIT_S))
     begun_s = time.monotonic()
     sides[1].close()
     assert isinstance(waits(), TransferFailed)
