@@ -27,6 +27,9 @@ from actors.transport.shares import make_private, remove_unheld
 
 logger = logging.getLogger("legato.tier")
 
+# Of a fetch's time for other devices: a peer that stands still leaves the rest to the share.
+_DIRECT_SHARE = 0.25
+
 Blocks = Sequence[tuple[int, bytes]]  # (device block, digest)
 
 
@@ -81,8 +84,8 @@ class KVMover:
         if shared is not None and spec.between_nodes:
             remote = remote_shares(spec, shared)
         self._direct: DirectWay | None = None
-        if 0 < spec.direct_bytes < cache.block_bytes:
-            raise ValueError(f"kv.direct_gib: a block takes {cache.block_bytes} bytes")
+        if 0 < spec.direct_bytes < 2 * cache.block_bytes:
+            raise ValueError(f"kv.direct_gib: two blocks take {2 * cache.block_bytes} bytes")
         if spec.direct_bytes:
             self._direct = direct_way(spec, cache, torch.device(device))
         self._num_direct = 0
@@ -115,12 +118,13 @@ class KVMover:
     def fetch(self, blocks: Blocks, limit_s: float) -> int:
         """Fill these from other devices and from the store, up to the first that is absent or late;
         returns how many."""
-        deadline_s = time.monotonic() + limit_s
+        now_s = time.monotonic()
+        deadline_s, direct_until_s = now_s + limit_s, now_s + _DIRECT_SHARE * limit_s
         count = 0
         with self._apart():
             while count < len(blocks):
                 before = count
-                count += self._fetch_direct(blocks[count:], deadline_s)
+                count += self._fetch_direct(blocks[count:], direct_until_s)
                 count += self._fetch_stored(blocks[count:], deadline_s)
                 if count == before:
                     break
@@ -135,6 +139,7 @@ class KVMover:
             self._cache.copy_in(numbers, places)
             count += len(places)
         self._num_direct += count
+        self._store.take_over([digest for _, digest in blocks[:count]])
         return count
 
     def _fetch_stored(self, blocks: Blocks, deadline_s: float) -> int:

@@ -50,15 +50,18 @@ class DirectWay:
     """From this rank's device to those of other engines, and back: `blocks` and `peers`."""
 
     def __init__(self, spec: TierSpec, cache: KVCache, device: torch.device) -> None:
-        """Raises OSError where it cannot listen, and RuntimeError where memory is lacking."""
+        """Raises OSError where it cannot listen, and RuntimeError where memory is lacking. A fifth
+        of the memory, at most, is where blocks arrive."""
         host = this_host() if spec.between_nodes else "127.0.0.1"
         kind = f"kv direct {spec.key} {'' if spec.between_nodes else this_node()}"
         make_pair = partial(DevicePair, device=device)
         num_places = spec.direct_bytes // cache.block_bytes
-        self.blocks = DeviceBlocks(cache.device_places(num_places))
+        num_landing = max(1, min(AT_ONCE, num_places // 5))
+        landing = cache.device_places(num_landing)
+        self.blocks = DeviceBlocks(cache.device_places(num_places - num_landing))
         self._server = DirectServer(host, self.blocks, make_pair, partial(free_address, host))
         peers = _known(kind, self._server.address, None)
-        self.peers = DirectPeers(peers, make_pair, cache.device_places(AT_ONCE))
+        self.peers = DirectPeers(peers, make_pair, landing)
         self.peers.start()
 
 

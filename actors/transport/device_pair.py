@@ -7,7 +7,7 @@ limit, and after one that has failed the pair is of no more use.
 from __future__ import annotations
 
 import contextlib
-import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -22,7 +22,7 @@ dist: Any = torch.distributed
 
 _JOIN_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.0002  # at an operation of a GPU: a wait within CUDA would have no limit
-_ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_HIGH: Final = -1  # streams of this priority are of another pool, and shared with no step
 
 
 class TransferFailed(OSError):
@@ -33,7 +33,8 @@ class DevicePair:
     """One of two sides. Both make it with the same address, and get it once both are there.
 
     rank: 0 or 1; 0 serves the address, "host:port". Sides are used by one thread each. Raises
-    TransferFailed, as all operations do.
+    TransferFailed, as all operations do. Between GPUs, making it may take for ever if the other
+    side dies at the wrong moment: use a thread that can be spared.
     """
 
     def __init__(self, rank: int, address: str, device: torch.device) -> None:
@@ -41,15 +42,17 @@ class DevicePair:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
         self._group: Any = None
+        self._store: Any = None
         host, _, port = address.rpartition(":")
         within = timedelta(seconds=_JOIN_WITHIN_S)
         with _failures():
             probe = torch.zeros(1, dtype=torch.uint8, device=device)
             self._store = make_store(host, int(port), rank, 2, within)
             if device.type == "cuda":
-                self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                with _errors_left_to_us():
-                    self._group = dist.ProcessGroupNCCL(self._store, rank, 2, nccl_options())
+                self._stream = torch.cuda.Stream(device, _HIGH)  # type: ignore[no-untyped-call]
+                options = nccl_options(within)
+                options.is_high_priority_stream = True
+                self._group = dist.ProcessGroupNCCL(self._store, rank, 2, options)
             else:
                 options = gloo_options(host, within)
                 self._group = dist.ProcessGroupGloo(self._store, rank, 2, options)
@@ -73,13 +76,15 @@ class DevicePair:
 
     def close(self) -> None:
         """End the pair; what the other side still waits for fails there."""
-        group, self._group = self._group, None
-        if group is not None:
+        held = [self._group, self._store]
+        self._group = self._store = None
+        if held[0] is None:
+            return
+        if self._stream is None:
             with contextlib.suppress(RuntimeError):
-                group.abort()  # of NCCL: also what is queued, or its kernels would wait for ever
-            with contextlib.suppress(RuntimeError):
-                group.shutdown()
-            del self._store
+                held[0].shutdown()
+        else:  # it may wait for torch's watchdog, and its kernels until they are aborted
+            threading.Thread(target=_abort, args=[held], daemon=True).start()
 
     def _finish(self, works: Sequence[Any], limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
@@ -126,16 +131,8 @@ def _failures() -> Iterator[None]:
         raise TransferFailed(str(error).splitlines()[0]) from error
 
 
-@contextlib.contextmanager
-def _errors_left_to_us() -> Iterator[None]:
-    """torch would end the process when a communicator fails, and with it the streams of all who
-    have nothing to do with the other side. It reads this when a group is made."""
-    before = os.environ.get(_ERROR_HANDLING)
-    os.environ[_ERROR_HANDLING] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ERROR_HANDLING]
-        else:
-            os.environ[_ERROR_HANDLING] = before
+def _abort(held: list[Any]) -> None:
+    """End a group of NCCL, also what is queued; held: the last references to it and its store."""
+    with contextlib.suppress(RuntimeError):
+        held[0].abort()
+    held.clear()

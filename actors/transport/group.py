@@ -7,6 +7,7 @@ ranks of several stages. gloo on CPU, NCCL on CUDA.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -154,6 +155,16 @@ def make_store(host: str, port: int, rank: int, size: int, timeout: timedelta = 
         host, port, size, is_master=True, timeout=timeout, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
+
+
+def keep_errors_of_nccl() -> None:
+    """Call it before the first group of a process: torch would end the process, or hold it up for
+    minutes, when a communicator fails. What a failure means is the engine's to say: it has a
+    deadline for every step, and a pair's other side may die at any time."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0")
 
 
 def nccl_options(timeout: timedelta = _TIMEOUT) -> Any:

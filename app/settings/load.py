@@ -29,7 +29,6 @@ logger = logging.getLogger("legato.settings")
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
-_DIRECT_GIB = 0.25  # of a GPU, where engines share KV
 _CONSTANT_BUDGETS = ("fixed", "throttled")
 
 
@@ -94,7 +93,7 @@ def resolve(settings: Settings) -> EngineConfig:
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=_kv_memory(settings, fraction, scheduler.prefix_cache),
+        kv=_kv_memory(kv, fraction, scheduler.prefix_cache, settings.fleet),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
@@ -171,9 +170,11 @@ def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
         raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
 
 
-def _kv_memory(settings: Settings, fraction: float, prefix_cache: bool) -> KVMemory:
+def _kv_memory(
+    kv: KVSettings, fraction: float, prefix_cache: bool, fleet: FleetSettings | None
+) -> KVMemory:
     """Raises SettingsError for a key of the second tier that has no effect."""
-    kv, fleet, path = settings.kv, settings.fleet, None
+    path = None
     if kv.disk_cache_path is not None:
         if not kv.disk_cache_gib:
             raise SettingsError("kv.disk_cache_path: has no effect without `kv.disk_cache_gib`")
@@ -188,13 +189,10 @@ def _kv_memory(settings: Settings, fraction: float, prefix_cache: bool) -> KVMem
             raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
     if kv.direct_gib and not kv.shared_cache_gib:
         raise SettingsError("kv.direct_gib: has no effect without `kv.shared_cache_gib`")
-    direct_gib = kv.direct_gib
-    if direct_gib is None:
-        direct_gib = _DIRECT_GIB if settings.parallel.device == "cuda" else 0.0
     between_nodes = False if fleet is None else fleet.listens_for_nodes
     return KVMemory(
         kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path,
-        kv.shared_cache_gib, shared, between_nodes, direct_gib,
+        kv.shared_cache_gib, shared, between_nodes, kv.direct_gib,
     )  # fmt: skip
 
 

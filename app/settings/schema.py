@@ -149,12 +149,12 @@ class KVSettings(_Section):
     shared_cache_path: str | None = Field(
         None, description="Folder for those; in `/dev/shm` if absent."
     )
-    direct_gib: float | None = Field(
-        None,
+    direct_gib: float = Field(
+        0.0,
         ge=0,
         description="Memory of each rank's device for blocks that go to other engines' devices "
-        "without passing host memory (NCCL between GPUs, gloo between CPUs); if absent 0.25 where "
-        "GPUs share KV, else 0.",
+        "without passing host memory: by NCCL between GPUs, where it has not run yet, by gloo "
+        "between CPUs; 0: none.",
     )
     dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto", description="Keys and values as they are stored; auto is the model's dtype."

@@ -34,13 +34,14 @@ from actors.stage.tier.connections import (
 
 logger = logging.getLogger("legato.tier")
 
-AT_ONCE: Final = 16  # blocks of one question
-_SEND_WITHIN_S: Final = 10.0
-# A peer that stands still: the share may have what it does not send.
+AT_ONCE: Final = 16  # most blocks of one question
+# Of a peer that stands still: the share may have what it does not send.
 _ANSWER_WITHIN_S: Final = 0.5
-_RECEIVE_WITHIN_S: Final = 2.0
+_BLOCKS_WITHIN_S: Final = 2.0  # on both sides: kernels that wait for the other one occupy a GPU
 _JOIN_WITHIN_S: Final = 30.0
 _MOST_LINKS: Final = 8  # each takes memory of the device, where it has buffers
+_MOST_SERVED: Final = 16
+_IDLE_S: Final = 60.0  # after which a link gives its place to a peer that has none
 _LOOK_EVERY_S: Final = 1.0  # for new peers
 
 
@@ -118,16 +119,22 @@ class DirectServer(PeerServer):
         self._blocks = blocks
         self._make_pair = make_pair
         self._free_address = free_address
+        self._places = threading.BoundedSemaphore(_MOST_SERVED)
         super().__init__(host, self._send_all)
 
     def _send_all(self, sock: socket.socket) -> None:
-        address = self._free_address().encode()
-        sock.sendall(COUNT.pack(len(address)) + address)
-        with closing(self._make_pair(0, address.decode())) as pair:
-            while True:
-                with self._blocks.lent(next_question(sock)) as places:
-                    sock.sendall(COUNT.pack(len(places)))
-                    pair.send(places, _SEND_WITHIN_S)
+        if not self._places.acquire(blocking=False):
+            return
+        try:
+            address = self._free_address().encode()
+            sock.sendall(COUNT.pack(len(address)) + address)
+            with closing(self._make_pair(0, address.decode())) as pair:
+                while True:
+                    with self._blocks.lent(next_question(sock)) as places:
+                        sock.sendall(COUNT.pack(len(places)))
+                        pair.send(places, _BLOCKS_WITHIN_S)
+        finally:
+            self._places.release()
 
 
 class _Link:
@@ -136,6 +143,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket, make_pair: MakePair) -> None:
         self._sock = sock
+        self.last_used_s = time.monotonic()
         sock.settimeout(_JOIN_WITHIN_S)
         (length,) = COUNT.unpack(read_exactly(sock, COUNT.size))
         self._pair = make_pair(1, read_exactly(sock, length).decode())
@@ -146,7 +154,8 @@ class _Link:
         ask(self._sock, digests)
         (count,) = COUNT.unpack(read_exactly(self._sock, COUNT.size))
         if count:
-            self._pair.receive(list(landing[:count]), _left_s(deadline_s, _RECEIVE_WITHIN_S))
+            self._pair.receive(list(landing[:count]), _left_s(deadline_s, _BLOCKS_WITHIN_S))
+            self.last_used_s = time.monotonic()
         return int(count)
 
     def close(self) -> None:
@@ -159,10 +168,10 @@ def _left_s(deadline_s: float, most_s: float) -> float:
 
 
 class DirectPeers:
-    """What other ranks have on their devices. One thread calls `load`; another one makes links, so
+    """What other ranks have on their devices. One thread calls `load`; links are made on others, so
     that no block waits for one.
 
-    landing: memory of the device for AT_ONCE blocks.
+    landing: memory of the device for the blocks of one question.
     """
 
     def __init__(self, peers: KnownPeers, make_pair: MakePair, landing: torch.Tensor) -> None:
@@ -170,6 +179,7 @@ class DirectPeers:
         self._make_pair = make_pair
         self._landing = landing
         self._links: dict[PeerAddress, _Link] = {}
+        self._joining: set[PeerAddress] = set()
         self._best: PeerAddress | None = None  # the last one that had something
         self._ends = threading.Event()
 
@@ -181,22 +191,44 @@ class DirectPeers:
         while not self._ends.wait(_LOOK_EVERY_S):
             self.look()
 
-    def look(self) -> None:
-        """Make links to the peers that have none."""
+    def look(self) -> list[threading.Thread]:
+        """Begin to make links to the peers that have none; returns what makes them, a thread each:
+        a device whose other side dies meanwhile may keep it for ever."""
+        made = []
         for peer in self._peers.available():
-            if len(self._links) < _MOST_LINKS and peer not in self._links:
-                self._join(peer)
+            if peer in self._links or peer in self._joining:
+                continue
+            if len(self._links) + len(self._joining) >= _MOST_LINKS and not self._give_up_one():
+                break
+            self._joining.add(peer)
+            made.append(threading.Thread(target=self._join, args=[peer], daemon=True))
+            made[-1].start()
+        return made
+
+    def _give_up_one(self) -> bool:
+        """End the link that has been of no use for longest, if for long."""
+        links = list(self._links.items())
+        if not links:  # all are being made
+            return False
+        peer, link = min(links, key=lambda both: both[1].last_used_s)
+        if time.monotonic() - link.last_used_s < _IDLE_S:
+            return False
+        self._end(peer, link)
+        return True
 
     def _join(self, peer: PeerAddress) -> None:
-        sock = self._peers.connect(peer, time.monotonic() + _JOIN_WITHIN_S)
-        if sock is None:
-            return
         try:
-            self._links[peer] = _Link(sock, self._make_pair)
-        except OSError as error:
-            logger.info("no way to the device of %s:%d: %s", peer.host, peer.port, error)
-            sock.close()
-            self._peers.pause(peer)
+            sock = self._peers.connect(peer, time.monotonic() + _JOIN_WITHIN_S)
+            if sock is None:
+                return
+            try:
+                self._links[peer] = _Link(sock, self._make_pair)
+            except OSError as error:
+                logger.info("no way to the device of %s:%d: %s", peer.host, peer.port, error)
+                sock.close()
+                self._peers.pause(peer)
+        finally:
+            self._joining.discard(peer)
 
     def load(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[torch.Tensor]:
         """These blocks in order, some at once, up to the first that nobody has or that is not here
@@ -204,7 +236,7 @@ class DirectPeers:
         count = 0
         for peer in sorted(self._links, key=lambda peer: peer != self._best):
             while count < len(digests):
-                asked = digests[count : count + AT_ONCE]
+                asked = digests[count : count + len(self._landing)]
                 num_found = self._fetch(peer, asked, deadline_s)
                 if num_found:
                     self._best = peer
@@ -214,21 +246,23 @@ class DirectPeers:
                     break
 
     def _fetch(self, peer: PeerAddress, digests: Sequence[bytes], deadline_s: float) -> int:
-        if time.monotonic() >= deadline_s:
+        link = self._links.get(peer)
+        if link is None or time.monotonic() >= deadline_s:
             return 0
-        link = self._links[peer]
         try:
             return link.fetch(digests, self._landing, deadline_s)
         except OSError as error:
             logger.info("no block from the device of %s:%d: %s", peer.host, peer.port, error)
             self._peers.pause(peer)
-            del self._links[peer]
-            link.close()
+            self._end(peer, link)
             return 0
+
+    def _end(self, peer: PeerAddress, link: _Link) -> None:
+        self._links.pop(peer, None)
+        link.close()
 
     def close(self) -> None:
         """Make no more links, and end those that there are."""
         self._ends.set()
-        for link in list(self._links.values()):
-            link.close()
-        self._links.clear()
+        for peer, link in list(self._links.items()):
+            self._end(peer, link)

@@ -185,6 +185,13 @@ class BlockStore:
         self._reported = (self._reported | added) - removed
         return sorted(added), sorted(removed)
 
+    def take_over(self, digests: Sequence[bytes]) -> None:
+        """These are on the device: keep what a peer shares of them, which copies nothing, so that
+        they need not be saved."""
+        found = [d for d in digests if self._shared is not None and self._shared.find(d)]
+        with self._lock:
+            self._gone.update(found)  # to be reported
+
     def holds(self, digest: bytes) -> bool:
         """Whether this rank has it, in memory or on disk."""
         with self._lock:

@@ -24,18 +24,12 @@ import typer
 
 from actors.fleet.roles import WAYS
 from app.bench.report import make_report, publish
-from app.bench.studies.ways_capacity import (
-    COMPARED,
-    LEAST_REQUESTS,
-    TOLERANCE,
-    Case,
-    Work,
-    study,
-)
+from app.bench.studies.ways_capacity import COMPARED, LEAST_REQUESTS, TOLERANCE, Case, study
 from app.bench.studies.ways_ledger import Ledger
+from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT, Work
 from app.bench.terminal import Json, Out, console, output, table
 from app.simulate.hardware.interconnect import INTERCONNECTS
-from app.simulate.paper.published import DATASETS, DEPLOYMENTS, SLOS
+from app.simulate.paper.published import DEPLOYMENTS
 from app.simulate.tables import number
 
 COLUMNS = (
@@ -160,8 +154,12 @@ def command(
     deployments: Annotated[
         str, typer.Option(help="Cost models of the paper, separated by commas; all if empty.")
     ] = "",
-    datasets: Annotated[str, typer.Option(help="Of the paper; all if empty.")] = "",
-    objectives: Annotated[str, typer.Option(help="Of the paper; all if empty.")] = "",
+    datasets: Annotated[
+        str, typer.Option(help="The paper's, `mixed` and `conversations`; all if empty.")
+    ] = "",
+    objectives: Annotated[
+        str, typer.Option(help=f"The paper's, and {TIGHT:g} of the strict one; all if empty.")
+    ] = "",
     ways: Annotated[str, typer.Option(help="Beside the colocated one; all if empty.")] = "",
     links: Annotated[str, typer.Option(help="Between engines; all if empty.")] = "",
     engines: Annotated[int, typer.Option(help="Engines of each way.", min=2)] = 4,
@@ -187,7 +185,7 @@ def command(
     """Capacity per GPU of colocated, split and flexible engines, simulated."""
     known = {d.model: d for d in DEPLOYMENTS}
     names = chosen(deployments, known, "deployment")
-    sets, slos = chosen(datasets, DATASETS, "dataset"), chosen(objectives, SLOS, "objective")
+    sets, slos = chosen(datasets, DATASETS, "dataset"), chosen(objectives, OBJECTIVES, "objective")
     asked = chosen(ways, WAYS, "way")
     by_speed = sorted(INTERCONNECTS, key=lambda name: -INTERCONNECTS[name].bytes_per_s)
     joined = chosen(links, by_speed, "link")

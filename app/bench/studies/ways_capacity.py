@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from actors.scheduling.cost.mix import Mix
 from app.bench.report import commit
 from app.bench.studies.ways_ledger import Ledger
+from app.bench.studies.ways_loads import CONVERSATIONS, OBJECTIVES, TIGHT, Work, requests_at
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import (
     INTERCONNECTS,
@@ -24,50 +22,17 @@ from app.simulate.hardware.interconnect import (
     parse_interconnect,
     shape_of,
 )
-from app.simulate.paper.published import SLOS, PaperDeployment
+from app.simulate.paper.published import PaperDeployment
 from app.simulate.run.capacity import Probe, probe_load
-from app.simulate.run.deployment import PREFILL_STEP_TOKENS, Deployment, Division
+from app.simulate.run.deployment import Deployment, Division
 from app.simulate.run.record import Summary
 from app.simulate.run.simulation import SimulatedRun, scheduler_config, simulate
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.requests import Workload, generate
-from app.simulate.workload.specs import parse_lengths
 
 COMPARED = 0.5  # of the colocated capacity: the load at which latencies are compared
 TOLERANCE = 0.05  # the next load that was tried, and failed, is at most so far above a capacity
 STRIDE = 1.1  # from one load to the next until one passes and one does not; it grows
 LEAST_REQUESTS = 20
 ANY_LINK = next(iter(INTERCONNECTS))  # between colocated engines, where nothing moves
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Seconds of an engine's stages that a request takes on average: its prompt, in long steps,
-    and its share of full steps of decodes. A rough figure: where to start searching."""
-
-    prompt_s: float
-    output_s: float
-
-    @classmethod
-    def of(cls, model: str, dataset: str, max_requests: int = 128) -> Work:
-        cost = load_model(model)
-        prompts, outputs = parse_lengths(dataset)(2000, np.random.default_rng(0))
-        prompt, output = float(prompts.mean()), float(outputs.mean())
-        held = prompt + output / 2
-        streams = max(1, int(min(max_requests, cost.kv_tokens / held)) // cost.num_stages)
-        chunk = Mix()
-        chunk.add(round(prompt / 2), PREFILL_STEP_TOKENS)
-        decodes = Mix(streams, round(streams * held))
-        return cls(
-            cost.stage_s(chunk) * prompt / PREFILL_STEP_TOKENS,
-            cost.stage_s(decodes) * output / streams,
-        )
-
-    def qps(self, num_prefill: int, num_engines: int) -> float:
-        """Of split engines; with num_prefill 0 of colocated ones."""
-        if not num_prefill:
-            return num_engines / (self.prompt_s + self.output_s)
-        return min(num_prefill / self.prompt_s, (num_engines - num_prefill) / self.output_s)
 
 
 class Place(NamedTuple):
@@ -91,6 +56,8 @@ class Case:
 
     @property
     def tbt_s(self) -> float:
+        if self.slo == "tight":
+            return TIGHT * self.deployment.slo_s("strict")
         return self.deployment.slo_s(self.slo)
 
     @property
@@ -115,17 +82,23 @@ class Case:
             overlap_chunks=many_stages,
         )
         kv_bytes = kv_bytes_per_token(shape_of(model.name))
-        division = Division(way, num_prefill, parse_interconnect(link or ANY_LINK), kv_bytes)
+        division = Division(
+            way,
+            num_prefill,
+            parse_interconnect(link or ANY_LINK),
+            kv_bytes,
+            shares_prefixes=self.dataset == CONVERSATIONS,
+        )
         return Deployment(
             config, model, num_replicas=self.num_engines, routing="slack", division=division
         )
 
     def probe(self, deployment: Deployment, qps: float) -> tuple[Probe, Summary]:
-        base = _requests(self.dataset, self.num_requests, self.seed)
+        base = requests_at(qps, self.dataset, self.num_requests, self.seed)
         return probe_load(deployment, base, qps, self.tbt_s, seed=self.seed)
 
     def run(self, deployment: Deployment, qps: float) -> SimulatedRun:
-        base = _requests(self.dataset, self.num_requests, self.seed)
+        base = requests_at(qps, self.dataset, self.num_requests, self.seed)
         return simulate(base.at_rate(qps), deployment, seed=self.seed)
 
     def judged(self, at: Place, qps: float, ledger: Ledger) -> dict[str, Any]:
@@ -157,11 +130,6 @@ class Case:
                 qps = low * stride if low else high / stride
                 stride *= STRIDE
         return Found(low, limit, best)
-
-
-@lru_cache(maxsize=2)
-def _requests(dataset: str, num_requests: int, seed: int) -> Workload:
-    return generate(poisson(1.0), parse_lengths(dataset), num_requests, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +180,7 @@ def search(case: Case, way: str, link: str, ledger: Ledger) -> Best:
     or the cost model's."""
     rows = ledger.rows
     links = ("",) if way == "colocated" else (link, *INTERCONNECTS)
-    near = [rows.get(case.key(way, there, slo)) for slo in SLOS for there in links]
+    near = [rows.get(case.key(way, there, slo)) for slo in OBJECTIVES for there in links]
     known = next((row for row in near if row and row["capacity_qps"]), None)
     work, num_engines = case.work, case.num_engines
     if way == "colocated":

@@ -46,6 +46,7 @@ class Division:
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
     as_live: engines of all roles have the settings that live ones have.
     ahead: KV moves chunk by chunk while its prompt is computed, as live; else with the first token.
+    shares_prefixes: requests find each other's KV; for workloads whose tokens are not blank.
     """
 
     way: str
@@ -55,10 +56,11 @@ class Division:
     options: Mapping[str, Any] = field(default_factory=dict)
     as_live: bool = False
     ahead: bool = True
+    shares_prefixes: bool = False
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
         """The settings of an engine: KV that moves has names, by which it is found on arrival."""
-        config = replace(config, prefix_cache=self.num_prefill > 0)
+        config = replace(config, prefix_cache=self.num_prefill > 0 or self.shares_prefixes)
         if self.as_live:
             return config.handing_over() if role is Role.PREFILL else config
         if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
@@ -81,8 +83,7 @@ class Deployment:
     rebalance: what is late at one engine goes on at another of its role, as in live fleets by
         default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
-    division: None: colocated. It takes neither autoscaling nor failures, and since KV moves by its
-        name, requests share no prefix.
+    division: None: colocated. It takes neither autoscaling nor failures.
     """
 
     config: SchedulerConfig

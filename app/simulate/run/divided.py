@@ -19,8 +19,8 @@ from app.simulate.run.replica import Replica
 
 
 class DividedFleet(SimulatedFleet):
-    """Engines by the deployment's `Division`. Equal tokens are not equal KV here: each request's
-    blocks have names of its own."""
+    """Engines by the deployment's `Division`. Unless it `shares_prefixes`, equal tokens are not
+    equal KV: each request's blocks have names of its own."""
 
     def _prepare(self) -> None:
         division = self._division
@@ -60,7 +60,9 @@ class DividedFleet(SimulatedFleet):
             self.handovers.watch_first(engine)
 
     def submit(self, request: Request, now_s: float) -> None:
-        super().submit(replace(request, cache_salt=f"{request.request_id}"), now_s)
+        if not self._division.shares_prefixes:
+            request = replace(request, cache_salt=f"{request.request_id}")
+        super().submit(request, now_s)
 
     def _place(self, arrival: Arrival, now_s: float) -> Placement | None:
         return self._way.place(arrival, self._roles, self._picture, now_s)

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.scheduling.events import PLAIN_FIELDS, OutputRow, Tick
 from actors.scheduling.plan import SliceRow
@@ -29,51 +27,9 @@ from actors.scheduling.request import Request
 from actors.scheduling.state import RequestStatus
 from app.simulate.hardware.interconnect import Links
 from app.simulate.run.engine import SimulatedEngine
+from app.simulate.run.handover_parts import Handover, HandoverTotals
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import INFINITY, Replica
-
-
-@dataclass(slots=True)
-class Handover:
-    """One request on its way.
-
-    digests, source_blocks: of the prompt's full blocks computed so far. num_sent: of these, those
-    given to the link; num_arrived likewise. reserved: blocks at the target, once it has room.
-    first_token: the request itself, as the target gets it.
-    """
-
-    request: Request
-    source: SimulatedEngine
-    target: SimulatedEngine | None = None
-    num_blocks: int = 0
-    digests: list[bytes] = field(default_factory=list)
-    source_blocks: list[int] = field(default_factory=list)
-    reserved: list[int] | None = None
-    num_sent: int = 0
-    arrived_s: float = 0.0  # the time at which all that was sent has arrived
-    first_token: int | None = None
-    is_submitted: bool = False
-
-
-@dataclass(slots=True)
-class HandoverTotals:
-    """What a run moved between its engines. handover_s: from the first token to the first step at
-    the second engine, of each request that moved."""
-
-    num_requests: int
-    num_bytes: float
-    busiest_link: float  # share of the run that its transfers take
-    handover_s: NDArray[np.float64]
-
-    def to_dict(self) -> dict[str, Any]:
-        p50, p99 = np.quantile(self.handover_s, (0.5, 0.99)) if self.num_requests else (0.0, 0.0)
-        return {
-            "num_requests": self.num_requests,
-            "num_bytes": self.num_bytes,
-            "busiest_link": self.busiest_link,
-            "handover_p50_s": float(p50),
-            "handover_p99_s": float(p99),
-        }
 
 
 class Handovers:
@@ -227,10 +183,12 @@ class Handovers:
         if end > begin:
             handover.num_sent = end
             size = handover.source.replica.core.config.block_size
-            num_bytes = (end - begin) * size * self._kv_bytes_per_token
-            arrives_s = handover.arrived_s = self.links.send(
-                handover.source.name, target.name, num_bytes, now_s
-            )
+            num_blocks = max(0, end - max(begin, handover.num_there))
+            arrives_s = now_s
+            if num_blocks:
+                num_bytes = num_blocks * size * self._kv_bytes_per_token
+                arrives_s = self.links.send(handover.source.name, target.name, num_bytes, now_s)
+            handover.arrived_s = max(handover.arrived_s, arrives_s)
             self._at(arrives_s, lambda then_s: self._arrived(handover, begin, end, then_s))
         is_whole = handover.num_sent == handover.num_blocks
         if is_whole and handover.first_token is not None and not handover.is_submitted:
@@ -284,10 +242,14 @@ class Handovers:
             spare = 0 if alone else int(core.config.watermark * memory.num_blocks)
             claimant = running.claimant
             lacks = claimant is not None and claimant.status is RequestStatus.RUNNING
-            if lacks or handover.num_blocks + 1 + spare > memory.num_free:
+            there = memory.match(handover.all_digests(core.config.block_size))
+            num_taken = handover.num_blocks - len(there) + memory.num_unreferenced(there)
+            if lacks or num_taken + 1 + spare > memory.num_free:
                 return
             waiting.popleft()
-            handover.reserved = memory.allocate(handover.num_blocks)
+            memory.share(there)
+            handover.num_there = len(there)
+            handover.reserved = there + memory.allocate(handover.num_blocks - len(there))
             self._send(handover, now_s)
 
     def _release(self, handover: Handover) -> None:

@@ -134,6 +134,18 @@ def arxiv_summarization() -> Lengths:
     )
 
 
+def mixed(one: Lengths, other: Lengths, share: float = 0.5) -> Lengths:
+    """Requests of two datasets in any order; share: of the second one."""
+
+    def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
+        is_other = rng.uniform(size=n) < share
+        columns = zip(one(n, rng), other(n, rng), strict=True)
+        prompts, outputs = (np.where(is_other, second, first) for first, second in columns)
+        return prompts, outputs
+
+    return draw
+
+
 def scaled(lengths: Lengths, divisor: float) -> Lengths:
     """The same shape of lengths, every one divided: a workload for a smaller machine."""
 

@@ -11,6 +11,7 @@ from app.simulate.workload.lengths import (
     Lengths,
     arxiv_summarization,
     fixed_lengths,
+    mixed,
     scaled,
     sharegpt4,
     uniform_lengths,
@@ -28,6 +29,7 @@ from app.simulate.workload.traces import SUFFIXES, read_trace, trace_lengths
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
     "arxiv": arxiv_summarization,
+    "mixed": lambda share=0.5: mixed(sharegpt4(), arxiv_summarization(), share),
     "fixed": lambda prompt, output: fixed_lengths(int(prompt), int(output)),
     "uniform": lambda low, high, ratio: uniform_lengths(int(low), int(high), ratio),
     "zipf": lambda low=1024.0, high=4096.0, theta=0.6, ratio=20.0: zipf_lengths(

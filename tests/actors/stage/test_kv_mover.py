@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,15 @@ class Way:
     """To devices whose blocks are in `others`, two at once."""
 
     blocks: DeviceBlocks
-    others: list[DeviceBlocks]
+    others: list[DeviceBlocks] = field(default_factory=list)
+    limits_s: list[float] = field(default_factory=list)
 
     @property
     def peers(self) -> Way:
         return self
 
     def load(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[torch.Tensor]:
+        self.limits_s.append(deadline_s - time.monotonic())
         for other in self.others:
             for at in range(0, len(digests), 2):
                 with other.lent(digests[at : at + 2]) as places:
@@ -134,12 +137,12 @@ def test_blocks_come_from_other_devices_and_the_rest_from_the_store(
 
     def make_way(spec: TierSpec, of: KVCache, device: torch.device) -> Way:
         num_places = spec.direct_bytes // of.block_bytes
-        ways.append(Way(DeviceBlocks(of.device_places(num_places)), []))
+        ways.append(Way(DeviceBlocks(of.device_places(num_places))))
         return ways[-1]
 
     monkeypatch.setattr(kv_mover, "direct_way", make_way)
-    with pytest.raises(ValueError, match=r"^kv\.direct_gib: a block takes"):
-        make_mover(cache, direct_bytes=cache.block_bytes - 1)
+    with pytest.raises(ValueError, match=r"^kv\.direct_gib: two blocks take"):
+        make_mover(cache, direct_bytes=2 * cache.block_bytes - 1)
     shares = {"shared_root": str(tmp_path / "s"), "shared_folder": str(tmp_path / "s/m/r")}
     most = {"host_bytes": 0, "disk_bytes": 0, "shared_bytes": 1 << 20, **shares}
     one, other = (make_mover(cache, **most, direct_bytes=3 * cache.block_bytes) for _ in range(2))
@@ -155,7 +158,8 @@ def test_blocks_come_from_other_devices_and_the_rest_from_the_store(
     assert replaced == [5, 4, 3, 2]
     change = other.changes()
     assert change.num_direct == 3
-    assert change.added == (digest(3),), "from the share; the others are only on the device"
+    assert change.added == tuple(digest(n) for n in range(4)), "shared: none need be saved"
+    assert 0 < ways[1].limits_s[0] < 10, "a peer that stands still leaves time for the share"
     assert other.changes().num_direct == 0
 
     assert one.fetch([(5, digest(1))], 30.0) == 1, "its own"

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 import torch
 
+from actors.stage import kv_peers
 from actors.stage.kv import KVCache
 from actors.stage.kv_peers import direct_way, of_this_node, remote_shares
 from actors.stage.spec import TierSpec
@@ -80,9 +81,16 @@ def test_a_device_without_memory_for_it_goes_without(
 ) -> None:
     backend = resolve_backend("torch", CPU, torch.float32, 4, None)
     cache = KVCache(backend, 2, 3, 0, 4, AttentionShape(4, 2, 16, 0.25), torch.float32, CPU)
+    asked: list[int] = []
 
     def fails(num_blocks: int) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no memory")
+        asked.append(num_blocks)
+        if len(asked) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return torch.zeros(num_blocks, 1)
 
     monkeypatch.setattr(cache, "device_places", fails)
-    assert direct_way(TierSpec(str(tmp_path), "", 0, 0, direct_bytes=1 << 20), cache, CPU) is None
+    monkeypatch.setattr(kv_peers, "DirectServer", pytest.fail)
+    spec = TierSpec(str(tmp_path), "", 0, 0, direct_bytes=10 * cache.block_bytes)
+    assert direct_way(spec, cache, CPU) is None
+    assert sum(asked) == 10, "where blocks arrive counts too"

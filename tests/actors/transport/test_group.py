@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from actors.transport.addresses import free_address
-from actors.transport.group import RankGroup
+from actors.transport.group import RankGroup, keep_errors_of_nccl
 
 
 class Nccl:
@@ -82,3 +83,14 @@ def test_columns_of_ranks_stand_side_by_side() -> None:
     assert second[0] is None
     assert first[1] == second[1] == torch.stack((x, x + 10)).tolist()
     assert first[2] == second[2] == x.tolist()
+
+
+def test_a_communicator_that_fails_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT")
+    for name in names:
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")
+        monkeypatch.delenv(f"TORCH_NCCL_{name}")
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "5")
+    keep_errors_of_nccl()
+    assert [os.environ[f"TORCH_NCCL_{name}"] for name in names] == ["0"] * 3
+    assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "5", "an operator's word holds"

@@ -29,20 +29,6 @@ def test_ways_have_deployments_of_their_roles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "device", "gib"),
-    [(None, "cpu", 0.0), (None, "cuda", 0.25), (0.5, "cpu", 0.5), (0.0, "cuda", 0.0)],
-)
-def test_kv_goes_from_gpu_to_gpu_unless_told_otherwise(
-    said: float | None, device: str, gib: float
-) -> None:
-    args = split() | {
-        "kv": {"shared_cache_gib": 1, "direct_gib": said},
-        "parallel": {"device": device},
-    }
-    assert resolve(parse(args)).kv.direct_gib == gib
-
-
-@pytest.mark.parametrize(
     ("args", "said"),
     [
         (split() | {"kv": {}}, "fleet.way: split needs `kv.shared_cache_gib`"),

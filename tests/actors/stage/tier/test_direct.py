@@ -85,6 +85,14 @@ class Ranks:
         peers = KnownPeers(lambda: self.known, self.known.remove)
         self.peers = DirectPeers(peers, make, torch.zeros((AT_ONCE, *SHAPE), dtype=torch.int32))
 
+    def join(self) -> int:
+        """Make the links that are to be made; how many were tried."""
+        threads = self.peers.look()
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+        return len(threads)
+
     def load(self, numbers: Sequence[int], limit_s: float = LIMIT_S) -> list[int]:
         """Numbers of those that come, each of which is right."""
         found = []
@@ -116,7 +124,7 @@ def test_blocks_come_in_order_up_to_the_first_that_nobody_has(
     many = list(range(2 * AT_ONCE + 3))
     ranks = make_ranks(blocks_of(50, *many), blocks_of(5, 70, 71))
     assert ranks.load(many) == [], "no link yet: a block waits for none"
-    ranks.peers.look()
+    ranks.join()
     assert ranks.load(many) == many
     assert ranks.load([4, 70, 71, 9, 72, 1]) == [4, 70, 71], "each rank is asked once"
     assert ranks.load([70, 4]) == [70, 4]
@@ -150,7 +158,7 @@ def test_an_answer_that_ends_early_is_absent(make_ranks: Callable[..., Ranks]) -
     numbers = list(range(2 * AT_ONCE))
     served = blocks_of(50, *numbers)
     ranks = make_ranks(served, make_pair=Dies)
-    ranks.peers.look()
+    ranks.join()
     assert ranks.load(numbers) == numbers[:AT_ONCE]
     assert ranks.load(numbers) == [], "its link has ended"
     for number in range(100, 150):  # nothing is lent for ever
@@ -165,7 +173,7 @@ def test_a_rank_that_stands_still_costs_little_and_the_next_is_asked(
     silent, lively = blocks_of(3, 1), blocks_of(3, 1)
     monkeypatch.setattr(silent, "lent", lambda _: over.wait(LIMIT_S))
     ranks = make_ranks(silent, lively)
-    ranks.peers.look()
+    ranks.join()
     assert ranks.load([1]) == [1]
     assert ranks.load([1]) == [1]
     over.set()
@@ -180,26 +188,68 @@ def test_a_peer_that_cannot_join_is_left_alone(make_ranks: Callable[..., Ranks])
 
     ranks = make_ranks(blocks_of(3, 1), make_pair=fails)
     for _ in range(3):
-        ranks.peers.look()
+        ranks.join()
     assert tries.count(1) == 1
     assert ranks.load([1]) == []
 
 
-def test_only_so_many_links_are_made(
+def test_only_so_many_links_are_made_and_the_idle_one_gives_way(
     make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "_MOST_LINKS", 1)
     ranks = make_ranks(blocks_of(3, 1), blocks_of(3, 2))
-    ranks.peers.look()
-    assert ranks.load([1]) + ranks.load([2]) in ([1], [2])
+    assert ranks.join() == 1
+    assert ranks.load([1]) + ranks.load([2]) == [1]
+    assert ranks.join() == 0
+    monkeypatch.setattr(direct, "_IDLE_S", 0.0)
+    assert ranks.join() == 1
+    assert ranks.load([1]) + ranks.load([2]) == [2]
+
+
+def test_a_rank_serves_only_so_many(
+    make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_MOST_SERVED", 1)
+    ranks = make_ranks(blocks_of(3, 1))
+    ranks.join()
+    others = KnownPeers(lambda: ranks.known, ranks.known.remove)
+    late = DirectPeers(others, make_pair, torch.zeros((1, *SHAPE), dtype=torch.int32))
+    for thread in late.look():
+        thread.join(LIMIT_S)
+    assert not list(late.load([digest(1)], time.monotonic() + LIMIT_S))
+    assert ranks.load([1]) == [1]
+
+
+def test_a_device_that_waits_for_a_dead_peer_keeps_nobody_else(
+    make_ranks: Callable[..., Ranks],
+) -> None:
+    over = threading.Event()
+
+    def waits_at_first(rank: int, address: str) -> Pair:
+        if rank == 1 and not over.is_set() and not first.acquire(blocking=False):
+            over.wait(LIMIT_S)
+        return make_pair(rank, address)
+
+    first = threading.Semaphore(1)
+    ranks = make_ranks(blocks_of(3, 1), blocks_of(3, 1), make_pair=waits_at_first)
+    threads = ranks.peers.look()
+    assert len(threads) == 2
+    end_s = time.monotonic() + LIMIT_S
+    while not ranks.load([1]):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)  # polling, bounded
+    assert ranks.peers.look() == [], "it is still being made"
+    over.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
 
 
 def test_those_who_are_known_later_are_linked_too(make_ranks: Callable[..., Ranks]) -> None:
     ranks = make_ranks(blocks_of(3, 1))
     known: list[PeerAddress] = list(ranks.known)
     ranks.known.clear()
-    ranks.peers.look()
+    ranks.join()
     assert ranks.load([1]) == []
     ranks.known.extend(known)
-    ranks.peers.look()
+    ranks.join()
     assert ranks.load([1]) == [1]

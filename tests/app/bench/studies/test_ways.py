@@ -18,8 +18,9 @@ from app.bench.studies.ways import (
     chosen,
     command,
 )
-from app.bench.studies.ways_capacity import Case, Work, study
+from app.bench.studies.ways_capacity import Case, study
 from app.bench.studies.ways_ledger import Ledger
+from app.bench.studies.ways_loads import Work
 from app.simulate.paper.published import DEPLOYMENTS
 
 
@@ -126,7 +127,16 @@ def test_rows_found_earlier_become_one_report(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(command)
     arguments = ["--deployments", "yi-34b-a100-tp2", "--datasets", "arxiv", "--links", "ethernet"]
-    arguments += ["--seconds", "1e5", "--cache", str(cache), "--out", str(out)]
+    arguments += [
+        "--objectives",
+        "strict,relaxed",
+        "--seconds",
+        "1e5",
+        "--cache",
+        str(cache),
+        "--out",
+        str(out),
+    ]
     result = CliRunner().invoke(app, [*arguments, "--markdown", str(markdown)])
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())

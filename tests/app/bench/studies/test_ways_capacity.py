@@ -14,32 +14,18 @@ from app.bench.studies.ways_capacity import (
     Case,
     Found,
     Place,
-    Work,
     best_division,
     search,
     study,
 )
 from app.bench.studies.ways_ledger import Ledger
-from app.simulate.paper.published import DATASETS, DEPLOYMENTS
+from app.simulate.paper.published import DEPLOYMENTS
 from app.simulate.run.capacity import Probe
 from app.simulate.run.deployment import Deployment
 from app.simulate.run.record import RunRecord, summarize
 
 CASE = Case(DEPLOYMENTS[0], "arxiv", "strict", 4, 100, 0)
 HERE = Place("colocated", 0, "")
-
-
-def test_work_of_a_request_by_hand() -> None:
-    work = Work(prompt_s=3.0, output_s=1.0)
-    assert work.qps(0, 4) == 1.0
-    assert [work.qps(n, 4) for n in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
-
-
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d.model)
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_prompts_are_most_of_the_work_of_documents(deployment: Any, dataset: str) -> None:
-    work = Work.of(deployment.model, dataset)
-    assert (work.prompt_s > 2.5 * work.output_s) == (dataset == "arxiv")
 
 
 @dataclass(frozen=True, slots=True)

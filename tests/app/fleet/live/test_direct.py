@@ -47,9 +47,12 @@ async def test_tokens_are_the_same_and_deaths_cost_a_way_through_memory(
     sections["kv"]["direct_gib"] = SHARE_BYTES / 2**30
     fleet = await make_fleet(0, way="split", roles=(Role.PREFILL, Role.DECODE), **sections)
     await until_joined(fleet)
+    at_first = await all_at_rest(fleet)
     before = await num_direct(fleet)
     assert await ask_all(fleet.front, make_prompts()) == expected("llama")
-    assert await num_direct(fleet) > before
+    arrived = (await all_at_rest(fleet))[1]
+    assert arrived["num_direct_blocks"] > before
+    assert arrived["num_saved_blocks"] == at_first[1]["num_saved_blocks"], "what arrives is shared"
     unfailed, _ = await through(fleet.front, mixed())
 
     for number in range(2):  # the stage that sends, then the one that receives

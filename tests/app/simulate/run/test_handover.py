@@ -25,7 +25,7 @@ from app.simulate.run.simulation import (
 )
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import uniform_lengths
-from app.simulate.workload.requests import Workload, generate
+from app.simulate.workload.requests import Workload, generate, multi_turn
 
 pytestmark = pytest.mark.heavy
 
@@ -85,6 +85,41 @@ def test_what_has_no_full_block_and_what_ends_at_once_moves_nothing() -> None:
     assert run.handovers is not None
     assert run.handovers.num_requests == 1
     assert list(run.record.gaps_s) == pytest.approx([0.005 + 0.026, 0.011])
+
+
+def sharing(deployment: Deployment) -> Deployment:
+    assert deployment.division is not None
+    return replace(deployment, division=replace(deployment.division, shares_prefixes=True))
+
+
+def test_what_the_second_engine_has_of_a_conversation_does_not_move() -> None:
+    turns = Workload(
+        np.array([0.0, 5.0]), np.array([160, 240]), np.array([33, 3]),
+        np.array([0, 0]), np.array([0, 193]),
+    )  # fmt: skip
+    apart = simulate(turns, divided(PLAIN))
+    assert bytes_of(apart) == (160 + 240) * TOKEN_BYTES
+    run = simulate(turns, sharing(divided(PLAIN)))
+    # The first engine still has the first prompt. The second one has the answer too, 12 full blocks
+    # of 192 tokens, and lacks three.
+    assert run.record.first_token_s[1] == pytest.approx(5.010 + 0.080)
+    assert bytes_of(run) == (160 + 48) * TOKEN_BYTES
+    assert run.record.handover_s[1] == pytest.approx(0.048 + 0.005)
+
+
+@pytest.mark.parametrize("way", ["split", "flexible", "colocated"])
+def test_conversations_lose_no_token_and_leave_no_block(way: str) -> None:
+    turns = multi_turn(1.5, 4.0, uniform_lengths(100, 600, 2.0), 60, 2.0, 3000, seed=2)
+    small = replace(FAST, kv_tokens=12_000)  # what was told is often forgotten
+    num_prefill = 0 if way == "colocated" else 1
+    deployment = sharing(divided(small, way, num_prefill, 3 - num_prefill))
+    run = simulate(turns, deployment)
+    assert run.record.num_output_tokens == turns.output_tokens.tolist()
+    for replica in run.replicas:
+        validate(replica.core)
+        assert (
+            replica.core.requests.running.block_manager.num_free == replica.core.config.num_blocks
+        )
 
 
 def test_chunks_move_while_the_prompt_is_read() -> None:
