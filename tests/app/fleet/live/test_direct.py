@@ -17,7 +17,7 @@ from actors.fleet.snapshot import Role
 from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest, processes, struck
-from tests.live.reference import ask, ask_all, expected, make_prompts
+from tests.live.reference import MAX_TOKENS, ask, ask_all, expected, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -52,7 +52,9 @@ async def test_tokens_are_the_same_and_deaths_cost_a_way_through_memory(
     assert await ask_all(fleet.front, make_prompts()) == expected("llama")
     arrived = (await all_at_rest(fleet))[1]
     assert arrived["num_direct_blocks"] > before
-    assert arrived["num_saved_blocks"] == at_first[1]["num_saved_blocks"], "what arrives is shared"
+    num_own = sum((len(p) + MAX_TOKENS) // 4 - len(p) // 4 for p in make_prompts())
+    num_saved = arrived["num_saved_blocks"] - at_first[1]["num_saved_blocks"]
+    assert num_saved <= num_own, "of answers: what arrives is shared already"
     unfailed, _ = await through(fleet.front, mixed())
 
     for number in range(2):  # the stage that sends, then the one that receives
