@@ -158,7 +158,7 @@ def test_smaller_steps_end_a_bad_moment_of_larger_ones_that_are_not_run(stands_i
     if stands_in:
         assert good == pytest.approx(usual, rel=0.15)
     else:
-        assert good == bad
+        assert good > 1.4 * usual
 
 
 def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> None:
@@ -168,4 +168,4 @@ def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> Non
     for step in range(400):
         online.observe(small, (1.0 + step % 7 / 20) * PROFILE.stage_s(Mix.of_shape(small)))
         online.observe(large, PROFILE.stage_s(Mix.of_shape(large)))
-    assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0)
+    assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0, rel=0.01)
