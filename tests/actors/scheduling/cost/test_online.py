@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import pytest
@@ -69,6 +70,22 @@ def test_the_bound_holds_for_the_promised_share_of_steps() -> None:
             within += measured_s <= profile_s * online.bound_factor(mix)
         online.observe(MIXED, measured_s)
     assert within / 4000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_cautious_bound_holds_for_more_steps_than_were_seen() -> None:
+    rng = random.Random(5)
+    online, mix = OnlineCostModel(PROFILE), Mix.of_shape(MIXED)
+    profile_s = PROFILE.stage_s(mix)
+    num_over = {1.0: 0, 1.5: 0}
+    for _ in range(10_000):
+        measured_s = profile_s * math.exp(rng.expovariate(15.0))
+        for caution in num_over:
+            num_over[caution] += measured_s > profile_s * online.bound_factor(mix, caution)
+        online.observe(MIXED, measured_s)
+    assert num_over[1.0] >= 100  # each bound is that of 200 steps
+    assert 2 <= num_over[1.5] <= 50
+    calm = OnlineCostModel(PROFILE)
+    assert calm.bound_factor(mix, caution=1.5) == calm.bound_factor(mix)
 
 
 def test_one_outlier_moves_the_mean_little() -> None:
