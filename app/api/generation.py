@@ -160,6 +160,7 @@ class Generation:
                 reason = "disconnect"
             raise
         finally:
+            self._requests = []  # they refer to this
             context.end()
             self._call.charge(self.num_completion_tokens)
             self.timing = events.on_finish(
