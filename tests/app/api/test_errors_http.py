@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -332,3 +334,23 @@ async def test_a_foreseen_refusal_never_reaches_the_engine_and_is_counted(
     assert [(status, reason) for _, status, reason in events.found] == [(429, "overloaded")]
     answer = await server.http.post(path, json={**asked, "slo": {"ttft_ms": 2000}})
     assert answer.status_code == 200
+
+
+async def test_refused_requests_leave_nothing_to_a_full_collection(server: Server) -> None:
+    server.engine.refusal = RequestRefused("overloaded", retry_after_s=1.0)
+    body = {"model": MODEL, "prompt": "abc", "stream": True}
+    await server.http.post("/v1/completions", json=body)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            assert (await server.http.post("/v1/completions", json=body)).status_code == 429
+        server.engine.seen.clear()
+        gc.collect()
+        left = Counter(type(found).__name__ for found in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left["Generation"] == left["RequestRefused"] == 0
