@@ -43,6 +43,7 @@ from actors.scheduling.events import (
     StepFailed,
     Submit,
     Tick,
+    TurnedAway,
     WakeAt,
 )
 from actors.scheduling.plan import StepResult
@@ -126,7 +127,7 @@ class EngineLoop:
             for request_id in message.request_ids:
                 self._compiling.discard(request_id)
                 self._handle(Abort(request_id))
-        elif isinstance(message, FetchEarly | DeliveryTook):
+        elif isinstance(message, FetchEarly | DeliveryTook | TurnedAway):
             self._handle(message)
         elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))

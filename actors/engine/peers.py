@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse
+from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse, TurnedAway
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -41,7 +41,7 @@ _IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
 SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
 
-Message = SubmitRequests | AbortRequests | Ask | FetchEarly | DeliveryTook
+Message = SubmitRequests | AbortRequests | Ask | FetchEarly | DeliveryTook | TurnedAway
 OnMessage = Callable[[int, Message], None]  # of the connection with this number
 OnGone = Callable[[int], None]
 
@@ -222,7 +222,7 @@ def _is_own(peer: _Peer, message: Any) -> bool:
         return all(connection_of(r.request_id) == peer.number for r in message.requests)
     if isinstance(message, AbortRequests):
         return all(connection_of(i) == peer.number for i in message.request_ids)
-    return isinstance(message, Ask | FetchEarly | DeliveryTook)
+    return isinstance(message, Ask | FetchEarly | DeliveryTook | TurnedAway)
 
 
 def _on_this_clock(message: SubmitRequests, offset_s: float) -> SubmitRequests:

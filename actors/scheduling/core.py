@@ -23,7 +23,6 @@ from actors.scheduling.events import (
     Execute,
     Instruction,
     Output,
-    OutputRow,
     PeerEvent,
     PipelineLost,
     Reconfigure,
@@ -32,6 +31,7 @@ from actors.scheduling.events import (
     Submit,
     Tick,
     TierEvent,
+    TurnedAway,
 )
 from actors.scheduling.faults import Faults
 from actors.scheduling.interfaces import (
@@ -96,6 +96,7 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             DeliveryTook: lambda told, _: self.builder.budget.delivery_took(told.seconds),
+            TurnedAway: lambda told, _: self.limits.turned_away(told.seconds, self.requests.now_s),
             Tick: lambda *_: self.timeout.woken(),
             **dict.fromkeys(get_args(TierEvent), self._tier_event),
         }
@@ -208,13 +209,9 @@ class Core:
         self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        self._emit(self.outcomes.apply(step, result), out)
+        out += Emit.of(self.outcomes.apply(step, result))
         if result.drafts_offered:
             self.speculation.answered(step.plan, result, self.requests.by_id)
-
-    def _emit(self, outputs: Sequence[OutputRow], out: list[Instruction]) -> None:
-        if outputs:
-            out.append(Emit(tuple(outputs)))
 
     def _learn(self, step: InFlight, duration_s: float, drafting_s: float) -> None:
         """Learn step times from a finished step, for the plans of later steps."""
@@ -230,7 +227,7 @@ class Core:
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._pop_answered(event.step_id)
         self.last_answer_s = self.requests.now_s
-        self._emit(self.faults.step_failed(step, event.message, event.culprit), out)
+        out += Emit.of(self.faults.step_failed(step, event.message, event.culprit))
 
     def _pop_answered(self, step_id: int) -> InFlight:
         """Steps are answered in order; the oldest is done with."""
@@ -249,7 +246,7 @@ class Core:
         self.in_flight.clear()
         if self.tier is not None:
             self.tier.lost(event.tier)
-        self._emit(self.faults.pipeline_lost(steps), out)
+        out += Emit.of(self.faults.pipeline_lost(steps))
 
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)

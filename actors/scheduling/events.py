@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,7 +131,17 @@ class DeliveryTook:
 
 PeerEvent = FetchEarly | SaveNow
 TierEvent = TierHolds | Moved | PeerEvent
-Told = Reconfigure | DeliveryTook
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A replica has refused requests by itself, by earlier refusals (`Refuse.closed_s`). seconds:
+    the sum of their `Refuse.each_s`."""
+
+    seconds: float
+
+
+Told = Reconfigure | DeliveryTook | TurnedAway
 Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Told | Tick | TierEvent
 
 
@@ -188,6 +198,11 @@ class Emit:
 
     rows: tuple[OutputRow, ...]
 
+    @classmethod
+    def of(cls, rows: Sequence[OutputRow]) -> Sequence[Emit]:
+        """The instruction for these rows; none without any."""
+        return [cls(tuple(rows))] if rows else []
+
     @property
     def outputs(self) -> tuple[Output, ...]:
         return tuple([row if isinstance(row, Output) else plain_output(row) for row in self.rows])
@@ -195,12 +210,18 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request is not served: over a limit (retry_after_s None), or overload (set)."""
+    """The request is not served: over a limit (retry_after_s None), or overload (set).
+
+    closed_s: for how long every request of at least as long a prompt and no looser objective of its
+        first token will be refused too. each_s: by how much each of them delays later retries.
+    """
 
     request_id: int
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    closed_s: float = 0.0
+    each_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

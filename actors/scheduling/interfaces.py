@@ -256,6 +256,10 @@ class Admission(Protocol):
         """Called once, before the request is queued (after the core's own limits)."""
         ...
 
+    def turned_away(self, seconds: float, now_s: float) -> None:
+        """As `events.TurnedAway`."""
+        ...
+
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         """Called for the head of the queue when a slot and KV blocks are free.
 

@@ -26,6 +26,7 @@ from actors.scheduling.events import (
     Output,
     OutputRow,
     Refuse,
+    TurnedAway,
     plain_output,
 )
 from actors.scheduling.plan import StepResult
@@ -218,7 +219,7 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 _KINDS: tuple[type, ...] = (
     SubmitRequests, AbortRequests, Ask, IterationOutputs, Refuse, Answer, Readiness,
     StandbyTaken, RequestsStarted, Suspects, Hello, Welcome, EngineSnapshot, PrefixUpdate,
-    KVSaved, FetchEarly, DeliveryTook,
+    KVSaved, FetchEarly, DeliveryTook, TurnedAway,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

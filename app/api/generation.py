@@ -48,7 +48,8 @@ def generation_request(
 class Generation:
     """The continuations of every prompt of one HTTP request.
 
-    Continuation i of prompt p has index p * n + i. Totals are exact, and `timing` is known, once
+    Continuation i of prompt p has index p * n + i. Raises RequestRefused at once if the engine will
+    not take it. Totals are exact, and `timing` is known, once
     `deltas` is exhausted.
     """
 
@@ -62,12 +63,24 @@ class Generation:
         stream: bool,
     ) -> None:
         self._context = context
+        self._call = call
+        self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
+        self.info = RequestInfo(
+            request_id=call.request_id,
+            endpoint=str(call.scope["path"]),
+            tenant=requests[0].tenant,
+            stream=stream,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_continuations=sum(request.n for request in requests),
+            traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
+            objective=requests[0].objective,
+        )
+        self._refuse_foreseen(requests)
         self._n = n = requests[0].n
         self._requests = [
             replace(request, arrived_s=call.arrived_s, placed=partial(self._placed, p * n))
             for p, request in enumerate(requests)
         ]
-        self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in requests]
         self._num_cached_tokens = [0] * len(requests)
         self._queued_s = 0.0
@@ -86,17 +99,18 @@ class Generation:
         ]
         self.deliveries = Deliveries()
         self.timing: RequestTiming | None = None  # set at the end
-        self.info = RequestInfo(
-            request_id=call.request_id,
-            endpoint=str(call.scope["path"]),
-            tenant=requests[0].tenant,
-            stream=stream,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_continuations=len(self.streams),
-            traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
-            objective=requests[0].objective,
-        )
-        self._call = call
+
+    def _refuse_foreseen(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raises RequestRefused, reported as every end, where the engine foresees that it will."""
+        engine, events = self._context.engine, self._context.events
+        for request in requests:
+            error = engine.foreseen(len(request.prompt), request.objective)
+            if error is not None:
+                failure = from_engine(error)
+                outcome = RequestOutcome(failure.status, failure.code or failure.kind, 0, 0)
+                events.on_request_start(self.info, self._call.arrived_s, Deliveries())
+                events.on_finish(self.info, outcome, asyncio.get_running_loop().time())
+                raise error
 
     @property
     def num_completion_tokens(self) -> int:
@@ -146,6 +160,7 @@ class Generation:
                 reason = "disconnect"
             raise
         finally:
+            self._requests = []  # they refer to this
             context.end()
             self._call.charge(self.num_completion_tokens)
             self.timing = events.on_finish(

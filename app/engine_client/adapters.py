@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.engine.config import EngineConfig
 from actors.scheduling.interfaces import Quote, QuoteRequest
+from actors.scheduling.request import Objective
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import (
     EngineClient,
@@ -56,6 +57,9 @@ class AdaptedEngine(EngineClient):
                     yield chunk
         finally:
             self.num_open -= 1
+
+    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
+        return self._engine.foreseen(num_prompt_tokens, objective)
 
     def finish_early(self, request_id: str, index: int) -> None:
         self._engine.finish_early(request_id, index)

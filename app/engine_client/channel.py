@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from actors.engine.peers import Message
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse
+from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse, TurnedAway
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
 from actors.transport.messages import (
@@ -92,9 +93,11 @@ class SchedulerChannel:
         once they are there."""
         self._send(FetchEarly(tuple(digests), is_last))
 
-    def _send(
-        self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly | DeliveryTook
-    ) -> None:
+    def turned_away(self, seconds: float) -> None:
+        """Say what was refused here in the scheduler's place, as `events.TurnedAway`."""
+        self._send(TurnedAway(seconds))
+
+    def _send(self, message: Message | Hello) -> None:
         """Send; dropped if the scheduler has ended, which `ChannelOwner.on_lost` reports."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))

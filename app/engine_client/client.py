@@ -129,6 +129,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
+        """The refusal of such a request, if it is certain before anything is prepared for it."""
+        return None
+
     def finish_early(self, request_id: str, index: int) -> None:
         """End one continuation of a running request (its stop string was found).
 

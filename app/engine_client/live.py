@@ -32,6 +32,7 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
+from app.engine_client.foreseen import ForeseenRefusals
 from app.engine_client.link import EngineFailed, Membership, SchedulerLink
 from app.engine_client.standby import Standby
 from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
@@ -68,6 +69,7 @@ class LiveEngine:
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
+        self._foreseen = ForeseenRefusals()
         self._standby = Standby(config, lambda *asked: self._link.ask(*asked))
         self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
@@ -223,6 +225,10 @@ class LiveEngine:
             self._ids.pop(request.request_id, None)
             self._abandon(ids)
 
+    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
+        limits = (objective, self.objective)
+        return self._foreseen.find(num_prompt_tokens, *limits, time.monotonic())
+
     def finish_early(self, request_id: str, index: int) -> None:
         ids = self._ids.get(request_id)
         entry = self._open.get(ids[index]) if ids is not None else None
@@ -233,6 +239,8 @@ class LiveEngine:
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         self._open.add(requests, stream)
+        if turned_away_s := self._foreseen.pop_turned_away_s():
+            self._link.turned_away(turned_away_s)
         try:
             self._link.submit(requests)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
@@ -291,6 +299,8 @@ class LiveEngine:
         asyncio.get_running_loop().call_soon(self.iterations.publish, records)
 
     def on_refusal(self, refusal: Refuse) -> None:
+        if (entry := self._open.get(refusal.request_id)) is not None:
+            self._foreseen.note(refusal, entry.request, self.objective, time.monotonic())
         error = RequestRefused(
             refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s
         )

@@ -2,8 +2,7 @@
 
 A front keeps the request, the seed and every delivered token of its streams. So when an engine
 dies, rebuilds its stages or leaves, its streams continue on other engines from their delivered
-tokens. `actors.fleet` decides where streams start and move, from the snapshots that engines
-publish.
+tokens. `actors.fleet` decides where streams start and move, from engines' snapshots.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
 from app.engine_client.client import (
+    EngineClient,
     EngineUnavailable,
     GenerationRequest,
     ModelCard,
@@ -46,7 +46,7 @@ _ACQUAINTED_WITHIN_S = 10.0  # after a front's start
 _ASLEEP = "no engine is running: a request starts one"
 
 
-class FleetClient:
+class FleetClient(EngineClient):
     """Implements `EngineClient`; everything runs on the front's event loop.
 
     start_within_s: longest wait of a new request for an engine. resume_within_s: likewise of a

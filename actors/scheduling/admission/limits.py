@@ -34,6 +34,9 @@ class QueueLimits:
             or self.admission.on_submit(request, engine)
         )
 
+    def turned_away(self, seconds: float, now_s: float) -> None:
+        self.admission.turned_away(seconds, now_s)
+
     def impossible(self, request: Request, engine: EngineView) -> Refuse | None:
         """Refuse a request for which a retry would not help."""
         config, name = self.config, request.request_id
@@ -136,6 +139,9 @@ class AcceptAll:
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
+
+    def turned_away(self, seconds: float, now_s: float) -> None:
+        """It refuses none."""
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         return True

@@ -51,6 +51,9 @@ class PredictedPeak:
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
 
+    def turned_away(self, seconds: float, now_s: float) -> None:
+        """It refuses none."""
+
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         return self.free_tokens(engine, request) >= 0.0
 

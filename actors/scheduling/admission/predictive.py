@@ -25,6 +25,7 @@ from actors.scheduling.request import Request
 MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
+HOLDS, MOST_CLOSED_S = 0.5, 0.5  # share of a refused request's wait; see `_closed_s`
 SHORT = 0.5  # of the objective: shorter predictions are corrected separately
 
 
@@ -134,9 +135,14 @@ class PredictiveAdmission:
         if found.wait_s <= 0.0 or found.alone:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
-        retry_after_s = self.retry_after_s(found, now_s)
-        self._reserve(self._service_s(request, engine), now_s)
-        return Refuse(request.request_id, late(found), None, retry_after_s)
+        retry_after_s, own_s = self.retry_after_s(found, now_s), self._service_s(request, engine)
+        self.turned_away(own_s, now_s)
+        closed_s = _closed_s(found, engine)
+        return Refuse(request.request_id, late(found), None, retry_after_s, closed_s, own_s)
+
+    def turned_away(self, seconds: float, now_s: float) -> None:
+        self._reserved_s = min(self._reserved_left_s(now_s) + seconds, MAX_RETRY_AFTER_S)
+        self._reserved_at_s = now_s
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         if self.predictor.stalls(engine, request.num_tokens):
@@ -213,9 +219,13 @@ class PredictiveAdmission:
     def _reserved_left_s(self, now_s: float) -> float:
         return max(0.0, self._reserved_s - (now_s - self._reserved_at_s))
 
-    def _reserve(self, own_s: float, now_s: float) -> None:
-        self._reserved_s = min(self._reserved_left_s(now_s) + own_s, MAX_RETRY_AFTER_S)
-        self._reserved_at_s = now_s
+
+def _closed_s(found: Forecast, engine: EngineView) -> float:
+    """For how long such a refusal holds for longer prompts too."""
+    if not (engine.num_waiting or engine.prefilling):
+        return 0.0  # one so long that waiting would not help is accepted
+    # The bound shrinks faster than time passes, and every step brings other predictions.
+    return min(HOLDS * found.wait_s * found.raw_s / found.bound_s, MOST_CLOSED_S)
 
 
 def late(found: Forecast) -> str:

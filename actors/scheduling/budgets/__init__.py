@@ -23,8 +23,10 @@ __all__ = ["BUDGETS", "build_budget"]
 AUTO_EFFICIENCY = 0.95
 # A prompt of thousands of tokens takes a hundred steps, and its neighbors see the worst of them.
 AUTO_ALLOWED_MISSES = 0.002
-# An admission that promises an objective promises it of all of a request's gaps, dozens of them.
-PROMISED = {"allowed_misses": 0.0005, "miss_cost": 0.06}
+# An admission that promises an objective promises it of all of a request's gaps, dozens of them,
+# and one long step is a gap of every stream. Shorter steps cost little where prompts always wait:
+# as streams end sooner, fewer run at a time.
+PROMISED = {"allowed_misses": 0.0005, "miss_cost": 0.06, "first_share": 0.75, "caution": 1.5}
 
 
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import KeptShare, Pace, Slack, TimeOutside
+from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
@@ -72,8 +72,9 @@ class AdaptiveBudget:
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate from which steps are not made longer.
     ease: likewise of the best prefill rate beside the decodes, with a queue and one stage.
-    allowed_misses, miss_cost: share of the steps that may miss the objective, and by how much a
-        miss lowers what is planned for (see `KeptShare`).
+    allowed_misses, miss_cost, first_share: share of the steps that may miss the objective, by how
+        much a miss lowers the share of it that is planned for, and its first value (`KeptShare`).
+    caution: the bound of a step's time is so many times as far from its mean as the learned one.
     pace: change of the pace of prefill, as a share per step; 0: no pacing.
     """
 
@@ -91,6 +92,8 @@ class AdaptiveBudget:
     ease: float = 0.9
     allowed_misses: float = 0.0075  # a P99 objective permits 0.01
     miss_cost: float = 0.02
+    first_share: float = INITIAL_SHARE
+    caution: float = 1.0
     pace: float = 0.01
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
@@ -122,7 +125,8 @@ class AdaptiveBudget:
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
-        self._kept = KeptShare(self.allowed_misses, self.follow_learnt, self.miss_cost)
+        shares = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
+        self._kept = KeptShare(*shares)
         self._way = WayToClient(self.headroom, self.delivery_s)
         self.cost.stands_in = self.follow_learnt
 
@@ -278,7 +282,7 @@ class AdaptiveBudget:
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
         decodes = (mix.num_decodes, mix.decode_kv_tokens)
         bounded = Mix(*decodes, 1, guess, beside_move=mix.beside_move) if guess else None
-        return self.cost.bound_factor(bounded or mix), bounded
+        return self.cost.bound_factor(bounded or mix, self.caution), bounded
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Counts prompts, which decode soon; a waiting request that is strict would block all."""
@@ -293,4 +297,4 @@ class AdaptiveBudget:
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
         limit_s = profile.stage_share_s(tightest_s, share) * self._share()
-        return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s
+        return profile.stage_s(mix) * self.cost.bound_factor(mix, self.caution) <= limit_s

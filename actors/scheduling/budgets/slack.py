@@ -20,7 +20,7 @@ NO_STEP = -2  # the `step_id` of no request, not even of one that has had no ste
 SENT = 16  # stages usually send each other one part in so many of the longest step
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
-INITIAL_SHARE = 0.9  # of `KeptShare`
+INITIAL_SHARE, LEAST_SHARE = 0.9, 0.7  # of `KeptShare`
 IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
@@ -130,7 +130,7 @@ class KeptShare:
     steps without a miss to rise by a tenth (at an `allowed` of 0.0075).
 
     forgives: a delay that no share would have covered lowers nothing; of misses within `IN_A_ROW`
-    steps one counts; below the initial share it rises faster after `CALM` steps without a miss.
+    steps one counts; below the first share it rises faster after `CALM` steps without a miss.
     One bad second, in which another program took the cores, otherwise halves the prefill of the
     next minutes.
     """
@@ -138,10 +138,15 @@ class KeptShare:
     allowed: float
     forgives: bool = False
     rate: float = 0.02
-    least: float = 0.7
     value: float = INITIAL_SHARE
+    least: float = LEAST_SHARE
     _num_since_counted: int = IN_A_ROW  # steps since a miss that counted
     _num_calm: int = 0  # steps since any miss
+    _first: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = self.value
+        self.least = min(self.least, LEAST_SHARE / INITIAL_SHARE * self.value)
 
     def note(self, kept: bool, taken: float) -> None:
         """taken: the time between tokens, as a share of what was allowed."""
@@ -149,7 +154,7 @@ class KeptShare:
         self._num_calm = self._num_calm + 1 if kept else 0
         if kept:
             rise = self.rate * self.allowed
-            if self.forgives and self.value < INITIAL_SHARE and self._num_calm > CALM:
+            if self.forgives and self.value < self._first and self._num_calm > CALM:
                 rise *= RECOVERY
             self.value = min(1.0, self.value * (1.0 + rise))
         elif not self.forgives or self._counts(taken):

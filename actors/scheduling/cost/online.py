@@ -4,7 +4,8 @@ The profile was measured on an idle machine. Heat, other load and other prompts 
 by kind of step (decodes, mixed or prefill; each by size, and with or without a KV move beside it).
 For each kind two numbers of log(measured / profile) are kept: a running mean, and a quantile of the
 last few hundred values. A kind without measurements starts from the profile's error on held-out
-steps, shifted by how much slower than the profile the engine has been so far.
+steps, shifted by how much slower than the profile the engine has been so far. Both follow slowly;
+on top of them comes what the newest steps took longer (`present`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from actors.scheduling.config import ConfigError
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.present import PresentSlowness
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepShape
 
@@ -142,6 +144,7 @@ class OnlineCostModel:
         self._num_steps = 0
         self._regimes: dict[int, Regime] = {}  # by `_number`
         self._overall = Mean(0.0)
+        self._present = PresentSlowness()
         # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
         shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
         shares += [quantile, quantile]
@@ -177,11 +180,14 @@ class OnlineCostModel:
             return
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
+        change, slowness = log_ratio - regime.mean.log_ratio, self._present.log_ratio
         if self.stands_in:
-            self._stand_in(_number(mix), regime.mean, log_ratio - regime.mean.log_ratio)
+            self._stand_in(_number(mix), regime.mean, change)
+        if regime.mean.count >= ASSUMED:
+            self._present.add(change, duration_s * math.exp(-change))
         regime.mean.add(log_ratio, self.memory)
         # The process lost its core for long; smaller chunks would not have helped.
-        regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
+        regime.bound.add(min(log_ratio - slowness, regime.mean.log_ratio + INTERRUPTED))
         self._overall.add(log_ratio, self.memory)
 
     def learnt(self) -> CostModel:
@@ -200,16 +206,23 @@ class OnlineCostModel:
     # ---- for budgets and admission ----------------------------------------------------
 
     def ratio(self, mix: Mix) -> float:
-        """Learned measured / profile ratio of this kind of step."""
+        """Learned measured / profile ratio of this kind of step at present."""
         regime = self._regimes.get(_number(mix))
-        return math.exp(self._shift if regime is None else regime.mean.log_ratio)
+        usual = self._shift if regime is None else regime.mean.log_ratio
+        return math.exp(usual + self._present.log_ratio)
 
-    def bound_factor(self, mix: Mix) -> float:
-        """Factor on the profile's prediction that `quantile` of such steps stay below."""
+    def bound_factor(self, mix: Mix, caution: float = 1.0) -> float:
+        """Factor on the profile's prediction that `quantile` of such steps stay below.
+
+        caution: above 1, the bound lies so many times as far from the mean, for shares of steps
+        that too few were seen to measure (1.5: 0.999 in place of 0.99, of exponential errors).
+        """
         regime = self._regimes.get(_number(mix))
         if regime is None:
-            return math.exp(self._assumed[-1] + self._shift)
-        return math.exp(regime.bound.value)
+            mean, bound = self._shift, self._assumed[-1] + self._shift
+        else:
+            mean, bound = regime.mean.log_ratio, regime.bound.value
+        return math.exp(bound + (caution - 1.0) * max(0.0, bound - mean) + self._present.log_ratio)
 
     def size_ratios(self, most: int) -> list[float]:
         """Learned measured / profile ratio of steps with prefill, by the bit length of their token
@@ -266,7 +279,7 @@ class OnlineCostModel:
         for larger in range(number + 1, number - number % _SIZES + _SIZES):
             regime = self._regimes.get(larger)
             if regime is not None and self._num_steps - regime.last > STALE:
-                log_ratio = regime.mean.log_ratio + change
+                log_ratio = regime.mean.log_ratio + change - self._present.log_ratio
                 regime.mean.log_ratio += change / self.memory
                 regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
 

@@ -247,8 +247,9 @@ class ClientWatch:
 
     def stop(self) -> None:
         """Stop watching."""
-        if self._watch is not None and not self._watch.done():
-            self._watch.cancel()
+        watch, self._watch = self._watch, None  # it refers to this
+        if watch is not None:
+            watch.cancel()
 
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -9,11 +9,9 @@ replicas (or of Serve's Python proxies) those are removed before.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -27,6 +25,7 @@ from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
+from app.api.http.turns import Turns
 from app.engine_client.client import EngineError
 
 # With these a client could disable the notice of its disconnect, or set Serve's deadline.
@@ -248,35 +247,6 @@ class Log(Protocol):
     def exception(self, message: str, *args: object) -> None: ...
 
 
-class Turns:
-    """`await turns.next()` returns for one caller in each round of the event loop, in order.
-
-    A request takes a millisecond or two to be read and tokenized. Twenty that arrive together would
-    delay the tokens of all streams by as long as they all take; in turns, by one of them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_giving = False
-
-    async def next(self) -> None:
-        """A caller that is cancelled while it waits gives up its turn."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._go_on()
-        await turn
-
-    def _go_on(self) -> None:
-        if self._waiting and not self._is_giving:
-            self._is_giving = True
-            asyncio.get_running_loop().call_soon(self._give)
-
-    def _give(self) -> None:
-        self._is_giving = False
-        if not (turn := self._waiting.popleft()).done():
-            turn.set_result(None)
-        self._go_on()
-
-
 class Endpoint:
     """An ASGI app around one handler: failures become OpenAI error objects. turns: in which
     requests begin; None: at once."""
@@ -301,10 +271,11 @@ class Endpoint:
             await self._handler(call)
         except ClientGone:
             return
-        except ApiError as error:
-            await self._fail(call, error)
-        except EngineError as error:
-            await self._fail(call, from_engine(error))
+        except (ApiError, EngineError) as error:
+            await self._fail(call, error if isinstance(error, ApiError) else from_engine(error))
+            # Its frames refer to it. Under overload, thousands of such cycles would be left to a
+            # full collection, which holds every stream for as long as a step.
+            error.__traceback__ = None
         except Exception as error:  # any other error: it is logged, and the client gets an error
             self._log.exception("request %s failed", call.request_id)
             await self._fail(call, from_engine(error))

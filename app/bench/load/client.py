@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.time_slices import shorten_time_slices
 from app.bench.report import MeasurementError
 
@@ -166,11 +167,13 @@ class LoadClient:
     def session(self) -> aiohttp.ClientSession:
         """A session without connection limit; the caller closes it.
 
-        Shortens this process's time slices: the client's own wait for a core that a server of the
-        same machine computes on is no gap of the server's."""
+        Shortens this process's time slices, and freezes its heap: the client's own wait for a core
+        that a server of the same machine computes on, or for a full collection, is no gap of the
+        server's."""
         import aiohttp  # here, because `legato --help` imports this module
 
         shorten_time_slices()
+        freeze_gc_heap()
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         return aiohttp.ClientSession(connector=connector, timeout=timeout)

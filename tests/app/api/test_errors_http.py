@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.scheduling.request import Objective
+from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions
 from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
 from tests.app.api.conftest import MODEL, Server, StartServer
@@ -287,3 +291,66 @@ async def test_no_body_breaks_the_server(start_server: StartServer) -> None:
         assert answer.status_code in (200, 400, 404), (path, body, answer.text)
         if answer.status_code != 200:
             assert answer.json()["error"]["message"]
+
+
+class Ended(ApiEvents):
+    """Keeps how requests ended."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, str]] = []
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        self.found.append((request.num_prompt_tokens, outcome.status, outcome.reason))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["abc", "abcdef"], "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abcdef"}]}),
+    ],
+)
+async def test_a_foreseen_refusal_never_reaches_the_engine_and_is_counted(
+    start_server: StartServer,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    stream: bool,
+) -> None:
+    events = Ended()
+    server = await start_server(events=events)
+    error = RequestRefused("overloaded", retry_after_s=3.2)
+
+    def foreseen(num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
+        return error if num_prompt_tokens > 4 and objective.ttft_s == 1.0 else None
+
+    monkeypatch.setattr(server.engine, "foreseen", foreseen)
+    asked = {"model": MODEL, "stream": stream, **body}
+    answer = await server.http.post(path, json={**asked, "slo": {"ttft_ms": 1000}})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "4")
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert server.engine.seen == []
+    assert [(status, reason) for _, status, reason in events.found] == [(429, "overloaded")]
+    answer = await server.http.post(path, json={**asked, "slo": {"ttft_ms": 2000}})
+    assert answer.status_code == 200
+
+
+async def test_refused_requests_leave_nothing_to_a_full_collection(server: Server) -> None:
+    server.engine.refusal = RequestRefused("overloaded", retry_after_s=1.0)
+    body = {"model": MODEL, "prompt": "abc", "stream": True}
+    await server.http.post("/v1/completions", json=body)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            assert (await server.http.post("/v1/completions", json=body)).status_code == 429
+        server.engine.seen.clear()
+        gc.collect()
+        left = Counter(type(found).__name__ for found in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left["Generation"] == left["RequestRefused"] == 0

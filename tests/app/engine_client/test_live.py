@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import app.engine_client.live as live
-from actors.scheduling.request import FinishReason, SamplingParams
+from actors.scheduling.admission.limits import QueueLimits
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.request import FinishReason, Objective, SamplingParams
 from app.engine_client.channel import SchedulerChannel
 from app.engine_client.client import (
     EngineUnavailable,
@@ -279,3 +282,43 @@ async def test_leaving_waits_for_what_was_accepted(
     await leaving
     await reader.done
     assert reader.tokens == [answer()]
+
+
+async def test_what_a_refusal_implies_is_refused_here_and_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a flood of prompts, none of which is answered."""
+    told: list[float] = []
+    monkeypatch.setattr(QueueLimits, "turned_away", lambda _, seconds, now_s: told.append(seconds))
+    model = CostModel("m", ((1, 0.05), (64, 0.2)), kv_tokens=60_000, max_model_len=64)
+    scheduler = replace(
+        settings().scheduler,
+        num_blocks=1000,
+        admission="predictive",
+        ttft_s=1.0,
+        cost_model=model.to_dict(),
+    )
+    engine = LiveEngine(replace(settings(), scheduler=scheduler), "name")
+    await engine.start()
+    cluster.num_steps = 0
+    readers: list[Reader] = []
+    try:
+        while engine.foreseen(30, Objective()) is None:
+            asked = GenerationRequest(f"r{len(readers)}", (1,) * 30, SamplingParams(4))
+            readers.append(Reader(engine, asked))
+            live = cluster.last.core.live_requests
+            await until(lambda: readers[-1].done.done() or len(live) == len(readers))  # noqa: B023
+        with pytest.raises(RequestRefused):
+            await readers[-1].done
+        assert engine.foreseen(29, Objective()) is None
+        assert engine.foreseen(30, Objective(ttft_s=9.0)) is None
+        assert not told
+        readers.append(Reader(engine, GenerationRequest("last", (1,), SamplingParams(4))))
+        await until(lambda: told)
+        assert len(told) == 1
+        assert told[0] > 0.0
+    finally:
+        for reader in readers:
+            reader.done.cancel()
+        await asyncio.gather(*[reader.done for reader in readers], return_exceptions=True)
+        await engine.close()

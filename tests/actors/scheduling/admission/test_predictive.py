@@ -9,8 +9,9 @@ from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
+from actors.scheduling.core import Core
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.events import Refuse, Submit
+from actors.scheduling.events import Refuse, Submit, TurnedAway
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.scheduling.modeled import modeled
 
@@ -54,3 +55,52 @@ def test_the_time_to_read_a_request_counts(read_s: float, is_refused: bool) -> N
     assert not [i for i in core.handle(Submit(moved), 9.0) if isinstance(i, Refuse)]
     refused = [i for i in core.handle(Submit(late), 9.0) if isinstance(i, Refuse)]
     assert [r.request_id for r in refused] == [99] * is_refused
+
+
+def flooded() -> Core:
+    """Ten prompts wait, of about 0.1 s each, where the first token may take 1 s."""
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    core = build_core(modeled(model, admission="predictive", ttft_s=1.0, max_requests=64))
+    for number in range(10):
+        core.handle(Submit(Request(number, (number,) * 1000, SamplingParams(5), 9.0)), 9.0)
+    return core
+
+
+def submit(core: Core, number: int, num_tokens: int, now_s: float) -> Refuse | None:
+    request = Request(number, (9,) * num_tokens, SamplingParams(5), now_s)
+    refused = [i for i in core.handle(Submit(request), now_s) if isinstance(i, Refuse)]
+    return refused[0] if refused else None
+
+
+def test_a_refusal_holds_for_longer_prompts_as_long_as_it_says() -> None:
+    core = flooded()
+    first = submit(core, 50, 400, 9.0)
+    assert first is not None
+    assert first.retry_after_s is not None
+    assert 0.0 < first.closed_s < first.retry_after_s
+    for number, num_tokens in enumerate((400, 500, 3000)):
+        assert submit(core, 60 + number, num_tokens, 9.0 + 0.9 * first.closed_s) is not None
+
+
+def test_an_engine_without_a_queue_closes_for_nobody() -> None:
+    """A longer prompt may be accepted: where waiting would not help."""
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    core = build_core(modeled(model, admission="predictive", ttft_s=0.1, max_requests=64))
+    assert submit(core, 0, 16, 9.0) is None
+    for number in range(1, 64):
+        refusal = submit(core, number, 600, 9.0)
+        if refusal is not None:
+            break
+    assert refusal is not None
+    assert refusal.closed_s == 0.0 or core.view.num_waiting or core.view.prefilling
+
+
+def test_what_a_replica_has_turned_away_delays_later_retries_as_if_refused_here() -> None:
+    here, there = flooded(), flooded()
+    first = submit(here, 50, 1000, 9.0)
+    assert first == submit(there, 50, 1000, 9.0)
+    assert first is not None
+    assert first.each_s > 0.0
+    assert submit(here, 51, 1000, 9.0) is not None
+    there.handle(TurnedAway(first.each_s), 9.0)
+    assert submit(here, 52, 1000, 9.0) == submit(there, 52, 1000, 9.0)

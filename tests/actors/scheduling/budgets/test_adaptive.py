@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from itertools import product
 
 import pytest
@@ -185,6 +186,34 @@ def test_what_admission_promises_is_planned_with_fewer_misses() -> None:
         planned.append((budget.allowed_misses, budget._kept.value))
     assert planned[0] == planned[2]
     assert planned[1] < planned[0]
+
+
+def _step_beside_a_stream_s(admission: str, seed: int) -> float:
+    """The predicted time of a step with a long prompt, on a machine whose steps are uneven."""
+    chance, cost = random.Random(seed), OnlineCostModel(TILED)
+    for shape in (StepShape(1, 100, ((0, n),)) for n in (100, 300, 900)):
+        usual_s = TILED.stage_s(Mix.of_shape(shape))
+        for _ in range(300):
+            cost.observe(shape, usual_s * math.exp(chance.expovariate(12.0)))
+    core = build_core(
+        modeled(TILED, budget="auto", tbt_s=0.1, admission=admission), cost_model=cost
+    )
+    due = core.handle(Submit(Request(1, (1,) * 20, SamplingParams(40), 0.0)), 0.0)
+    (plan,) = [i.plan for i in due if isinstance(i, Execute)]
+    core.handle(Submit(Request(2, (2,) * 3000, SamplingParams(5), 0.0)), 0.0)
+    due = core.handle(StepDone(StepResult(plan.step_id, ((1, 9),))), 0.01)
+    (plan,) = [i.plan for i in due if isinstance(i, Execute)]
+    mix = Mix.of(plan.slices)
+    assert (mix.num_decodes, mix.prefill_tokens > 8) == (1, True)
+    return TILED.stage_s(mix) * cost.ratio(mix)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_admission_promises_is_planned_with_room_for_steps_never_seen(seed: int) -> None:
+    usual_s, promised_s = (_step_beside_a_stream_s(name, seed) for name in ("all", "predictive"))
+    assert 0.03 < promised_s < 0.85 * usual_s
+    # Errors are exponential with a mean of 1 / 12: one step in a thousand takes this much longer.
+    assert promised_s * math.exp((math.log(1000) - 1) / 12) < 0.1
 
 
 def test_the_largest_of_three_is_left() -> None:

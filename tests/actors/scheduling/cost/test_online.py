@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import pytest
@@ -69,6 +70,22 @@ def test_the_bound_holds_for_the_promised_share_of_steps() -> None:
             within += measured_s <= profile_s * online.bound_factor(mix)
         online.observe(MIXED, measured_s)
     assert within / 4000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_cautious_bound_holds_for_more_steps_than_were_seen() -> None:
+    rng = random.Random(5)
+    online, mix = OnlineCostModel(PROFILE), Mix.of_shape(MIXED)
+    profile_s = PROFILE.stage_s(mix)
+    num_over = {1.0: 0, 1.5: 0}
+    for _ in range(10_000):
+        measured_s = profile_s * math.exp(rng.expovariate(15.0))
+        for caution in num_over:
+            num_over[caution] += measured_s > profile_s * online.bound_factor(mix, caution)
+        online.observe(MIXED, measured_s)
+    assert num_over[1.0] >= 100  # each bound is that of 200 steps
+    assert 2 <= num_over[1.5] <= 50
+    calm = OnlineCostModel(PROFILE)
+    assert calm.bound_factor(mix, caution=1.5) == calm.bound_factor(mix)
 
 
 def test_one_outlier_moves_the_mean_little() -> None:
@@ -158,7 +175,7 @@ def test_smaller_steps_end_a_bad_moment_of_larger_ones_that_are_not_run(stands_i
     if stands_in:
         assert good == pytest.approx(usual, rel=0.15)
     else:
-        assert good == bad
+        assert good > 1.4 * usual
 
 
 def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> None:
@@ -168,4 +185,4 @@ def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> Non
     for step in range(400):
         online.observe(small, (1.0 + step % 7 / 20) * PROFILE.stage_s(Mix.of_shape(small)))
         online.observe(large, PROFILE.stage_s(Mix.of_shape(large)))
-    assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0)
+    assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0, rel=0.01)

@@ -1,0 +1,80 @@
+"""Refusals that follow from earlier ones.
+
+While more requests arrive than can be served, a server refuses most of them, on the cores on which
+its steps run. A refusal by the scheduler therefore says for how long longer prompts would be
+refused too (`Refuse.closed_s`), and these are refused here, before anything is prepared for them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from actors.scheduling.events import Refuse
+from actors.scheduling.request import Objective, Request
+from app.engine_client.client import RequestRefused
+
+_MOST = 8  # refusals in force: later ones say little more
+
+
+@dataclass(slots=True)
+class _Closed:
+    """until_s: for prompts of num_tokens or more, with an objective of ttft_s (infinite: none) or
+    less. retry_at_s: of the next one."""
+
+    until_s: float
+    num_tokens: int
+    ttft_s: float
+    refusal: Refuse
+    retry_at_s: float
+
+
+class ForeseenRefusals:
+    """Of one engine. Times are on one clock of the replica."""
+
+    def __init__(self) -> None:
+        self._closed: list[_Closed] = []
+        self._turned_away_s = 0.0
+
+    def note(self, refusal: Refuse, request: Request, default: Objective, now_s: float) -> None:
+        """The scheduler has refused this request. default: objective of requests without one."""
+        if refusal.closed_s > 0.0 and refusal.retry_after_s is not None:
+            until_s = now_s + refusal.closed_s
+            retry_at_s = now_s + refusal.retry_after_s + refusal.each_s
+            limits = (until_s, len(request.prompt), _ttft_s(request.objective, default))
+            self._closed.append(_Closed(*limits, refusal, retry_at_s))
+            del self._closed[:-_MOST]
+
+    def find(
+        self, num_tokens: int, objective: Objective, default: Objective, now_s: float
+    ) -> RequestRefused | None:
+        """The refusal of such a request, counted as turned away; None if it is to be submitted.
+
+        num_tokens: of its prompt."""
+        if not self._closed:
+            return None
+        self._closed = [one for one in self._closed if one.until_s > now_s]
+        limit_s = _ttft_s(objective, default)
+        for one in self._closed:
+            if num_tokens >= one.num_tokens and limit_s <= one.ttft_s:
+                return self._turn_away(one.refusal, now_s)
+        return None
+
+    def _turn_away(self, refusal: Refuse, now_s: float) -> RequestRefused:
+        """Refused one after the other, they are to return one after the other."""
+        retry_at_s = max(one.retry_at_s for one in self._closed)
+        for one in self._closed:
+            one.retry_at_s = retry_at_s + refusal.each_s
+        self._turned_away_s += refusal.each_s
+        return RequestRefused(
+            refusal.message, param=refusal.param, retry_after_s=retry_at_s - now_s
+        )
+
+    def pop_turned_away_s(self) -> float:
+        """For `events.TurnedAway`: what has been turned away since the last call."""
+        seconds, self._turned_away_s = self._turned_away_s, 0.0
+        return seconds
+
+
+def _ttft_s(objective: Objective, default: Objective) -> float:
+    return objective.ttft_s or default.ttft_s or math.inf
