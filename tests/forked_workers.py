@@ -16,13 +16,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests import fork_request
 
@@ -106,13 +105,18 @@ def _read(connection: socket.socket) -> _Request:
 
 def _import_all(environment: dict[str, str]) -> None:
     os.environ.update(environment)  # Ray reads all its variables but a few when it is loaded
-    # In a thread: Ray's random numbers are a thread's own, and those of forks must differ.
-    with ThreadPoolExecutor(1) as pool:
+    import ray.actor
+
+    class SystemDrawn:
+        @staticmethod
+        def from_random() -> ray.ActorClassID:
+            return ray.ActorClassID(os.urandom(ray.ActorClassID.size()))
+
+    # Ray's own random numbers, once it has drawn some, would be the same in all forks.
+    with mock.patch.object(ray.actor, "ActorClassID", SystemDrawn):
         for name in _IMPORTED:
-            pool.submit(importlib.import_module, name).result()
-    end_s = time.monotonic() + 10
-    while len(os.listdir("/proc/self/task")) > 1:  # until that thread is gone
-        assert time.monotonic() < end_s, "a fork has only the thread that forks"
+            importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
     gc.freeze()  # no collection in a fork copies what it shares
 
 
