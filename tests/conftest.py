@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import quick
+from tests import forked_workers, quick
 
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,8 +32,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["LEGATO_CACHE"] = tempfile.mkdtemp(prefix="legato-cache-")
     atexit.register(shutil.rmtree, os.environ["LEGATO_CACHE"], ignore_errors=True)
 
-# Servers that last for the whole run: the tests that call one are kept on one worker.
-SHARED = {"demo", "own_serve", "faulted_server"}
+# Servers that last for many tests, which are kept on one worker.
+SHARED = {
+    "demo": "shared servers",
+    "own_serve": "shared servers",
+    "faulted_server": "shared servers",
+    "served_fleet": "served fleet",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,8 +85,9 @@ def _has_marker(item: pytest.Item, names: tuple[str, ...]) -> bool:
 def _group(item: pytest.Item) -> str:
     """Tests of one group run on one worker: those of a module, and all that call one server. A
     test with processes of its own is a group by itself."""
-    if SHARED & set(getattr(item, "fixturenames", ())):
-        return "shared servers"
+    for name in getattr(item, "fixturenames", ()):
+        if name in SHARED:
+            return SHARED[name]
     fixtures = getattr(item, "_fixtureinfo", None)
     definitions = fixtures.name2fixturedefs.values() if fixtures is not None else ()
     of_module = any(d[-1].scope == "module" for d in definitions)
@@ -126,12 +132,13 @@ def ray_cluster() -> Iterator[None]:
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.
     folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
-        root = Path(__file__).resolve().parents[1]
-        patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
-        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
-        start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
-    yield
-    ray.shutdown()
+    with forked_workers.forking(Path(folder)):
+        with pytest.MonkeyPatch.context() as patch:
+            # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
+            root = Path(__file__).resolve().parents[1]
+            patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
+            # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
+            start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
+        yield
+        ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

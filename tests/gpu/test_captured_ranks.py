@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 LENGTHS = (1, 3, 13)
 TOKENS = 3
-SPEC = {"backend": "triton", "max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
+SPEC = {"backend": "triton", "max_requests": 4, "graph_tokens": 16, "max_model_len": 64}
 
 
 @pytest.fixture(scope="module")

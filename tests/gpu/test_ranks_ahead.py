@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 TOKENS = 5
 SIZES = {"max_requests": 4, "max_model_len": 64}
-SPEC = {"backend": "triton", "graph_tokens": 32, **SIZES}
+SPEC = {"backend": "triton", "graph_tokens": 16, **SIZES}
 GREEDY = SamplingParams(TOKENS)
 
 

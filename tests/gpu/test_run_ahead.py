@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"
 )
 TOKENS = 6
-SPEC = {"max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
+SPEC = {"max_requests": 4, "graph_tokens": 16, "max_model_len": 64}
 
 
 @pytest.fixture

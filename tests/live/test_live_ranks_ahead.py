@@ -35,7 +35,7 @@ class CapturedStage(StageActor):
     """Captures its steps without a GPU, and counts those that it launches ahead."""
 
     def __init__(self, spec: Any, channel_bytes: int | None = None) -> None:
-        super().__init__(replace(spec, backend="triton", graph_tokens=32), channel_bytes)
+        super().__init__(replace(spec, backend="triton", graph_tokens=16), channel_bytes)
         self._num_ahead = 0
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:

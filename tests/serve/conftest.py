@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,19 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         return running(tmp_path_factory.mktemp("serve"), args, **deployment)
 
     return start
+
+
+@pytest.fixture(scope="package")
+def served_fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Any]:
+    """A front and two engines, in processes of their own."""
+    args = {
+        "model": {"path": str(tiny_model("llama"))},
+        "kv": {"memory_gib": 0.01, "block_size": 4},
+        "scheduling": {"token_budget": 128},
+        "fleet": {"routing": "least_loaded"},
+    }
+    with serve(args, num_replicas=2) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

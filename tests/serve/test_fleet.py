@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,18 +132,6 @@ class Streams:
         raise AssertionError("the stream was cut")
 
 
-@pytest.fixture(scope="module")
-def fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Any]:
-    args = {
-        "model": {"path": str(tiny_model("llama"))},
-        "kv": {"memory_gib": 0.01, "block_size": 4},
-        "scheduling": {"token_budget": 128},
-        "fleet": {"routing": "least_loaded"},
-    }
-    with serve(args, num_replicas=2) as server:
-        yield server
-
-
 def engines_of(server: Any) -> list[dict[str, Any]]:
     found = httpx.get(f"{server.url}/console/status").json()
     return found.get("engines", [])
@@ -156,52 +144,52 @@ def wait_for_engines(server: Any, count: int) -> None:
         time.sleep(0.2)  # polling, bounded
 
 
-def test_status_shows_every_engine(fleet: Any) -> None:
-    wait_for_engines(fleet, 2)
-    result = CliRunner().invoke(app, ["status", "--url", fleet.url, "--json"])
+def test_status_shows_every_engine(served_fleet: Any) -> None:
+    wait_for_engines(served_fleet, 2)
+    result = CliRunner().invoke(app, ["status", "--url", served_fleet.url, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert len({engine["id"] for engine in found["engines"]}) == 2
     assert found["num_blocks"] == sum(engine["num_blocks"] for engine in found["engines"])
     assert all(engine["step_budget"] >= 0 for engine in found["engines"])  # 0: no step yet
-    metrics = httpx.get(f"{fleet.url}/metrics").text
+    metrics = httpx.get(f"{served_fleet.url}/metrics").text
     for engine in found["engines"]:
         assert f'legato_engine_serving{{engine="{engine["id"]}",model_name=' in metrics
-    shown = CliRunner().invoke(app, ["status", "--url", f"{fleet.url}/v1"])
+    shown = CliRunner().invoke(app, ["status", "--url", f"{served_fleet.url}/v1"])
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("serving") == 2
 
 
-def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
-    wait_for_engines(fleet, 2)
-    unfailed = asyncio.run(Streams(fleet.url, fleet.model).run())
-    victim = engines_of(fleet)[0]
+def test_a_killed_engine_costs_no_byte(served_fleet: Any) -> None:
+    wait_for_engines(served_fleet, 2)
+    unfailed = asyncio.run(Streams(served_fleet.url, served_fleet.model).run())
+    victim = engines_of(served_fleet)[0]
 
     def strike() -> None:
         os.kill(victim["pid"], signal.SIGKILL)
         os.kill(victim["replica_pid"], signal.SIGKILL)
 
-    streams = Streams(fleet.url, fleet.model)
+    streams = Streams(served_fleet.url, served_fleet.model)
     failed = asyncio.run(streams.run(strike))
     for number, (path, body) in enumerate(streams.bodies):
         assert failed[number] == unfailed[number], (path, body)
-    moves = httpx.get(f"{fleet.url}/console/status").json()["fleet"]
+    moves = httpx.get(f"{served_fleet.url}/console/status").json()["fleet"]
     assert moves["num_moves"] > 0
-    wait_for_engines(fleet, 2)  # Serve has replaced it, and the front has found it
+    wait_for_engines(served_fleet, 2)  # Serve has replaced it, and the front has found it
 
 
-def test_a_killed_front_cuts_its_streams_and_is_replaced(fleet: Any) -> None:
+def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> None:
     """A client sees a broken connection, never an answer that looks whole."""
-    wait_for_engines(fleet, 2)
-    own = psutil.Process(fleet.process.pid).children(recursive=True)
+    wait_for_engines(served_fleet, 2)
+    own = psutil.Process(served_fleet.process.pid).children(recursive=True)
     (front,) = [p for p in own if p.cmdline()[:1] and "Front" in p.cmdline()[0]]
-    schedulers = [engine["pid"] for engine in engines_of(fleet)]
-    body = {"model": fleet.model, "prompt": [7] * 5, "max_tokens": 200, "ignore_eos": True}
+    schedulers = [engine["pid"] for engine in engines_of(served_fleet)]
+    body = {"model": served_fleet.model, "prompt": [7] * 5, "max_tokens": 200, "ignore_eos": True}
     body["stream"] = True
     lines: list[str] = []
 
     def read() -> None:
-        with httpx.stream("POST", f"{fleet.url}/v1/completions", json=body) as answer:
+        with httpx.stream("POST", f"{served_fleet.url}/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if not lines:
                     for pid in schedulers:  # so that the stream cannot end before its front does
@@ -216,13 +204,15 @@ def test_a_killed_front_cuts_its_streams_and_is_replaced(fleet: Any) -> None:
     assert lines
     assert "data: [DONE]" not in lines
     with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:  # 64 s in all
-        assert client.get(f"{fleet.url}/health").status_code == 200
-    wait_for_engines(fleet, 2)
+        assert client.get(f"{served_fleet.url}/health").status_code == 200
+    wait_for_engines(served_fleet, 2)
     end_s = time.monotonic() + 60
-    while any(engine["num_running"] or engine["num_waiting"] for engine in engines_of(fleet)):
+    while any(
+        engine["num_running"] or engine["num_waiting"] for engine in engines_of(served_fleet)
+    ):
         assert time.monotonic() < end_s
         time.sleep(0.2)  # polling, bounded
-    assert {engine["pid"] for engine in engines_of(fleet)} == set(schedulers)
+    assert {engine["pid"] for engine in engines_of(served_fleet)} == set(schedulers)
 
 
 @pytest.mark.parametrize(

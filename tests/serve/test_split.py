@@ -29,15 +29,15 @@ def streams_of(server: Any) -> Streams:
 
 
 def test_clients_see_no_difference(
-    serve: Callable[..., Any], tiny_model: Callable[..., Path], tmp_path: Path
+    served_fleet: Any, serve: Callable[..., Any], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     args = {
         "model": {"path": str(tiny_model("llama"))},
         "kv": {"memory_gib": 0.01, "block_size": 4},
         "scheduling": {"token_budget": 128},
     }
-    with serve(args, num_replicas=1) as server:
-        colocated = asyncio.run(streams_of(server).run())
+    wait_for_engines(served_fleet, 2)
+    colocated = asyncio.run(streams_of(served_fleet).run())
     assert any(answer["reasons"] == {0: "stop"} for answer in colocated[-4:])
     shared = {"shared_cache_gib": 0.01, "shared_cache_path": str(tmp_path)}
     divided = {**args, "kv": {**args["kv"], **shared}, "fleet": {"way": "split"}}
