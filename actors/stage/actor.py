@@ -58,9 +58,7 @@ class StageActor:
             set_channel_bytes(channel_bytes)
         if spec.device != "cpu":
             from actors.transport.communicator import claim_device
-            from actors.transport.group import keep_errors_of_nccl
 
-            keep_errors_of_nccl()
             spec = replace(spec, device=str(claim_device(spec.device)))
         self._spec = spec
         self._is_last, self._is_alone = spec.is_last, spec.is_alone

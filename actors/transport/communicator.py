@@ -20,7 +20,7 @@ from ray.experimental.channel import ChannelContext
 from ray.experimental.channel.accelerator_context import register_accelerator_context
 from ray.experimental.channel.communicator import Communicator, TorchTensorAllocator
 
-from actors.transport.group import RankGroup
+from actors.transport.group import RankGroup, keep_errors_of_nccl
 
 _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
 
@@ -30,6 +30,7 @@ def claim_device(kind: str) -> torch.device:
     sent from it: left to itself, Ray finds none where ranks see all GPUs."""
     device = assigned_device(kind)
     if device.type == "cuda":
+        keep_errors_of_nccl()
         register_context(device)
     return device
 

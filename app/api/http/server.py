@@ -105,7 +105,8 @@ class RequestProtocol(HttpToolsProtocol):
         self._is_body_read = True
 
     def on_response_complete(self) -> None:
-        self.cycle.scope.pop(BODY_WRITER, None)  # it refers to its cycle
+        # It refers to its cycle.
+        self.cycle.scope.pop(BODY_WRITER, None)  # type: ignore[typeddict-item]
         super().on_response_complete()
         if not self._is_body_read:
             self.loop.call_later(LINGER_S, self._end_unread, self.cycle)

@@ -14,7 +14,8 @@ from app.simulate.hardware.interconnect import Links
 from app.simulate.run.deployment import Division
 from app.simulate.run.engine import SimulatedEngine, arrival_of
 from app.simulate.run.fleet import SimulatedFleet
-from app.simulate.run.handover import Handovers, HandoverTotals
+from app.simulate.run.handover import Handovers
+from app.simulate.run.handover_parts import HandoverTotals
 from app.simulate.run.replica import Replica
 
 

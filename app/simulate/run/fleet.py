@@ -26,7 +26,7 @@ from actors.scheduling.request import Request
 from app.simulate.run.balance import leaving
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.engine import SimulatedEngine, arrival_of
-from app.simulate.run.handover import HandoverTotals
+from app.simulate.run.handover_parts import HandoverTotals
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
 from app.simulate.run.timers import Timers

@@ -17,7 +17,7 @@ from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.divided import DividedFleet
 from app.simulate.run.fleet import SimulatedFleet
-from app.simulate.run.handover import HandoverTotals
+from app.simulate.run.handover_parts import HandoverTotals
 from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
 from app.simulate.workload.requests import Workload
