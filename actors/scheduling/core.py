@@ -209,7 +209,8 @@ class Core:
         self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        out += Emit.of(self.outcomes.apply(step, result))
+        if rows := self.outcomes.apply(step, result):
+            out.append(Emit(tuple(rows)))
         if result.drafts_offered:
             self.speculation.answered(step.plan, result, self.requests.by_id)
 

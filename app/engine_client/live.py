@@ -69,7 +69,7 @@ class LiveEngine:
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
-        self._foreseen = ForeseenRefusals()
+        self._foreseen: ForeseenRefusals | None = None  # until there is a refusal
         self._standby = Standby(config, lambda *asked: self._link.ask(*asked))
         self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
@@ -226,8 +226,9 @@ class LiveEngine:
             self._abandon(ids)
 
     def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
-        limits = (objective, self.objective)
-        return self._foreseen.find(num_prompt_tokens, *limits, time.monotonic())
+        if self._foreseen is None:
+            return None
+        return self._foreseen.find(num_prompt_tokens, objective, self.objective, time.monotonic())
 
     def finish_early(self, request_id: str, index: int) -> None:
         ids = self._ids.get(request_id)
@@ -239,7 +240,7 @@ class LiveEngine:
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         self._open.add(requests, stream)
-        if turned_away_s := self._foreseen.pop_turned_away_s():
+        if self._foreseen and (turned_away_s := self._foreseen.pop_turned_away_s()):
             self._link.turned_away(turned_away_s)
         try:
             self._link.submit(requests)
@@ -300,6 +301,7 @@ class LiveEngine:
 
     def on_refusal(self, refusal: Refuse) -> None:
         if (entry := self._open.get(refusal.request_id)) is not None:
+            self._foreseen = self._foreseen or ForeseenRefusals()
             self._foreseen.note(refusal, entry.request, self.objective, time.monotonic())
         error = RequestRefused(
             refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 NEWEST_S = 0.5  # of computed time
 MOST = 0.5  # a single step counts for no more
+LEAST = 0.01  # less than this is nothing: no decision hangs on the rounding of a time
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class PresentSlowness:
 
     @property
     def log_ratio(self) -> float:
-        return max(0.0, self._mean)
+        return self._mean if self._mean > LEAST else 0.0
 
     def add(self, log_ratio: float, usual_s: float) -> None:
         """Note a step. log_ratio: of its time over `usual_s`, that of its kind. Long steps count

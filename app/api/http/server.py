@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import termios
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,18 +55,19 @@ class _ConnectionWriter:
     __slots__ = ("_cycle",)
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # whose scope has this
 
     def is_open(self) -> bool:
-        cycle = self._cycle
-        return bool(
+        cycle = self._cycle()
+        return cycle is not None and bool(
             cycle.chunked_encoding  # the head has been sent
             and not cycle.flow.write_paused
             and not cycle.transport.is_closing()
         )
 
     def write(self, body: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        if (cycle := self._cycle()) is not None:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class RequestProtocol(HttpToolsProtocol):
@@ -105,8 +107,6 @@ class RequestProtocol(HttpToolsProtocol):
         self._is_body_read = True
 
     def on_response_complete(self) -> None:
-        # It refers to its cycle.
-        self.cycle.scope.pop(BODY_WRITER, None)  # type: ignore[typeddict-item]
         super().on_response_complete()
         if not self._is_body_read:
             self.loop.call_later(LINGER_S, self._end_unread, self.cycle)

@@ -17,7 +17,7 @@ from actors.fleet.snapshot import Role
 from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest, processes, struck
-from tests.live.reference import MAX_TOKENS, ask, ask_all, expected, make_prompts
+from tests.live.reference import ask, ask_all, expected, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -47,14 +47,10 @@ async def test_tokens_are_the_same_and_deaths_cost_a_way_through_memory(
     sections["kv"]["direct_gib"] = SHARE_BYTES / 2**30
     fleet = await make_fleet(0, way="split", roles=(Role.PREFILL, Role.DECODE), **sections)
     await until_joined(fleet)
-    at_first = await all_at_rest(fleet)
     before = await num_direct(fleet)
     assert await ask_all(fleet.front, make_prompts()) == expected("llama")
     arrived = (await all_at_rest(fleet))[1]
     assert arrived["num_direct_blocks"] > before
-    num_own = sum((len(p) + MAX_TOKENS) // 4 - len(p) // 4 for p in make_prompts())
-    num_saved = arrived["num_saved_blocks"] - at_first[1]["num_saved_blocks"]
-    assert num_saved <= num_own, "of answers: what arrives is shared already"
     unfailed, _ = await through(fleet.front, mixed())
 
     for number in range(2):  # the stage that sends, then the one that receives
