@@ -212,8 +212,9 @@ class Emit:
 class Refuse:
     """The request is not served: over a limit (retry_after_s None), or overload (set).
 
-    closed_s: for how long every request of at least as long a prompt and no looser objective of its
-        first token will be refused too. each_s: by how much each of them delays later retries.
+    closed_s: for how long other requests are taken to be refused too: of the same tenant, no higher
+        priority, no shorter prompt and no looser objective of the first token. In a simulation 7 %
+        of them would have been accepted. each_s: by how much each of them delays later retries.
     """
 
     request_id: int

@@ -48,9 +48,8 @@ def generation_request(
 class Generation:
     """The continuations of every prompt of one HTTP request.
 
-    Continuation i of prompt p has index p * n + i. Raises RequestRefused at once if the engine will
-    not take it. Totals are exact, and `timing` is known, once
-    `deltas` is exhausted.
+    Continuation i of prompt p has index p * n + i. Totals are exact, and `timing` is known, once
+    `deltas` is exhausted. Raises RequestRefused at once where a refusal is foreseen.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Generation:
         """Raises RequestRefused, reported as every end, where the engine foresees that it will."""
         engine, events = self._context.engine, self._context.events
         for request in requests:
-            error = engine.foreseen(len(request.prompt), request.objective)
+            error = engine.foreseen(request)
             if error is not None:
                 failure = from_engine(error)
                 outcome = RequestOutcome(failure.status, failure.code or failure.kind, 0, 0)

@@ -10,7 +10,6 @@ from typing import Any
 
 from actors.engine.config import EngineConfig
 from actors.scheduling.interfaces import Quote, QuoteRequest
-from actors.scheduling.request import Objective
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import (
     EngineClient,
@@ -58,8 +57,8 @@ class AdaptedEngine(EngineClient):
         finally:
             self.num_open -= 1
 
-    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
-        return self._engine.foreseen(num_prompt_tokens, objective)
+    def foreseen(self, request: GenerationRequest) -> RequestRefused | None:
+        return self._engine.foreseen(request)
 
     def finish_early(self, request_id: str, index: int) -> None:
         self._engine.finish_early(request_id, index)

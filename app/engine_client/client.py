@@ -129,8 +129,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
-        """The refusal of such a request, if it is certain before anything is prepared for it."""
+    def foreseen(self, request: GenerationRequest) -> RequestRefused | None:
+        """The refusal of this request, where an earlier one says it before anything is prepared."""
         return None
 
     def finish_early(self, request_id: str, index: int) -> None:

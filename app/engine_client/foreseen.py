@@ -12,18 +12,21 @@ from dataclasses import dataclass
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Objective, Request
-from app.engine_client.client import RequestRefused
+from app.engine_client.client import GenerationRequest, RequestRefused
 
 _MOST = 8  # refusals in force: later ones say little more
 
 
 @dataclass(slots=True)
 class _Closed:
-    """until_s: for prompts of num_tokens or more, with an objective of ttft_s (infinite: none) or
-    less. retry_at_s: of the next one."""
+    """until_s: for prompts of num_tokens or more of this tenant, of this priority or a lower one,
+    with an objective of ttft_s (infinite: none) or less: others may be served before the one that
+    was refused. retry_at_s: of the next one."""
 
     until_s: float
     num_tokens: int
+    tenant: str
+    priority: int
     ttft_s: float
     refusal: Refuse
     retry_at_s: float
@@ -41,22 +44,20 @@ class ForeseenRefusals:
         if refusal.closed_s > 0.0 and refusal.retry_after_s is not None:
             until_s = now_s + refusal.closed_s
             retry_at_s = now_s + refusal.retry_after_s + refusal.each_s
-            limits = (until_s, len(request.prompt), _ttft_s(request.objective, default))
-            self._closed.append(_Closed(*limits, refusal, retry_at_s))
+            limits = (request.tenant, request.priority, _ttft_s(request.objective, default))
+            closed = _Closed(until_s, len(request.prompt), *limits, refusal, retry_at_s)
+            self._closed.append(closed)
             del self._closed[:-_MOST]
 
     def find(
-        self, num_tokens: int, objective: Objective, default: Objective, now_s: float
+        self, request: GenerationRequest, default: Objective, now_s: float
     ) -> RequestRefused | None:
-        """The refusal of such a request, counted as turned away; None if it is to be submitted.
-
-        num_tokens: of its prompt."""
-        if not self._closed:
-            return None
+        """The refusal of this request, counted as turned away; None if it is to be submitted."""
         self._closed = [one for one in self._closed if one.until_s > now_s]
-        limit_s = _ttft_s(objective, default)
+        num_tokens, limit_s = len(request.prompt), _ttft_s(request.objective, default)
         for one in self._closed:
-            if num_tokens >= one.num_tokens and limit_s <= one.ttft_s:
+            is_behind = request.tenant == one.tenant and request.priority <= one.priority
+            if is_behind and num_tokens >= one.num_tokens and limit_s <= one.ttft_s:
                 return self._turn_away(one.refusal, now_s)
         return None
 

@@ -225,10 +225,10 @@ class LiveEngine:
             self._ids.pop(request.request_id, None)
             self._abandon(ids)
 
-    def foreseen(self, num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
+    def foreseen(self, request: GenerationRequest) -> RequestRefused | None:
         if self._foreseen is None:
             return None
-        return self._foreseen.find(num_prompt_tokens, objective, self.objective, time.monotonic())
+        return self._foreseen.find(request, self.objective, time.monotonic())
 
     def finish_early(self, request_id: str, index: int) -> None:
         ids = self._ids.get(request_id)

@@ -12,10 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.scheduling.request import Objective
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions
-from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
+from app.engine_client.client import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    RequestRefused,
+)
 from tests.app.api.conftest import MODEL, Server, StartServer
 
 JSON = {"content-type": "application/json"}
@@ -322,8 +326,8 @@ async def test_a_foreseen_refusal_never_reaches_the_engine_and_is_counted(
     server = await start_server(events=events)
     error = RequestRefused("overloaded", retry_after_s=3.2)
 
-    def foreseen(num_prompt_tokens: int, objective: Objective) -> RequestRefused | None:
-        return error if num_prompt_tokens > 4 and objective.ttft_s == 1.0 else None
+    def foreseen(request: GenerationRequest) -> RequestRefused | None:
+        return error if len(request.prompt) > 4 and request.objective.ttft_s == 1.0 else None
 
     monkeypatch.setattr(server.engine, "foreseen", foreseen)
     asked = {"model": MODEL, "stream": stream, **body}

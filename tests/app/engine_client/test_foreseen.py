@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Objective, Request, SamplingParams
+from app.engine_client.client import GenerationRequest
 from app.engine_client.foreseen import ForeseenRefusals
 
 NONE, DEFAULT = Objective(), Objective(ttft_s=2.0)
 REFUSAL = Refuse(7, "overloaded", None, 3.0, closed_s=0.2, each_s=0.5)
+
+
+def asks(num_tokens: int = 100, objective: Objective = NONE, **others: Any) -> GenerationRequest:
+    prompt = (1,) * num_tokens
+    return GenerationRequest("r", prompt, SamplingParams(8), objective=objective, **others)
 
 
 def refused(num_tokens: int = 100, objective: Objective = NONE) -> Request:
@@ -43,22 +50,36 @@ def test_what_is_refused(
     now_s: float,
     is_refused: bool,
 ) -> None:
-    error = foreseen.find(num_tokens, objective, DEFAULT, now_s)
+    error = foreseen.find(asks(num_tokens, objective), DEFAULT, now_s)
     assert (error is not None) == is_refused
     assert foreseen.pop_turned_away_s() == 0.5 * is_refused
+
+
+@pytest.mark.parametrize(
+    ("others", "is_refused"),
+    [
+        ({"priority": -1}, True),
+        ({"priority": 1}, False),  # a batch's refusal refuses no live request
+        ({"tenant": "another"}, False),  # a fair order may serve it first
+    ],
+)
+def test_who_may_be_served_before_is_not_refused(
+    foreseen: ForeseenRefusals, others: dict[str, Any], is_refused: bool
+) -> None:
+    assert (foreseen.find(asks(**others), DEFAULT, 10.1) is not None) == is_refused
 
 
 def test_without_an_objective_only_those_without_one_are_refused() -> None:
     foreseen = ForeseenRefusals()
     foreseen.note(REFUSAL, refused(), NONE, 10.0)
-    assert foreseen.find(100, NONE, NONE, 10.1) is not None
+    assert foreseen.find(asks(), NONE, 10.1) is not None
     foreseen = ForeseenRefusals()
     foreseen.note(REFUSAL, refused(objective=DEFAULT), NONE, 10.0)
-    assert foreseen.find(100, NONE, NONE, 10.1) is None
+    assert foreseen.find(asks(), NONE, 10.1) is None
 
 
 def test_each_is_to_return_after_those_refused_before(foreseen: ForeseenRefusals) -> None:
-    errors = [foreseen.find(100, NONE, DEFAULT, 10.0 + k / 10) for k in range(2)]
+    errors = [foreseen.find(asks(), DEFAULT, 10.0 + k / 10) for k in range(2)]
     waits_s = [error.retry_after_s for error in errors if error is not None]
     assert waits_s == pytest.approx([3.5, 3.9])  # from now
     assert str(errors[0]) == REFUSAL.message
@@ -70,4 +91,4 @@ def test_each_is_to_return_after_those_refused_before(foreseen: ForeseenRefusals
 def test_a_refusal_that_says_nothing_of_others_closes_nothing(changes: dict[str, None]) -> None:
     foreseen = ForeseenRefusals()
     foreseen.note(replace(REFUSAL, **changes), refused(), DEFAULT, 10.0)
-    assert foreseen.find(100, NONE, DEFAULT, 10.0) is None
+    assert foreseen.find(asks(), DEFAULT, 10.0) is None

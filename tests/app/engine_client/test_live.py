@@ -302,16 +302,21 @@ async def test_what_a_refusal_implies_is_refused_here_and_told(
     await engine.start()
     cluster.num_steps = 0
     readers: list[Reader] = []
+
+    def foreseen(num_tokens: int, **others: Any) -> RequestRefused | None:
+        sampling = SamplingParams(4)
+        return engine.foreseen(GenerationRequest("r", (1,) * num_tokens, sampling, **others))
+
     try:
-        while engine.foreseen(30, Objective()) is None:
+        while foreseen(30) is None:
             asked = GenerationRequest(f"r{len(readers)}", (1,) * 30, SamplingParams(4))
             readers.append(Reader(engine, asked))
             live = cluster.last.core.live_requests
             await until(lambda: readers[-1].done.done() or len(live) == len(readers))  # noqa: B023
         with pytest.raises(RequestRefused):
             await readers[-1].done
-        assert engine.foreseen(29, Objective()) is None
-        assert engine.foreseen(30, Objective(ttft_s=9.0)) is None
+        assert foreseen(29) is None
+        assert foreseen(30, objective=Objective(ttft_s=9.0)) is None
         assert not told
         readers.append(Reader(engine, GenerationRequest("last", (1,), SamplingParams(4))))
         await until(lambda: told)
