@@ -106,8 +106,8 @@ class KVMover:
 
     @torch.inference_mode()
     def save(self, blocks: Blocks) -> int:
-        """Copy these into the store, which forgets a chain from its tail, and to where other devices
-        find them, which forgets the oldest; returns how many."""
+        """Copy these into the store, which forgets a chain from its tail, and where other devices
+        find them, where the oldest gives way; returns how many."""
         with self._apart():
             for block, digest in reversed(blocks):
                 self._store.save(digest, self._cache.read(block))
