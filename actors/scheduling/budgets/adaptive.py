@@ -15,6 +15,7 @@ Three bounds are computed anew for each step:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,8 +27,9 @@ from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
-INFINITY = float("inf")
+INFINITY = math.inf
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
+SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
@@ -134,7 +136,8 @@ class AdaptiveBudget:
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._watch(engine)
-        limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.seconds
+        share = self._kept.for_queue(engine.num_waiting)
+        limit_s = self._slack.limit_s(shape, engine) * share - self._outside.seconds
         holds_starts = relieves = False
         if limit_s < INFINITY:
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
@@ -205,6 +208,11 @@ class AdaptiveBudget:
         expected_s = self.cost.profile.stage_s(eased) * self.cost.ratio(eased)
         return expected_s <= limit_s and eased.num_tokens <= self.max_step_tokens
 
+    def _patience(self) -> int:
+        """In objectives. A slow moment of the machine may pass, and relief would double its gap."""
+        slow = self.follow_learnt and self.cost.slowness > SLOW
+        return PATIENCE * (SLOW_PATIENCE if slow else 1)
+
     def _relief(self, mix: Mix) -> int:
         """Prefill tokens that take about one objective longer than the decodes alone."""
         limit_s = self.cost.profile.stage_s(mix) + self._slack.tightest_s
@@ -228,7 +236,7 @@ class AdaptiveBudget:
         stricter = self._slack.tightest_s < (self.tbt_s or INFINITY)
         if not (engine.prefilling or (engine.num_waiting and stricter)):
             self._prefilled_at_s = now_s
-        if now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
+        if now_s - self._prefilled_at_s > self._patience() * self._slack.tightest_s:
             self._prefilled_at_s = now_s
             return tokens + self._relief(mix), holds_starts, True
         if engine.prefilling or (engine.num_waiting and not holds_starts):

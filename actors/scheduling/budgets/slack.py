@@ -161,6 +161,13 @@ class KeptShare:
             self._num_since_counted = 0
             self.value = max(self.least, self.value * (1.0 - self.rate))
 
+    def for_queue(self, num_waiting: int) -> float:
+        """The share to plan for. What was gained beyond the first one, by missing now and then, is
+        for prompts that wait: a lone one ends a little later instead (`forgives`)."""
+        if self.forgives and not num_waiting:
+            return min(self.value, self._first)
+        return self.value
+
     def _counts(self, taken: float) -> bool:
         return self._num_since_counted > IN_A_ROW and taken * self.least <= self.value
 

@@ -205,6 +205,11 @@ class OnlineCostModel:
 
     # ---- for budgets and admission ----------------------------------------------------
 
+    @property
+    def slowness(self) -> float:
+        """Log of how much longer than usual the newest steps took; never below 0."""
+        return self._present.log_ratio
+
     def ratio(self, mix: Mix) -> float:
         """Learned measured / profile ratio of this kind of step at present."""
         regime = self._regimes.get(_number(mix))

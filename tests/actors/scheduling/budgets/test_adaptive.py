@@ -13,6 +13,8 @@ from actors.scheduling.budgets import adaptive
 from actors.scheduling.budgets.adaptive import (
     FADES,
     MOST_LEARNT,
+    PATIENCE,
+    SLOW_PATIENCE,
     AdaptiveBudget,
     WayToClient,
 )
@@ -106,6 +108,21 @@ def test_on_a_noisy_machine_a_prompt_goes_on_by_small_chunks(
     ttft_s, longest_s = _first_token_beside(0.017, 0.017, budget, cost)
     assert longest_s <= 0.017
     assert (ttft_s < 3.0) == (budget == "auto")  # the other gives a token now and then
+
+
+@pytest.mark.parametrize("budget", ["adaptive", "auto"])
+def test_relief_waits_for_the_end_of_a_slow_moment(budget: str) -> None:
+    cost = OnlineCostModel(TILED)
+    config = modeled(TILED, budget=budget, max_requests=32, tbt_s=0.05)
+    planned = build_core(config, cost_model=cost).builder.budget
+    assert isinstance(planned, AdaptiveBudget)
+    shape, seen = StepShape(1, 60), []
+    for factor, num_steps in ((1.0, 400), (1.5, 40), (1.0, 200)):
+        for _ in range(num_steps):
+            cost.observe(shape, factor * TILED.stage_s(Mix.of_shape(shape)))
+        seen.append(planned._patience())
+    slow = PATIENCE * (SLOW_PATIENCE if budget == "auto" else 1)
+    assert seen == [PATIENCE, slow, PATIENCE]
 
 
 @pytest.mark.parametrize("tbt_s", [0.05, None])

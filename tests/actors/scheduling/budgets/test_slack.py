@@ -80,3 +80,15 @@ def test_a_kept_share_that_does_not_forgive_counts_every_miss() -> None:
     for _ in range(5):
         kept.note(False, taken=2.0)
     assert kept.value == pytest.approx(INITIAL_SHARE * (1 - kept.rate) ** 5)
+
+
+@pytest.mark.parametrize("forgives", [True, False])
+def test_what_was_gained_beyond_the_first_share_is_for_a_queue(forgives: bool) -> None:
+    kept = KeptShare(allowed=0.002, forgives=forgives)
+    for _ in range(5000):
+        kept.note(True, taken=0.5)
+    assert kept.value == kept.for_queue(1) > 1.05 * INITIAL_SHARE
+    assert kept.for_queue(0) == (INITIAL_SHARE if forgives else kept.value)
+    for _ in range(500):
+        kept.note(False, taken=1.0)
+    assert kept.for_queue(0) == kept.for_queue(1) == kept.value == kept.least
