@@ -29,6 +29,9 @@ from actors.scheduling.plan import StepShape
 
 INFINITY = math.inf
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
+# Beside one prompt that has the engine's prefill to itself, hundreds of steps in a row keep the
+# objective only by a bound that one in thousands exceeds. The noisier they are, the later it ends.
+LONE_CAUTION = 1.75
 SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
@@ -111,6 +114,7 @@ class AdaptiveBudget:
     # Of the planning under way, set at the end of `num_tokens`, as is `holds_starts`:
     _limit_s: float = field(init=False, default=INFINITY)  # by slack
     _relieves: bool = field(init=False, default=False)  # prefill after too long a pause of it all
+    _caution: float = field(init=False, default=1.0)  # of the planning under way, set at its begin
 
     @classmethod
     def build(
@@ -137,6 +141,8 @@ class AdaptiveBudget:
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._watch(engine)
         share = self._kept.for_queue(engine.num_waiting)
+        lone = self.follow_learnt and not engine.num_waiting
+        self._caution = max(self.caution, LONE_CAUTION) if lone else self.caution
         limit_s = self._slack.limit_s(shape, engine) * share - self._outside.seconds
         holds_starts = relieves = False
         if limit_s < INFINITY:
@@ -290,7 +296,7 @@ class AdaptiveBudget:
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
         decodes = (mix.num_decodes, mix.decode_kv_tokens)
         bounded = Mix(*decodes, 1, guess, beside_move=mix.beside_move) if guess else None
-        return self.cost.bound_factor(bounded or mix, self.caution), bounded
+        return self.cost.bound_factor(bounded or mix, self._caution), bounded
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Counts prompts, which decode soon; a waiting request that is strict would block all."""
