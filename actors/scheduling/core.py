@@ -96,7 +96,7 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             DeliveryTook: lambda told, _: self.builder.budget.delivery_took(told.seconds),
-            TurnedAway: lambda told, _: self.limits.turned_away(told.seconds, self.requests.now_s),
+            TurnedAway: lambda told, _: self.limits.turned_away(told.refused, self.requests.now_s),
             Tick: lambda *_: self.timeout.woken(),
             **dict.fromkeys(get_args(TierEvent), self._tier_event),
         }

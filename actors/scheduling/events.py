@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -133,12 +134,31 @@ PeerEvent = FetchEarly | SaveNow
 TierEvent = TierHolds | Moved | PeerEvent
 
 
+class MayReturn(NamedTuple):
+    """A refused request. key: see `key_of`. work_s: by how much its work delays others.
+    retry_after_s: as it was told, from now."""
+
+    key: int
+    work_s: float
+    retry_after_s: float
+
+    @staticmethod
+    def key_of(tenant: str, prompt: Sequence[int]) -> int:
+        """What a request is known by when it returns; the same in every process."""
+        return hash((zlib.crc32(tenant.encode()), tuple(prompt)))
+
+    @property
+    def expected_s(self) -> tuple[float, float]:
+        """From when until when it may return, from now: a quarter of its wait early or late, and
+        later by a second, as Retry-After is in whole ones."""
+        return 0.75 * self.retry_after_s, 1.25 * self.retry_after_s + 1.25
+
+
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A replica has refused requests by itself, by earlier refusals (`Refuse.closed_s`). seconds:
-    the sum of their `Refuse.each_s`."""
+    """A replica has refused requests by itself, by earlier refusals (`Refuse.closed_s`)."""
 
-    seconds: float
+    refused: tuple[MayReturn, ...]
 
 
 Told = Reconfigure | DeliveryTook | TurnedAway

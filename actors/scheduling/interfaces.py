@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.plan import StepPlan, StepShape
 from actors.scheduling.request import Objective, Request
 
@@ -256,7 +256,7 @@ class Admission(Protocol):
         """Called once, before the request is queued (after the core's own limits)."""
         ...
 
-    def turned_away(self, seconds: float, now_s: float) -> None:
+    def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
         """As `events.TurnedAway`."""
         ...
 

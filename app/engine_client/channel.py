@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from actors.engine.peers import Message
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse, TurnedAway
+from actors.scheduling.events import DeliveryTook, FetchEarly, MayReturn, Refuse, TurnedAway
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
 from actors.transport.messages import (
@@ -93,9 +93,9 @@ class SchedulerChannel:
         once they are there."""
         self._send(FetchEarly(tuple(digests), is_last))
 
-    def turned_away(self, seconds: float) -> None:
+    def turned_away(self, refused: Sequence[MayReturn]) -> None:
         """Say what was refused here in the scheduler's place, as `events.TurnedAway`."""
-        self._send(TurnedAway(seconds))
+        self._send(TurnedAway(tuple(refused)))
 
     def _send(self, message: Message | Hello) -> None:
         """Send; dropped if the scheduler has ended, which `ChannelOwner.on_lost` reports."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.request import Objective, Request
 from app.engine_client.client import GenerationRequest, RequestRefused
 
 _MOST = 8  # refusals in force: later ones say little more
+_MOST_PLACES = 4096  # of requests that may return
 
 
 @dataclass(slots=True)
@@ -37,10 +38,15 @@ class ForeseenRefusals:
 
     def __init__(self) -> None:
         self._closed: list[_Closed] = []
-        self._turned_away_s = 0.0
+        self._turned_away: list[MayReturn] = []
+        # From when until when, by key: the scheduler judges those who return.
+        self._may_return: dict[int, tuple[float, float]] = {}
 
     def note(self, refusal: Refuse, request: Request, default: Objective, now_s: float) -> None:
         """The scheduler has refused this request. default: objective of requests without one."""
+        if refusal.retry_after_s is not None:
+            key = MayReturn.key_of(request.tenant, request.prompt)
+            self._keep_place(MayReturn(key, refusal.each_s, refusal.retry_after_s), now_s)
         if refusal.closed_s > 0.0 and refusal.retry_after_s is not None:
             until_s = now_s + refusal.closed_s
             retry_at_s = now_s + refusal.retry_after_s + refusal.each_s
@@ -54,27 +60,40 @@ class ForeseenRefusals:
     ) -> RequestRefused | None:
         """The refusal of this request, counted as turned away; None if it is to be submitted."""
         self._closed = [one for one in self._closed if one.until_s > now_s]
+        if not self._closed:
+            return None
+        key = MayReturn.key_of(request.tenant, request.prompt)
+        from_s, until_s = self._may_return.get(key, (math.inf, 0.0))
+        if from_s <= now_s < until_s:
+            return None
         num_tokens, limit_s = len(request.prompt), _ttft_s(request.objective, default)
         for one in self._closed:
             is_behind = request.tenant == one.tenant and request.priority <= one.priority
             if is_behind and num_tokens >= one.num_tokens and limit_s <= one.ttft_s:
-                return self._turn_away(one.refusal, now_s)
+                return self._turn_away(one.refusal, key, now_s)
         return None
 
-    def _turn_away(self, refusal: Refuse, now_s: float) -> RequestRefused:
+    def _turn_away(self, refusal: Refuse, key: int, now_s: float) -> RequestRefused:
         """Refused one after the other, they are to return one after the other."""
         retry_at_s = max(one.retry_at_s for one in self._closed)
         for one in self._closed:
             one.retry_at_s = retry_at_s + refusal.each_s
-        self._turned_away_s += refusal.each_s
-        return RequestRefused(
-            refusal.message, param=refusal.param, retry_after_s=retry_at_s - now_s
-        )
+        wait_s = retry_at_s - now_s
+        self._turned_away.append(MayReturn(key, refusal.each_s, wait_s))
+        self._keep_place(self._turned_away[-1], now_s)
+        return RequestRefused(refusal.message, param=refusal.param, retry_after_s=wait_s)
 
-    def pop_turned_away_s(self) -> float:
+    def _keep_place(self, one: MayReturn, now_s: float) -> None:
+        after_s, before_s = one.expected_s
+        self._may_return.pop(one.key, None)  # the newest are the last
+        self._may_return[one.key] = (now_s + after_s, now_s + before_s)
+        if len(self._may_return) > _MOST_PLACES:
+            del self._may_return[next(iter(self._may_return))]
+
+    def pop_turned_away(self) -> list[MayReturn]:
         """For `events.TurnedAway`: what has been turned away since the last call."""
-        seconds, self._turned_away_s = self._turned_away_s, 0.0
-        return seconds
+        turned_away, self._turned_away = self._turned_away, []
+        return turned_away
 
 
 def _ttft_s(objective: Objective, default: Objective) -> float:

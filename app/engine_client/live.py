@@ -240,8 +240,8 @@ class LiveEngine:
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         self._open.add(requests, stream)
-        if self._foreseen and (turned_away_s := self._foreseen.pop_turned_away_s()):
-            self._link.turned_away(turned_away_s)
+        if self._foreseen and (turned_away := self._foreseen.pop_turned_away()):
+            self._link.turned_away(turned_away)
         try:
             self._link.submit(requests)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded

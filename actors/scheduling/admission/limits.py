@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.interfaces import (
     Admission,
     EngineView,
@@ -34,8 +35,8 @@ class QueueLimits:
             or self.admission.on_submit(request, engine)
         )
 
-    def turned_away(self, seconds: float, now_s: float) -> None:
-        self.admission.turned_away(seconds, now_s)
+    def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
+        self.admission.turned_away(refused, now_s)
 
     def impossible(self, request: Request, engine: EngineView) -> Refuse | None:
         """Refuse a request for which a retry would not help."""
@@ -140,7 +141,7 @@ class AcceptAll:
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
 
-    def turned_away(self, seconds: float, now_s: float) -> None:
+    def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
         """It refuses none."""
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:

@@ -5,12 +5,12 @@ A request starts only if the peak stays within the cache (the method of LightLLM
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.interfaces import EngineView, RequestView, StepTimePredictor
 from actors.scheduling.request import Request
 
@@ -51,7 +51,7 @@ class PredictedPeak:
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
 
-    def turned_away(self, seconds: float, now_s: float) -> None:
+    def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
         """It refuses none."""
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:

@@ -7,14 +7,16 @@ the time at which the request would be accepted. Memory is judged by `peak`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from actors.scheduling.admission.forecast import Bottleneck, Predictor, Situation
 from actors.scheduling.admission.peak import PredictedPeak
+from actors.scheduling.admission.returning import Place, Returning
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.online import RecentQuantile, cost_model_for
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.interfaces import (
     EngineView,
     RequestView,
@@ -26,6 +28,7 @@ MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
 HOLDS, MOST_CLOSED_S = 0.5, 0.5  # share of a refused request's wait; see `_closed_s`
+RETRY_PADDING = 1.1  # of the predicted wait: predictions vary, and early is refused
 SHORT = 0.5  # of the objective: shorter predictions are corrected separately
 
 
@@ -89,7 +92,8 @@ class PredictiveAdmission:
         back), and only delay starts that would stall running decodes.
     confidence: share of accepted requests whose first token should come within the bound. Errors
         of earlier predictions correct later ones (`Correction`, one per bottleneck).
-    margin: share of the TTFT objective kept back, as the engine changes while a prompt waits.
+    margin: share of the TTFT objective kept back, as the engine changes while a prompt waits. One
+        that returns when it was told to has it.
     """
 
     predictor: Predictor
@@ -98,8 +102,7 @@ class PredictiveAdmission:
     action: str = "refuse"
     confidence: float = 0.99
     margin: float = 0.1
-    _reserved_s: float = 0.0  # work reserved for refused requests that may return
-    _reserved_at_s: float = 0.0  # when `_reserved_s` was last brought up to date
+    _returning: Returning = field(default_factory=Returning)
     # Accepted requests without a first token: (bottleneck, uncorrected prediction, when made).
     _predicted: dict[int, tuple[Bottleneck, float, float]] = field(default_factory=dict)
     _corrections: tuple[Correction, ...] = field(init=False)  # by bottleneck
@@ -132,17 +135,21 @@ class PredictiveAdmission:
         self._learn(engine)
         now_s = engine.now_s
         found = self.forecast(request, engine, now_s)
-        if found.wait_s <= 0.0 or found.alone:
+        key = MayReturn.key_of(request.tenant, request.prompt)
+        place = self._returning.take(key, now_s)
+        wait_s = self.wait_s(found, now_s, place)
+        if wait_s <= 0.0 or found.alone:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
-        retry_after_s, own_s = self.retry_after_s(found, now_s), self._service_s(request, engine)
-        self.turned_away(own_s, now_s)
+        retry_after_s, own_s = _retry_after_s(wait_s), self._service_s(request, engine)
+        self._returning.refused(MayReturn(key, own_s, retry_after_s), now_s)
+        message = late(found) if found.wait_s > 0.0 else "overloaded: those refused before go first"
         closed_s = _closed_s(found, engine)
-        return Refuse(request.request_id, late(found), None, retry_after_s, closed_s, own_s)
+        return Refuse(request.request_id, message, None, retry_after_s, closed_s, own_s)
 
-    def turned_away(self, seconds: float, now_s: float) -> None:
-        self._reserved_s = min(self._reserved_left_s(now_s) + seconds, MAX_RETRY_AFTER_S)
-        self._reserved_at_s = now_s
+    def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
+        for one in refused:
+            self._returning.refused(one, now_s)
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         if self.predictor.stalls(engine, request.num_tokens):
@@ -188,11 +195,18 @@ class PredictiveAdmission:
             and (not engine.decoding or own / self.predictor.prefill_rate(engine) > limit_s),
         )
 
-    def retry_after_s(self, found: Forecast, now_s: float) -> float:
-        """When it would be accepted, after the refused requests that may return earlier."""
-        return min(found.wait_s + self._reserved_left_s(now_s), MAX_RETRY_AFTER_S)
+    def wait_s(self, found: Forecast, now_s: float, place: Place | None = None) -> float:
+        """By how much its bound exceeds the objective, behind refused requests that may return.
 
-    # ---- learning, and reserving for refused requests ---------------------------------
+        place: kept for it, since it was refused before."""
+        wait_s = found.wait_s + self._returning.ahead_s(now_s, place)
+        return wait_s if place is None else wait_s - self.margin * found.limit_s
+
+    def retry_after_s(self, found: Forecast, now_s: float) -> float:
+        """When it would be accepted, if it were refused now."""
+        return _retry_after_s(self.wait_s(found, now_s))
+
+    # ---- learning ---------------------------------
 
     def _learn(self, engine: EngineView) -> None:
         """Compare the first tokens since the last call with their predictions."""
@@ -216,8 +230,9 @@ class PredictiveAdmission:
         busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
         return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0)
 
-    def _reserved_left_s(self, now_s: float) -> float:
-        return max(0.0, self._reserved_s - (now_s - self._reserved_at_s))
+
+def _retry_after_s(wait_s: float) -> float:
+    return min(RETRY_PADDING * wait_s, MAX_RETRY_AFTER_S)
 
 
 def _closed_s(found: Forecast, engine: EngineView) -> float:
@@ -225,7 +240,7 @@ def _closed_s(found: Forecast, engine: EngineView) -> float:
     if not (engine.num_waiting or engine.prefilling):
         return 0.0  # one so long that waiting would not help is accepted
     # The bound shrinks faster than time passes, and every step brings other predictions.
-    return min(HOLDS * found.wait_s * found.raw_s / found.bound_s, MOST_CLOSED_S)
+    return min(HOLDS * max(0.0, found.wait_s) * found.raw_s / found.bound_s, MOST_CLOSED_S)
 
 
 def late(found: Forecast) -> str:

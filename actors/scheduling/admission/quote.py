@@ -80,7 +80,9 @@ def _first_token(
 ) -> Refuse | None:
     """Admission accepts a request that waiting would not help; a quote says it is late."""
     name, limit_s = request.request_id, forecast.limit_s
-    if forecast.wait_s <= 0.0 or (forecast.alone and forecast.expected_s <= limit_s):
+    if admission.wait_s(forecast, now_s) <= 0.0 or (
+        forecast.alone and forecast.expected_s <= limit_s
+    ):
         return None
     if predicted.least_ttft_s is not None and predicted.least_ttft_s > limit_s:
         message = (

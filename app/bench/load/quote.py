@@ -116,14 +116,15 @@ class QuotedLoad:
 def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, Any]:
     """Ratios are quoted / measured. Raises MeasurementError if no quoted request had a first token.
 
-    kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of quotes that
-    said "now", requests accepted whose first token kept the objective (without one: the bound).
+    kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of first quotes
+    that said "now", requests accepted whose first token kept the objective (without one: the bound).
     no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
     those accepted after Retry-After; retry_near_share: then, or a quarter later.
     """
     attempts = [attempt for asked in found for attempt in asked.attempts]
     ratios, kept, verdicts = [], [], list[tuple[bool, bool]]()
-    for attempt in attempts:
+    numbered = [one for asked in found for one in enumerate(asked.attempts)]
+    for number, attempt in numbered:
         predicted, ttft_s = attempt.said["predicted"], attempt.ttft_s
         if predicted is None or (ttft_s is None and not attempt.refused):
             continue
@@ -132,7 +133,8 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
             ratios.append(predicted["ttft_ms"] / (1000 * ttft_s))
             kept.append(1000 * ttft_s <= predicted["ttft_bound_ms"])
             in_time = 1000 * ttft_s <= (ttft_ms or predicted["ttft_bound_ms"])
-        verdicts.append((attempt.said["can_serve_now"], in_time))
+        if not number:  # who returns has a place, of which a quote knows nothing
+            verdicts.append((attempt.said["can_serve_now"], in_time))
     if not ratios:
         why = next((a.trace.error for a in attempts if a.trace.error), "no request was answered")
         raise MeasurementError(f"nothing was measured: {why}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.engine_client.foreseen import ForeseenRefusals
@@ -52,7 +52,7 @@ def test_what_is_refused(
 ) -> None:
     error = foreseen.find(asks(num_tokens, objective), DEFAULT, now_s)
     assert (error is not None) == is_refused
-    assert foreseen.pop_turned_away_s() == 0.5 * is_refused
+    assert [one.work_s for one in foreseen.pop_turned_away()] == [0.5] * is_refused
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,28 @@ def test_each_is_to_return_after_those_refused_before(foreseen: ForeseenRefusals
     waits_s = [error.retry_after_s for error in errors if error is not None]
     assert waits_s == pytest.approx([3.5, 3.9])  # from now
     assert str(errors[0]) == REFUSAL.message
-    assert foreseen.pop_turned_away_s() == 1.0
-    assert foreseen.pop_turned_away_s() == 0.0
+    key = MayReturn.key_of("", (1,) * 100)
+    assert foreseen.pop_turned_away() == [
+        (key, 0.5, pytest.approx(3.5)),
+        (key, 0.5, pytest.approx(3.9)),
+    ]
+    assert foreseen.pop_turned_away() == []
+
+
+@pytest.mark.parametrize(
+    ("now_s", "prompt", "is_refused"),
+    [
+        (12.9, (1,) * 100, False),
+        (12.9, (2,) * 100, True),  # not the one that was refused
+        (11.0, (1,) * 100, True),  # it was to wait for three seconds
+    ],
+)
+def test_who_returns_when_told_is_left_to_the_scheduler(
+    foreseen: ForeseenRefusals, now_s: float, prompt: tuple[int, ...], is_refused: bool
+) -> None:
+    foreseen.note(replace(REFUSAL, request_id=8), refused(90), DEFAULT, now_s - 0.1)
+    asked = GenerationRequest("r", prompt, SamplingParams(8))
+    assert (foreseen.find(asked, DEFAULT, now_s) is not None) == is_refused
 
 
 @pytest.mark.parametrize("changes", [{"closed_s": 0.0}, {"retry_after_s": None}])

@@ -12,6 +12,7 @@ import pytest
 import app.engine_client.live as live
 from actors.scheduling.admission.limits import QueueLimits
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.events import MayReturn
 from actors.scheduling.request import FinishReason, Objective, SamplingParams
 from app.engine_client.channel import SchedulerChannel
 from app.engine_client.client import (
@@ -288,8 +289,8 @@ async def test_what_a_refusal_implies_is_refused_here_and_told(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a flood of prompts, none of which is answered."""
-    told: list[float] = []
-    monkeypatch.setattr(QueueLimits, "turned_away", lambda _, seconds, now_s: told.append(seconds))
+    told: list[MayReturn] = []
+    monkeypatch.setattr(QueueLimits, "turned_away", lambda _, refused, now_s: told.extend(refused))
     model = CostModel("m", ((1, 0.05), (64, 0.2)), kv_tokens=60_000, max_model_len=64)
     scheduler = replace(
         settings().scheduler,
@@ -321,7 +322,7 @@ async def test_what_a_refusal_implies_is_refused_here_and_told(
         readers.append(Reader(engine, GenerationRequest("last", (1,), SamplingParams(4))))
         await until(lambda: told)
         assert len(told) == 1
-        assert told[0] > 0.0
+        assert told[0].work_s > 0.0
     finally:
         for reader in readers:
             reader.done.cancel()

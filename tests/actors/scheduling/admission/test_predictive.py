@@ -11,7 +11,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.events import Refuse, Submit, TurnedAway
+from actors.scheduling.events import MayReturn, Refuse, Submit, TurnedAway
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.scheduling.modeled import modeled
 
@@ -67,7 +67,7 @@ def flooded() -> Core:
 
 
 def submit(core: Core, number: int, num_tokens: int, now_s: float) -> Refuse | None:
-    request = Request(number, (9,) * num_tokens, SamplingParams(5), now_s)
+    request = Request(number, (number,) * num_tokens, SamplingParams(5), now_s)
     refused = [i for i in core.handle(Submit(request), now_s) if isinstance(i, Refuse)]
     return refused[0] if refused else None
 
@@ -101,6 +101,9 @@ def test_what_a_replica_has_turned_away_delays_later_retries_as_if_refused_here(
     assert first == submit(there, 50, 1000, 9.0)
     assert first is not None
     assert first.each_s > 0.0
-    assert submit(here, 51, 1000, 9.0) is not None
-    there.handle(TurnedAway(first.each_s), 9.0)
+    second = submit(here, 51, 1000, 9.0)
+    assert second is not None
+    assert second.retry_after_s is not None
+    key = MayReturn.key_of("", (51,) * 1000)
+    there.handle(TurnedAway((MayReturn(key, second.each_s, second.retry_after_s),)), 9.0)
     assert submit(here, 52, 1000, 9.0) == submit(there, 52, 1000, 9.0)

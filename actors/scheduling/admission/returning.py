@@ -1,0 +1,80 @@
+"""Places kept for refused requests that may return at the time they were told.
+
+Who waits as told must not find that others came in between, to be refused again: those who come
+later are refused too while the work of those who may return fills the queue. Many clients never
+return, so the work counts by the share of them that did so lately.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from actors.scheduling.events import MayReturn
+
+FIRST_SHARE, WEIGHT = 0.25, 0.1  # of the share that returns: initial, and that of one request
+
+
+class Place(NamedTuple):
+    """from_s, until_s: when its request is expected to return."""
+
+    until_s: float
+    from_s: float
+    key: int
+    work_s: float
+
+
+@dataclass(slots=True)
+class Returning:
+    """Refused requests that may return. Times are on one clock, which never goes back.
+
+    share: of refused requests, those that returned lately.
+    """
+
+    share: float = FIRST_SHARE
+    _by_key: dict[int, list[Place]] = field(default_factory=dict)
+    _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
+    _work_s: float = 0.0  # of those in `_by_key`
+
+    def refused(self, refused: MayReturn, now_s: float) -> None:
+        after_s, before_s = refused.expected_s
+        place = Place(now_s + before_s, now_s + after_s, refused.key, refused.work_s)
+        self._by_key.setdefault(place.key, []).append(place)
+        heappush(self._by_end, place)
+        self._work_s += place.work_s
+
+    def take(self, key: int, now_s: float) -> Place | None:
+        """The place of a request that comes; None if none is kept for it, or it comes too early:
+        whoever does not wait is one of those who come later."""
+        self._give_up(now_s)
+        if key not in self._by_key:
+            return None
+        place = min(self._by_key[key])
+        self._drop(place)
+        if now_s < place.from_s:
+            return None
+        self.share += WEIGHT * (1.0 - self.share)
+        return place
+
+    def ahead_s(self, now_s: float, place: Place | None = None) -> float:
+        """Work expected of those who may return; of those before this place, if one is given."""
+        self._give_up(now_s)
+        if place is None:
+            return self.share * self._work_s
+        before = [one for places in self._by_key.values() for one in places]
+        return self.share * sum([one.work_s for one in before if one.from_s < place.from_s])
+
+    def _give_up(self, now_s: float) -> None:
+        while self._by_end and self._by_end[0].until_s < now_s:
+            place = heappop(self._by_end)
+            if place in self._by_key.get(place.key, ()):
+                self._drop(place)
+                self.share -= WEIGHT * self.share
+
+    def _drop(self, place: Place) -> None:
+        places = self._by_key[place.key]
+        places.remove(place)
+        if not places:
+            del self._by_key[place.key]
+        self._work_s = self._work_s - place.work_s if self._by_key else 0.0
