@@ -28,7 +28,8 @@ MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
 HOLDS, MOST_CLOSED_S = 0.5, 0.5  # share of a refused request's wait; see `_closed_s`
-RETRY_PADDING = 1.1  # of the predicted wait: predictions vary, and early is refused
+RETRY_PADDING = 1.2  # of the predicted wait: predictions vary, and early is refused
+HARDLY = 0.2  # of the objective; see `wait_s`
 SHORT = 0.5  # of the objective: shorter predictions are corrected separately
 
 
@@ -138,7 +139,10 @@ class PredictiveAdmission:
         key = MayReturn.key_of(request.tenant, request.prompt)
         place = self._returning.take(key, now_s)
         wait_s = self.wait_s(found, now_s, place)
-        if wait_s <= 0.0 or found.alone:
+        is_served = wait_s <= 0.0 or found.alone
+        if place is not None:
+            self._returning.judged(is_served)
+        if is_served:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
         retry_after_s, own_s = _retry_after_s(wait_s), self._service_s(request, engine)
@@ -199,14 +203,17 @@ class PredictiveAdmission:
         """By how much its bound exceeds the objective, behind refused requests that may return.
 
         place: kept for it, since it was refused before."""
-        wait_s = found.wait_s + self._returning.ahead_s(now_s, place)
-        return wait_s if place is None else wait_s - self.margin * found.limit_s
+        ahead_s = self._returning.ahead_s(now_s, place)
+        if place is not None:
+            return found.wait_s + ahead_s - self.margin * found.limit_s
+        # With hardly a queue they have not come as expected: the engine does not wait for them.
+        return found.wait_s + ahead_s * (found.bound_s > HARDLY * found.limit_s)
 
     def retry_after_s(self, found: Forecast, now_s: float) -> float:
         """When it would be accepted, if it were refused now."""
         return _retry_after_s(self.wait_s(found, now_s))
 
-    # ---- learning ---------------------------------
+    # ---- learning -------------------------------------------------------------------
 
     def _learn(self, engine: EngineView) -> None:
         """Compare the first tokens since the last call with their predictions."""

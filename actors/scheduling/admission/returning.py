@@ -14,6 +14,7 @@ from typing import NamedTuple
 from actors.scheduling.events import MayReturn
 
 FIRST_SHARE, WEIGHT = 0.25, 0.1  # of the share that returns: initial, and that of one request
+LONGER, SHORTER, MOST = 1.05, 0.995, 2.0  # in balance nine of ten who return are served
 
 
 class Place(NamedTuple):
@@ -29,10 +30,12 @@ class Place(NamedTuple):
 class Returning:
     """Refused requests that may return. Times are on one clock, which never goes back.
 
-    share: of refused requests, those that returned lately.
+    share: of refused requests, those that returned lately as they were told.
+    stretch: how much longer their work has taken than it was predicted to.
     """
 
     share: float = FIRST_SHARE
+    stretch: float = 1.0
     _by_key: dict[int, list[Place]] = field(default_factory=dict)
     _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
     _work_s: float = 0.0  # of those in `_by_key`
@@ -53,17 +56,24 @@ class Returning:
         place = min(self._by_key[key])
         self._drop(place)
         if now_s < place.from_s:
+            self.share -= WEIGHT * self.share
             return None
         self.share += WEIGHT * (1.0 - self.share)
         return place
+
+    def judged(self, is_served: bool) -> None:
+        """One that returned as told is served, or refused again."""
+        factor = SHORTER if is_served else LONGER
+        self.stretch = min(MOST, max(1.0, self.stretch * factor))
 
     def ahead_s(self, now_s: float, place: Place | None = None) -> float:
         """Work expected of those who may return; of those before this place, if one is given."""
         self._give_up(now_s)
         if place is None:
-            return self.share * self._work_s
+            return self.stretch * self.share * self._work_s
         before = [one for places in self._by_key.values() for one in places]
-        return self.share * sum([one.work_s for one in before if one.from_s < place.from_s])
+        work_s = sum([one.work_s for one in before if one.from_s < place.from_s])
+        return self.stretch * self.share * work_s
 
     def _give_up(self, now_s: float) -> None:
         while self._by_end and self._by_end[0].until_s < now_s:

@@ -129,8 +129,8 @@ class LoadClient:
         self._timeout_s = timeout_s
         self._chance = random.Random(seed)
 
-    def _body(self, job: Job) -> bytes:
-        # Every prompt is new, so that a second run is not served from the prefix cache.
+    def body(self, job: Job) -> bytes:
+        """A request with a new prompt, so that a second run is not served from the prefix cache."""
         chance = self._chance
         return json.dumps(
             {
@@ -154,7 +154,7 @@ class LoadClient:
     ) -> list[Trace]:
         """Run the jobs in open loop. on_start, on_done: called with each trace when its request is
         sent and when its answer ends. until: ends the arrivals."""
-        bodies = [self._body(job) for job in jobs]
+        bodies = [self.body(job) for job in jobs]
         async with self.session() as session:
             return await open_loop(
                 jobs,
@@ -184,9 +184,12 @@ class LoadClient:
         job: Job,
         begin_s: float,
         on_start: Callable[[Trace], None] | None = None,
+        body: bytes | None = None,
     ) -> Trace:
-        """Send one request now. begin_s: the start of the run on `time.perf_counter`."""
-        return await self._one(session, job, self._body(job), begin_s, None, on_start)
+        """Send one request now. begin_s: the start of the run on `time.perf_counter`. body: of
+        `body`; a new one if None."""
+        body = self.body(job) if body is None else body
+        return await self._one(session, job, body, begin_s, None, on_start)
 
     async def _one(
         self,

@@ -75,7 +75,8 @@ class QuotedLoad:
     async def _one(
         self, session: aiohttp.ClientSession, job: Job, asked: Asked, begin_s: float
     ) -> Trace:
-        first = await self._attempt(session, job, asked, begin_s)
+        body = self._client.body(job)  # who returns asks the same again
+        first = await self._attempt(session, job, asked, begin_s, body)
         retry_s = first.said["retry_after_s"]
         if not first.refused or retry_s is None:
             return first.trace
@@ -84,16 +85,22 @@ class QuotedLoad:
         for factor in (1.0, 1.0 + NEAR):
             if attempt.refused:
                 await asyncio.sleep(refused_s + factor * retry_s - time.perf_counter())
-                attempt = await self._attempt(session, job, asked, begin_s)
+                attempt = await self._attempt(session, job, asked, begin_s, body)
         return attempt.trace
 
     async def _attempt(
-        self, session: aiohttp.ClientSession, job: Job, asked: Asked, begin_s: float
+        self,
+        session: aiohttp.ClientSession,
+        job: Job,
+        asked: Asked,
+        begin_s: float,
+        body: bytes,
     ) -> Attempt:
         ask_s = time.perf_counter()
         said = await self._quote(session, job)
         ask_s = time.perf_counter() - ask_s
-        attempt = Attempt(said, ask_s, await self._client.send(session, job, begin_s))
+        trace = await self._client.send(session, job, begin_s, body=body)
+        attempt = Attempt(said, ask_s, trace)
         asked.attempts.append(attempt)
         return attempt
 
@@ -117,7 +124,7 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
     """Ratios are quoted / measured. Raises MeasurementError if no quoted request had a first token.
 
     kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of first quotes
-    that said "now", requests accepted whose first token kept the objective (without one: the bound).
+    that said "now", accepted ones whose first token kept the objective (without one: the bound).
     no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
     those accepted after Retry-After; retry_near_share: then, or a quarter later.
     """

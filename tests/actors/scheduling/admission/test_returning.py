@@ -73,6 +73,27 @@ def test_the_share_that_returns_is_learned() -> None:
     assert found.share < 0.15  # the other twenty never came
 
 
+def test_those_who_do_not_wait_are_waited_for_by_nobody() -> None:
+    found = returning()
+    for number in range(40):
+        found.refused(MayReturn(7, 1.0, 60.0), 100.0 + number)
+        assert found.take(7, 101.0 + number) is None
+    assert found.share < 0.02
+
+
+def test_nine_of_ten_who_return_are_to_be_served() -> None:
+    found = returning(8.0, 8.0)
+    for _ in range(8):
+        found.judged(is_served=False)
+    assert found.ahead_s(100.0) == pytest.approx(2.0 * 1.05**8)
+    for number in range(100):
+        found.judged(is_served=number % 10 != 0)
+    assert 1.3 < found.stretch < 1.6
+    for number in range(2000):
+        found.judged(is_served=number % 20 != 0)
+    assert found.stretch < 1.1
+
+
 def test_a_key_is_the_same_in_every_process() -> None:
     code = "from actors.scheduling.events import MayReturn; print(MayReturn.key_of('t', (1, 2)))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
