@@ -141,6 +141,8 @@ class MayReturn(NamedTuple):
     key: int
     work_s: float
     retry_after_s: float
+    tenant: str = ""
+    priority: int = 0
 
     @staticmethod
     def key_of(tenant: str, prompt: Sequence[int]) -> int:

@@ -70,16 +70,19 @@ class ForeseenRefusals:
         for one in self._closed:
             is_behind = request.tenant == one.tenant and request.priority <= one.priority
             if is_behind and num_tokens >= one.num_tokens and limit_s <= one.ttft_s:
-                return self._turn_away(one.refusal, key, now_s)
+                return self._turn_away(request, key, one.refusal, now_s)
         return None
 
-    def _turn_away(self, refusal: Refuse, key: int, now_s: float) -> RequestRefused:
+    def _turn_away(
+        self, request: GenerationRequest, key: int, refusal: Refuse, now_s: float
+    ) -> RequestRefused:
         """Refused one after the other, they are to return one after the other."""
         retry_at_s = max(one.retry_at_s for one in self._closed)
         for one in self._closed:
             one.retry_at_s = retry_at_s + refusal.each_s
         wait_s = retry_at_s - now_s
-        self._turned_away.append(MayReturn(key, refusal.each_s, wait_s))
+        whose = (request.tenant, request.priority)
+        self._turned_away.append(MayReturn(key, refusal.each_s, wait_s, *whose))
         self._keep_place(self._turned_away[-1], now_s)
         return RequestRefused(refusal.message, param=refusal.param, retry_after_s=wait_s)
 

@@ -136,17 +136,18 @@ class PredictiveAdmission:
         self._learn(engine)
         now_s = engine.now_s
         found = self.forecast(request, engine, now_s)
-        key = MayReturn.key_of(request.tenant, request.prompt)
-        place = self._returning.take(key, now_s)
-        wait_s = self.wait_s(found, now_s, place)
+        key_of, returning = MayReturn.key_of, self._returning
+        place = returning.take(key_of(request.tenant, request.prompt), now_s) if returning else None
+        wait_s = self.wait_s(request, found, now_s, place)
         is_served = wait_s <= 0.0 or found.alone
         if place is not None:
-            self._returning.judged(is_served)
+            returning.judged(is_served)
         if is_served:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
         retry_after_s, own_s = _retry_after_s(wait_s), self._service_s(request, engine)
-        self._returning.refused(MayReturn(key, own_s, retry_after_s), now_s)
+        whose, key = (request.tenant, request.priority), key_of(request.tenant, request.prompt)
+        returning.refused(MayReturn(key, own_s, retry_after_s, *whose), now_s)
         message = late(found) if found.wait_s > 0.0 else "overloaded: those refused before go first"
         closed_s = _closed_s(found, engine)
         return Refuse(request.request_id, message, None, retry_after_s, closed_s, own_s)
@@ -199,19 +200,21 @@ class PredictiveAdmission:
             and (not engine.decoding or own / self.predictor.prefill_rate(engine) > limit_s),
         )
 
-    def wait_s(self, found: Forecast, now_s: float, place: Place | None = None) -> float:
+    def wait_s(
+        self, request: Request, found: Forecast, now_s: float, place: Place | None = None
+    ) -> float:
         """By how much its bound exceeds the objective, behind refused requests that may return.
 
         place: kept for it, since it was refused before."""
-        ahead_s = self._returning.ahead_s(now_s, place)
+        ahead_s = self._returning.ahead_s(now_s, request.tenant, request.priority, place)
         if place is not None:
             return found.wait_s + ahead_s - self.margin * found.limit_s
         # With hardly a queue they have not come as expected: the engine does not wait for them.
         return found.wait_s + ahead_s * (found.bound_s > HARDLY * found.limit_s)
 
-    def retry_after_s(self, found: Forecast, now_s: float) -> float:
+    def retry_after_s(self, request: Request, found: Forecast, now_s: float) -> float:
         """When it would be accepted, if it were refused now."""
-        return _retry_after_s(self.wait_s(found, now_s))
+        return _retry_after_s(self.wait_s(request, found, now_s))
 
     # ---- learning -------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def _first_token(
 ) -> Refuse | None:
     """Admission accepts a request that waiting would not help; a quote says it is late."""
     name, limit_s = request.request_id, forecast.limit_s
-    if admission.wait_s(forecast, now_s) <= 0.0 or (
+    if admission.wait_s(request, forecast, now_s) <= 0.0 or (
         forecast.alone and forecast.expected_s <= limit_s
     ):
         return None
@@ -90,7 +90,7 @@ def _first_token(
             f"beginning is cached: it takes at least {1000 * predicted.least_ttft_s:.3g} ms"
         )
         return Refuse(name, message, "slo.ttft_ms")
-    wait_s = admission.retry_after_s(forecast, now_s)
+    wait_s = admission.retry_after_s(request, forecast, now_s)
     if forecast.alone:  # only running decodes delay it
         wait_s = admission.predictor.ended_s(engine, len(engine.decoding))
     return Refuse(name, late(forecast), "slo.ttft_ms", wait_s)

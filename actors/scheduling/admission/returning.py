@@ -2,7 +2,8 @@
 
 Who waits as told must not find that others came in between, to be refused again: those who come
 later are refused too while the work of those who may return fills the queue. Many clients never
-return, so the work counts by the share of them that did so lately.
+return, so the work counts by the share of them that did so lately; and only against the same
+tenant's requests of no higher priority, as others may be served before.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ class Place(NamedTuple):
 
     until_s: float
     from_s: float
-    key: int
-    work_s: float
+    refused: MayReturn
 
 
 @dataclass(slots=True)
@@ -38,14 +38,20 @@ class Returning:
     stretch: float = 1.0
     _by_key: dict[int, list[Place]] = field(default_factory=dict)
     _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
-    _work_s: float = 0.0  # of those in `_by_key`
+    # Work of those in `_by_key`, by tenant and priority.
+    _work_s: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Of different requests."""
+        return len(self._by_key)
 
     def refused(self, refused: MayReturn, now_s: float) -> None:
         after_s, before_s = refused.expected_s
-        place = Place(now_s + before_s, now_s + after_s, refused.key, refused.work_s)
-        self._by_key.setdefault(place.key, []).append(place)
+        place = Place(now_s + before_s, now_s + after_s, refused)
+        self._by_key.setdefault(refused.key, []).append(place)
         heappush(self._by_end, place)
-        self._work_s += place.work_s
+        work_s = self._work_s.setdefault(refused.tenant, {})
+        work_s[refused.priority] = work_s.get(refused.priority, 0.0) + refused.work_s
 
     def take(self, key: int, now_s: float) -> Place | None:
         """The place of a request that comes; None if none is kept for it, or it comes too early:
@@ -66,25 +72,43 @@ class Returning:
         factor = SHORTER if is_served else LONGER
         self.stretch = min(MOST, max(1.0, self.stretch * factor))
 
-    def ahead_s(self, now_s: float, place: Place | None = None) -> float:
-        """Work expected of those who may return; of those before this place, if one is given."""
+    def ahead_s(
+        self, now_s: float, tenant: str, priority: int = 0, place: Place | None = None
+    ) -> float:
+        """Work expected of those who may return, for such a request; of those before its place, if
+        it has one."""
         self._give_up(now_s)
+        if not self._by_key:
+            return 0.0
         if place is None:
-            return self.stretch * self.share * self._work_s
-        before = [one for places in self._by_key.values() for one in places]
-        work_s = sum([one.work_s for one in before if one.from_s < place.from_s])
+            sums_s = self._work_s.get(tenant, {})
+            work_s = sum([work_s for other, work_s in sums_s.items() if other >= priority])
+        else:
+            work_s = sum(
+                [
+                    one.refused.work_s
+                    for places in self._by_key.values()
+                    for one in places
+                    if one.from_s < place.from_s
+                    and one.refused.tenant == tenant
+                    and one.refused.priority >= priority
+                ]
+            )
         return self.stretch * self.share * work_s
 
     def _give_up(self, now_s: float) -> None:
         while self._by_end and self._by_end[0].until_s < now_s:
             place = heappop(self._by_end)
-            if place in self._by_key.get(place.key, ()):
+            if place in self._by_key.get(place.refused.key, ()):
                 self._drop(place)
                 self.share -= WEIGHT * self.share
 
     def _drop(self, place: Place) -> None:
-        places = self._by_key[place.key]
+        key, work_s, _, tenant, priority = place.refused
+        places, sums_s = self._by_key[key], self._work_s[tenant]
         places.remove(place)
         if not places:
-            del self._by_key[place.key]
-        self._work_s = self._work_s - place.work_s if self._by_key else 0.0
+            del self._by_key[key]
+        sums_s[priority] -= work_s
+        if not self._by_key:
+            self._work_s.clear()  # and with it what rounding has left

@@ -123,13 +123,14 @@ class QuotedLoad:
 def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, Any]:
     """Ratios are quoted / measured. Raises MeasurementError if no quoted request had a first token.
 
-    kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of first quotes
+    kept_bound_share: first tokens no later than the quote's bound; kept_share: than the objective
+    (without one: the bound). yes_kept_share: of first quotes
     that said "now", accepted ones whose first token kept the objective (without one: the bound).
     no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
     those accepted after Retry-After; retry_near_share: then, or a quarter later.
     """
     attempts = [attempt for asked in found for attempt in asked.attempts]
-    ratios, kept, verdicts = [], [], list[tuple[bool, bool]]()
+    ratios, kept, in_times, verdicts = [], [], list[bool](), list[tuple[bool, bool]]()
     numbered = [one for asked in found for one in enumerate(asked.attempts)]
     for number, attempt in numbered:
         predicted, ttft_s = attempt.said["predicted"], attempt.ttft_s
@@ -140,6 +141,7 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
             ratios.append(predicted["ttft_ms"] / (1000 * ttft_s))
             kept.append(1000 * ttft_s <= predicted["ttft_bound_ms"])
             in_time = 1000 * ttft_s <= (ttft_ms or predicted["ttft_bound_ms"])
+            in_times.append(in_time)
         if not number:  # who returns has a place, of which a quote knows nothing
             verdicts.append((attempt.said["can_serve_now"], in_time))
     if not ratios:
@@ -160,6 +162,7 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
         "ttft_ratio_p90": quantile(ratios, 0.9),
         "ttft_near_share": _share([abs(ratio - 1.0) <= NEAR for ratio in ratios]),
         "kept_bound_share": _share(kept),
+        "kept_share": _share(in_times),
         "yes_kept_share": _share([in_time for now, in_time in verdicts if now]),
         "no_true_share": _share([not in_time for now, in_time in verdicts if not now]),
         "num_retried": len(retried),

@@ -85,8 +85,8 @@ def test_each_is_to_return_after_those_refused_before(foreseen: ForeseenRefusals
     assert str(errors[0]) == REFUSAL.message
     key = MayReturn.key_of("", (1,) * 100)
     assert foreseen.pop_turned_away() == [
-        (key, 0.5, pytest.approx(3.5)),
-        (key, 0.5, pytest.approx(3.9)),
+        (key, 0.5, pytest.approx(3.5), "", 0),
+        (key, 0.5, pytest.approx(3.9), "", 0),
     ]
     assert foreseen.pop_turned_away() == []
 

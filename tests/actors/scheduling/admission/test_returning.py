@@ -40,17 +40,17 @@ def test_who_returns_about_when_told_has_a_place_once(after_s: float, has_place:
     found = returning(4.0)
     assert (found.take(0, 100.0 + after_s) is not None) == has_place
     assert found.take(0, 100.0 + after_s) is None
-    assert found.ahead_s(100.0 + after_s) == 0.0
+    assert found.ahead_s(100.0 + after_s, "") == 0.0
 
 
 def test_those_before_a_place_are_ahead_of_it() -> None:
     found = returning(4.0, 8.0, 12.0)
-    assert found.ahead_s(100.0) == 3.0
+    assert found.ahead_s(100.0, "") == 3.0
     place = found.take(1, 106.2)
     assert place is not None
-    assert found.ahead_s(106.2, place) == pytest.approx(found.share)
-    assert found.ahead_s(106.2) == pytest.approx(2.0 * found.share)
-    assert found.ahead_s(120.0) == 0.0  # all the others are given up
+    assert found.ahead_s(106.2, "", place=place) == pytest.approx(found.share)
+    assert found.ahead_s(106.2, "") == pytest.approx(2.0 * found.share)
+    assert found.ahead_s(120.0, "") == 0.0  # all the others are given up
 
 
 def test_equal_requests_have_a_place_each() -> None:
@@ -58,18 +58,18 @@ def test_equal_requests_have_a_place_each() -> None:
     for wait_s in (4.0, 8.0):
         found.refused(MayReturn(7, 1.0, wait_s), 100.0)
     assert found.take(7, 104.0) is not None
-    assert found.ahead_s(104.0) == pytest.approx(1.0)
+    assert found.ahead_s(104.0, "") == pytest.approx(1.0)
     assert found.take(7, 108.0) is not None
     assert found.take(7, 108.0) is None
 
 
 def test_the_share_that_returns_is_learned() -> None:
     found = returning(*[1.0] * 40, share=FIRST_SHARE)
-    assert found.ahead_s(100.0) == pytest.approx(40 * FIRST_SHARE)
+    assert found.ahead_s(100.0, "") == pytest.approx(40 * FIRST_SHARE)
     for key in range(20):
         assert found.take(key, 101.0) is not None
     assert found.share > 0.9
-    assert found.ahead_s(110.0) == 0.0
+    assert found.ahead_s(110.0, "") == 0.0
     assert found.share < 0.15  # the other twenty never came
 
 
@@ -85,13 +85,24 @@ def test_nine_of_ten_who_return_are_to_be_served() -> None:
     found = returning(8.0, 8.0)
     for _ in range(8):
         found.judged(is_served=False)
-    assert found.ahead_s(100.0) == pytest.approx(2.0 * 1.05**8)
+    assert found.ahead_s(100.0, "") == pytest.approx(2.0 * 1.05**8)
     for number in range(100):
         found.judged(is_served=number % 10 != 0)
     assert 1.3 < found.stretch < 1.6
     for number in range(2000):
         found.judged(is_served=number % 20 != 0)
     assert found.stretch < 1.1
+
+
+def test_those_count_for_their_tenant_and_for_no_higher_priority() -> None:
+    found = returning(8.0)
+    found.refused(MayReturn(1, 1.0, 8.0, "a", priority=-1), 100.0)  # a batch's
+    found.refused(MayReturn(2, 1.0, 8.0, "a"), 100.0)
+    waits_s = [found.ahead_s(100.0, "a", priority) for priority in (1, 0, -1)]
+    assert waits_s == [0.0, 1.0, 2.0]
+    place = found.take(0, 108.0)
+    assert found.ahead_s(108.0, "a", 0, place) == 0.0  # they are not before it
+    assert found.ahead_s(108.0, "b", 0) == 0.0
 
 
 def test_a_key_is_the_same_in_every_process() -> None:
@@ -105,7 +116,9 @@ def test_a_key_is_the_same_in_every_process() -> None:
 class Unknown(Returning):
     """As if nobody returned."""
 
-    def ahead_s(self, now_s: float, place: Place | None = None) -> float:
+    def ahead_s(
+        self, now_s: float, tenant: str, priority: int = 0, place: Place | None = None
+    ) -> float:
         return 0.0
 
     def take(self, key: int, now_s: float) -> Place | None:

@@ -37,6 +37,7 @@ def test_said_is_held_against_what_happened() -> None:
     assert figures["ttft_ratio_p50"] == pytest.approx(0.95, abs=0.06)
     assert figures["ttft_near_share"] == 3 / 4
     assert figures["kept_bound_share"] == 3 / 4
+    assert figures["kept_share"] == 3 / 4
     assert figures["yes_kept_share"] == 1 / 2
     assert figures["no_true_share"] == 1.0
     assert (figures["retry_true_share"], figures["retry_near_share"]) == (1 / 3, 2 / 3)
