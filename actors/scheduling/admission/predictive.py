@@ -145,7 +145,8 @@ class PredictiveAdmission:
         if is_served:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
-        retry_after_s, own_s = _retry_after_s(wait_s), self._service_s(request, engine)
+        retry_after_s = self.retry_after_s(request, found, now_s, place)
+        own_s = self._service_s(request, engine)
         whose, key = (request.tenant, request.priority), key_of(request.tenant, request.prompt)
         returning.refused(MayReturn(key, own_s, retry_after_s, *whose), now_s)
         message = late(found) if found.wait_s > 0.0 else "overloaded: those refused before go first"
@@ -206,15 +207,21 @@ class PredictiveAdmission:
         """By how much its bound exceeds the objective, behind refused requests that may return.
 
         place: kept for it, since it was refused before."""
-        ahead_s = self._returning.ahead_s(now_s, request.tenant, request.priority, place)
+        returning = self._returning
+        ahead_s = returning.ahead_s(now_s, request.tenant, request.priority, place)
+        ahead_s *= returning.share
         if place is not None:
             return found.wait_s + ahead_s - self.margin * found.limit_s
         # With hardly a queue they have not come as expected: the engine does not wait for them.
         return found.wait_s + ahead_s * (found.bound_s > HARDLY * found.limit_s)
 
-    def retry_after_s(self, request: Request, found: Forecast, now_s: float) -> float:
-        """When it would be accepted, if it were refused now."""
-        return _retry_after_s(self.wait_s(request, found, now_s))
+    def retry_after_s(
+        self, request: Request, found: Forecast, now_s: float, place: Place | None = None
+    ) -> float:
+        """When it would be accepted, if it were refused now and all who may return did."""
+        ahead_s = self._returning.ahead_s(now_s, request.tenant, request.priority, place)
+        longest_s = max(found.wait_s + ahead_s, self.wait_s(request, found, now_s, place))
+        return min(RETRY_PADDING * longest_s, MAX_RETRY_AFTER_S)
 
     # ---- learning -------------------------------------------------------------------
 
@@ -239,10 +246,6 @@ class PredictiveAdmission:
         slot_s = 1.0 / predictor.finish_rate(engine) if engine.decoding else 0.0
         busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
         return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0)
-
-
-def _retry_after_s(wait_s: float) -> float:
-    return min(RETRY_PADDING * wait_s, MAX_RETRY_AFTER_S)
 
 
 def _closed_s(found: Forecast, engine: EngineView) -> float:

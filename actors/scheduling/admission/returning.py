@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from actors.scheduling.events import MayReturn
 
-FIRST_SHARE, WEIGHT = 0.25, 0.1  # of the share that returns: initial, and that of one request
+WEIGHT = 0.1  # of one request in the share that returns
 LONGER, SHORTER, MOST = 1.05, 0.995, 2.0  # in balance nine of ten who return are served
 
 
@@ -34,7 +34,7 @@ class Returning:
     stretch: how much longer their work has taken than it was predicted to.
     """
 
-    share: float = FIRST_SHARE
+    share: float = 0.0
     stretch: float = 1.0
     _by_key: dict[int, list[Place]] = field(default_factory=dict)
     _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
@@ -75,8 +75,8 @@ class Returning:
     def ahead_s(
         self, now_s: float, tenant: str, priority: int = 0, place: Place | None = None
     ) -> float:
-        """Work expected of those who may return, for such a request; of those before its place, if
-        it has one."""
+        """The work of all who may return, for such a request; of those before its place, if it has
+        one. Times `share` it is what is expected of them."""
         self._give_up(now_s)
         if not self._by_key:
             return 0.0
@@ -94,7 +94,7 @@ class Returning:
                     and one.refused.priority >= priority
                 ]
             )
-        return self.stretch * self.share * work_s
+        return self.stretch * work_s
 
     def _give_up(self, now_s: float) -> None:
         while self._by_end and self._by_end[0].until_s < now_s:

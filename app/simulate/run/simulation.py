@@ -115,7 +115,8 @@ def requests_of(workload: Workload, objective: Objective | None = None) -> Calla
     def build(index: int) -> Request:
         session, length = sessions[index], prompts[index]
         if session < 0:
-            prompt = _blank_prompt(length)
+            # Alike but for the first token: a request is known by its prompt when it returns.
+            prompt = (index, *_blank_prompt(length - 1))
         else:
             base, own = session * SESSION_TOKENS, _own_tokens(index)
             common = min(shared[index], length)
