@@ -149,9 +149,8 @@ class PredictiveAdmission:
         own_s = self._service_s(request, engine)
         whose, key = (request.tenant, request.priority), key_of(request.tenant, request.prompt)
         returning.refused(MayReturn(key, own_s, retry_after_s, *whose), now_s)
-        message = late(found) if found.wait_s > 0.0 else "overloaded: those refused before go first"
         closed_s = _closed_s(found, engine)
-        return Refuse(request.request_id, message, None, retry_after_s, closed_s, own_s)
+        return Refuse(request.request_id, late(found), None, retry_after_s, closed_s, own_s)
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
         for one in refused:
@@ -207,13 +206,12 @@ class PredictiveAdmission:
         """By how much its bound exceeds the objective, behind refused requests that may return.
 
         place: kept for it, since it was refused before."""
-        returning = self._returning
-        ahead_s = returning.ahead_s(now_s, request.tenant, request.priority, place)
-        ahead_s *= returning.share
-        if place is not None:
-            return found.wait_s + ahead_s - self.margin * found.limit_s
+        returning, wait_s = self._returning, found.wait_s
         # With hardly a queue they have not come as expected: the engine does not wait for them.
-        return found.wait_s + ahead_s * (found.bound_s > HARDLY * found.limit_s)
+        if found.bound_s > HARDLY * found.limit_s:
+            ahead_s = returning.ahead_s(now_s, request.tenant, request.priority, place)
+            wait_s += returning.share * ahead_s
+        return wait_s if place is None else wait_s - self.margin * found.limit_s
 
     def retry_after_s(
         self, request: Request, found: Forecast, now_s: float, place: Place | None = None
@@ -250,14 +248,18 @@ class PredictiveAdmission:
 
 def _closed_s(found: Forecast, engine: EngineView) -> float:
     """For how long such a refusal holds for longer prompts too."""
+    if found.wait_s <= 0.0:
+        return 0.0  # only those who may return are before it
     if not (engine.num_waiting or engine.prefilling):
         return 0.0  # one so long that waiting would not help is accepted
     # The bound shrinks faster than time passes, and every step brings other predictions.
-    return min(HOLDS * max(0.0, found.wait_s) * found.raw_s / found.bound_s, MOST_CLOSED_S)
+    return min(HOLDS * found.wait_s * found.raw_s / found.bound_s, MOST_CLOSED_S)
 
 
 def late(found: Forecast) -> str:
     """The message of a refusal."""
+    if found.wait_s <= 0.0:
+        return "overloaded: requests that were refused before may return, and go first"
     return (
         f"overloaded: the first token would take {found.bound_s:.1f} s, "
         f"the objective allows {found.limit_s:.1f} s"

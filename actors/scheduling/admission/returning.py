@@ -15,7 +15,9 @@ from typing import NamedTuple
 from actors.scheduling.events import MayReturn
 
 WEIGHT = 0.1  # of one request in the share that returns
-LONGER, SHORTER, MOST = 1.05, 0.995, 2.0  # in balance nine of ten who return are served
+MOST_PLACES = 4096  # who is refused beyond has none
+TOGETHER_S = 0.1  # equal requests this close are several, as of `n`, not one that does not wait
+LONGER, SHORTER, MOST_STRETCH = 1.05, 0.995, 2.0  # in balance nine of ten who return are served
 
 
 class Place(NamedTuple):
@@ -37,6 +39,7 @@ class Returning:
     share: float = 0.0
     stretch: float = 1.0
     _by_key: dict[int, list[Place]] = field(default_factory=dict)
+    _num_places: int = 0  # in `_by_key`
     _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
     # Work of those in `_by_key`, by tenant and priority.
     _work_s: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -46,9 +49,13 @@ class Returning:
         return len(self._by_key)
 
     def refused(self, refused: MayReturn, now_s: float) -> None:
+        self._give_up(now_s)
+        if self._num_places == MOST_PLACES:
+            return
         after_s, before_s = refused.expected_s
         place = Place(now_s + before_s, now_s + after_s, refused)
         self._by_key.setdefault(refused.key, []).append(place)
+        self._num_places += 1
         heappush(self._by_end, place)
         work_s = self._work_s.setdefault(refused.tenant, {})
         work_s[refused.priority] = work_s.get(refused.priority, 0.0) + refused.work_s
@@ -60,6 +67,9 @@ class Returning:
         if key not in self._by_key:
             return None
         place = min(self._by_key[key])
+        since_s = now_s - place.from_s + place.refused.expected_s[0]
+        if since_s < min(TOGETHER_S, place.refused.expected_s[0]):
+            return None
         self._drop(place)
         if now_s < place.from_s:
             self.share -= WEIGHT * self.share
@@ -70,7 +80,7 @@ class Returning:
     def judged(self, is_served: bool) -> None:
         """One that returned as told is served, or refused again."""
         factor = SHORTER if is_served else LONGER
-        self.stretch = min(MOST, max(1.0, self.stretch * factor))
+        self.stretch = min(MOST_STRETCH, max(1.0, self.stretch * factor))
 
     def ahead_s(
         self, now_s: float, tenant: str, priority: int = 0, place: Place | None = None
@@ -107,6 +117,7 @@ class Returning:
         key, work_s, _, tenant, priority = place.refused
         places, sums_s = self._by_key[key], self._work_s[tenant]
         places.remove(place)
+        self._num_places -= 1
         if not places:
             del self._by_key[key]
         sums_s[priority] -= work_s

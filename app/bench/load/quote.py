@@ -124,15 +124,14 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
     """Ratios are quoted / measured. Raises MeasurementError if no quoted request had a first token.
 
     kept_bound_share: first tokens no later than the quote's bound; kept_share: than the objective
-    (without one: the bound). yes_kept_share: of first quotes
-    that said "now", accepted ones whose first token kept the objective (without one: the bound).
-    no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
-    those accepted after Retry-After; retry_near_share: then, or a quarter later.
+    (without one: the bound). yes_kept_share: of first quotes that said "now", requests whose first
+    token kept it. no_true_share: of the other first quotes, requests refused or late.
+    retry_true_share: of refused requests, those accepted after Retry-After; retry_near_share: then,
+    or a quarter later.
     """
     attempts = [attempt for asked in found for attempt in asked.attempts]
     ratios, kept, in_times, verdicts = [], [], list[bool](), list[tuple[bool, bool]]()
-    numbered = [one for asked in found for one in enumerate(asked.attempts)]
-    for number, attempt in numbered:
+    for number, attempt in [one for asked in found for one in enumerate(asked.attempts)]:
         predicted, ttft_s = attempt.said["predicted"], attempt.ttft_s
         if predicted is None or (ttft_s is None and not attempt.refused):
             continue

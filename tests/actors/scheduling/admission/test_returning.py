@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from actors.scheduling.admission.predictive import PredictiveAdmission
-from actors.scheduling.admission.returning import Place, Returning
+from actors.scheduling.admission.returning import MOST_PLACES, Place, Returning
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -34,7 +34,7 @@ def returning(*waits_s: float, share: float = 1.0) -> Returning:
 
 @pytest.mark.parametrize(
     ("after_s", "has_place"),
-    [(0.0, False), (2.9, False), (3.0, True), (4.0, True), (6.2, True), (6.3, False)],
+    [(0.2, False), (2.9, False), (3.0, True), (4.0, True), (6.2, True), (6.3, False)],
 )
 def test_who_returns_about_when_told_has_a_place_once(after_s: float, has_place: bool) -> None:
     found = returning(4.0)
@@ -71,6 +71,26 @@ def test_the_share_that_returns_is_learned() -> None:
     assert found.share > 0.85
     assert found.ahead_s(110.0, "") == 0.0
     assert found.share < 0.15  # the other twenty never came
+
+
+def test_one_request_for_several_outputs_has_as_many_places() -> None:
+    found = returning()
+    for _ in range(3):
+        assert found.take(7, 100.0) is None
+        found.refused(MayReturn(7, 1.0, 4.0), 100.0)
+    assert found.share == 1.0
+    assert all(found.take(7, 104.0) for _ in range(3))
+    assert not found
+
+
+def test_places_are_limited() -> None:
+    found = returning(*[8.0] * (MOST_PLACES + 5))
+    assert len(found) == MOST_PLACES
+    assert found.take(0, 108.0) is not None
+    found.refused(MayReturn(-1, 1.0, 8.0), 108.0)
+    found.refused(MayReturn(-2, 1.0, 8.0), 108.0)
+    assert found.take(-1, 116.0) is not None
+    assert found.take(-2, 116.0) is None
 
 
 def test_those_who_do_not_wait_are_waited_for_by_nobody() -> None:

@@ -111,6 +111,35 @@ def test_on_a_noisy_machine_a_prompt_goes_on_by_small_chunks(
 
 
 @pytest.mark.parametrize("budget", ["adaptive", "auto"])
+def test_beside_a_lone_prompt_steps_are_shorter_the_noisier_they_are(budget: str) -> None:
+    """Steps take up to 1.2 times as long as usual, one in ten of them."""
+    sizes = []
+    for num_prompts in (1, 2):
+        cost = OnlineCostModel(TILED)
+        for number in range(600):
+            shape = StepShape(1, 60, ((0, (16, 64, 192, 400)[number % 4]),))
+            factor = 1.2 if number % 10 == 0 else 1.0
+            cost.observe(shape, factor * TILED.stage_s(Mix.of_shape(shape)))
+        core = build_core(
+            modeled(TILED, budget=budget, max_requests=32, tbt_s=0.05, lookahead=False),
+            cost_model=cost,
+        )
+        stream = Request(0, (1,) * 50, SamplingParams(500), 0.0)
+        (first,) = [i.plan for i in core.handle(Submit(stream), 0.0) if isinstance(i, Execute)]
+        for number in range(num_prompts):
+            core.handle(Submit(Request(number + 1, (2,) * 3000, SamplingParams(5), 0.01)), 0.01)
+        plan, now_s = first, 0.02
+        for _ in range(2):  # in the second one the first prompt has begun
+            tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+            out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
+            (plan,) = [i.plan for i in out if isinstance(i, Execute)]
+            now_s += TILED.stage_s(Mix.of(plan.slices))
+        sizes.append(plan.num_tokens)
+    lone, queued = sizes
+    assert (lone < queued) == (budget == "auto")
+
+
+@pytest.mark.parametrize("budget", ["adaptive", "auto"])
 def test_relief_waits_for_the_end_of_a_slow_moment(budget: str) -> None:
     cost = OnlineCostModel(TILED)
     config = modeled(TILED, budget=budget, max_requests=32, tbt_s=0.05)
