@@ -89,8 +89,8 @@ def gathered(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Streams:
-    """All of `bodies` at once; `strike` is called as soon as half of them have had an event: when a
-    client that is slower than the server sees the last begin, most are through.
+    """All of `bodies` at once; `strike` is called as soon as a quarter of them have had an event:
+    when a client that is slower than the server sees the last begin, most are through.
     """
 
     def __init__(self, url: str, model: str) -> None:
@@ -104,7 +104,7 @@ class Streams:
         async with httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits) as client:
             tasks = [asyncio.create_task(self._read(client, n)) for n in range(len(self.bodies))]
             if strike is not None:
-                while len(self.begun) < len(tasks) // 2:
+                while len(self.begun) < len(tasks) // 4:
                     assert not all(task.done() for task in tasks)
                     await asyncio.sleep(0.005)  # polling, bounded by the streams
                 strike()
