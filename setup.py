@@ -39,7 +39,11 @@ ISAS = {
         *("-mavx512bf16", "-mavx512vnni"),
     ],
 }
-AMX = [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
+# Of sources that are compiled once, by how their names end.
+SINGLE = {
+    "vnni": [*ISAS["avx512"], "-mavx512vnni"],
+    "amx": [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"],
+}
 
 
 def is_per_isa(source: str) -> bool:
@@ -47,9 +51,9 @@ def is_per_isa(source: str) -> bool:
     return source.endswith("_isa.cpp")
 
 
-def is_amx(source: str) -> bool:
-    """Whether a source is compiled for AMX alone."""
-    return source.endswith("_amx.cpp")
+def single_isa(source: str) -> str | None:
+    """The one instruction set that a source is compiled for, if there is one."""
+    return next((isa for isa in SINGLE if source.endswith(f"_{isa}.cpp")), None)
 
 
 class BuildLibrary(build_ext):
@@ -82,7 +86,7 @@ class BuildLibrary(build_ext):
         """sources: their hash, for the library to tell."""
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
-        once = [s for s in ext.sources if not is_per_isa(s) and not is_amx(s)]
+        once = [s for s in ext.sources if not is_per_isa(s) and not single_isa(s)]
         jobs = [(source, "baseline", []) for source in once]
         jobs += [
             (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
@@ -90,7 +94,10 @@ class BuildLibrary(build_ext):
             for source in filter(is_per_isa, ext.sources)
         ]
         jobs += [
-            (source, "amx", [*AMX, "-DLEGATO_ISA=amx"]) for source in filter(is_amx, ext.sources)
+            (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
+            for isa, flags in SINGLE.items()
+            for source in ext.sources
+            if single_isa(source) == isa
         ]
         headers = b"".join(Path(header).read_bytes() for header in ext.depends)
 

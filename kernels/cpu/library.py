@@ -33,8 +33,9 @@ class Isa(enum.IntEnum):
 
     AVX2 = 0
     AVX512 = 1
-    AVX512_BF16 = 2
-    AMX = 3
+    AVX512_VNNI = 2
+    AVX512_BF16 = 3
+    AMX = 4
 
 
 class StaleLibrary(Exception):
@@ -48,7 +49,7 @@ class StaleLibrary(Exception):
 def load() -> ctypes.CDLL | None:
     """The library, or None (with a logged reason) where it was not built or the CPU is too old.
 
-    `LEGATO_CPU_ISA=avx2|avx512|avx512_bf16|amx` lowers the instruction set,
+    `LEGATO_CPU_ISA=avx2|avx512|avx512_vnni|avx512_bf16|amx` lowers the instruction set,
     `LEGATO_CPU_THREADS` sets the number of compute threads; both are read once, here. Raises
     ValueError for another name, StaleLibrary where the C++ sources have changed since the library
     was built.

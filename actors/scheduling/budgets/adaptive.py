@@ -31,7 +31,7 @@ INFINITY = math.inf
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 # Beside one prompt that has the engine's prefill to itself, hundreds of steps in a row keep the
 # objective only by a bound that one in thousands exceeds. The noisier they are, the later it ends.
-LONE_CAUTION = 1.75
+LONE_CAUTION = 2.5
 SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew

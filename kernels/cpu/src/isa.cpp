@@ -31,9 +31,8 @@ Isa find_best_isa() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (!avx512) return Isa::avx2;
-  const bool bf16 =
-      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  if (!bf16) return Isa::avx512;
+  if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
+  if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512_vnni;
   return has_amx() ? Isa::amx : Isa::avx512_bf16;
 }
 
@@ -45,6 +44,7 @@ Isa best_isa() {
 Isa named(const char* name) {
   if (std::strcmp(name, "avx2") == 0) return Isa::avx2;
   if (std::strcmp(name, "avx512") == 0) return Isa::avx512;
+  if (std::strcmp(name, "avx512_vnni") == 0) return Isa::avx512_vnni;
   if (std::strcmp(name, "avx512_bf16") == 0) return Isa::avx512_bf16;
   return Isa::amx;
 }

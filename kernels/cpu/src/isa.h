@@ -10,8 +10,8 @@
 //   // norm.cpp, compiled once
 //   void norm(const Args& args) { LEGATO_PICK(norm)(args); }
 //
-// Sources named *_amx.cpp are compiled once, for AMX, in the namespace amx: what they leave out is
-// that of avx512_bf16.
+// Sources named *_vnni.cpp and *_amx.cpp are compiled once, in the namespaces vnni and amx: what they
+// leave out is that of avx512 and of avx512_bf16.
 //
 // Inside a *_isa.cpp file test __AVX512F__, __AVX512BF16__ and __AVX512VNNI__; "vec.h" has what
 // most kernels need. Keep standard-library templates out of them (see setup.py on link order).
@@ -23,17 +23,18 @@ enum class Isa : int {
   none = -1,         // not even AVX2: the library must not be used
   avx2 = 0,          // AVX2, FMA, F16C
   avx512 = 1,        // AVX-512 F, BW, DQ, VL
-  avx512_bf16 = 2,   // and BF16, VNNI
-  amx = 3,           // and AMX's tiles of bf16, which the system must grant
+  avx512_vnni = 2,   // and VNNI
+  avx512_bf16 = 3,   // and BF16
+  amx = 4,           // and AMX's tiles of bf16, which the system must grant
 };
 
-// The best this machine runs, lowered by LEGATO_CPU_ISA=avx2|avx512|avx512_bf16|amx at first use.
+// The best this machine runs, lowered by LEGATO_CPU_ISA, one of these names, at first use.
 Isa active_isa();
 
 template <class Function>
 inline Function pick(Function avx2, Function avx512, Function avx512_bf16) {
   const Isa isa = active_isa();
-  return isa >= Isa::avx512_bf16 ? avx512_bf16 : isa == Isa::avx512 ? avx512 : avx2;
+  return isa >= Isa::avx512_bf16 ? avx512_bf16 : isa >= Isa::avx512 ? avx512 : avx2;
 }
 
 }  // namespace legato

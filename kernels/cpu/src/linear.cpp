@@ -40,22 +40,28 @@ char* scratch(int64_t num_bytes) {
 
 PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
   const int64_t x_bytes = size_of(linear.type);
-  const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
-  const bool copy = x_bytes != k_bytes || linear.K != linear.padded_K || linear.permutation ||
-                    linear.is_tiled;
+  const int64_t k_bytes = bytes_of(linear.operand);
+  const bool copy = x_bytes != k_bytes || linear.operand == Operand::i16 ||
+                    linear.K != linear.padded_K || linear.permutation || linear.is_tiled;
   if (!copy && !linear.has_zeros) {
-    return {static_cast<const char*>(x), ldx * x_bytes, nullptr, M};
+    return {static_cast<const char*>(x), ldx * x_bytes, nullptr, nullptr, M};
   }
   const int64_t row_bytes = copy ? linear.padded_K * k_bytes : ldx * x_bytes;
+  const int64_t num_scales = linear.num_operand_groups();
   const int64_t num_sums = linear.has_zeros ? linear.num_groups() : 0;
-  char* rows = scratch((copy ? M * row_bytes : 0) + M * num_sums * 4);
-  float* sums = reinterpret_cast<float*>(rows + (copy ? M * row_bytes : 0));
+  const int64_t copied_bytes = copy ? M * row_bytes : 0;
+  char* rows = scratch(copied_bytes + M * (num_scales + num_sums) * 4);
+  float* scales = num_scales > 0 ? reinterpret_cast<float*>(rows + copied_bytes) : nullptr;
+  float* sums = num_sums > 0
+                    ? reinterpret_cast<float*>(rows + copied_bytes) + M * num_scales
+                    : nullptr;
   const auto prepare_some = [&](int64_t index, int) {
     const int64_t first = index * kPreparedRows;
     const RawRows raw{static_cast<const char*>(x) + first * ldx * x_bytes, ldx * x_bytes,
                       std::min(kPreparedRows, M - first)};
-    linear.prepare_rows(linear, raw, copy ? rows + first * row_bytes : nullptr,
-                        linear.has_zeros ? sums + first * num_sums : nullptr);
+    linear.prepare_rows(linear, raw, {copy ? rows + first * row_bytes : nullptr,
+                                      scales == nullptr ? nullptr : scales + first * num_scales,
+                                      sums == nullptr ? nullptr : sums + first * num_sums});
   };
   const int64_t num_tasks = ceil_div(M, kPreparedRows);
   if (M * linear.padded_K <= kSerialWork) {
@@ -63,8 +69,7 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
   } else {
     Pool::get().run(num_tasks, prepare_some);
   }
-  return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr,
-          M};
+  return {copy ? rows : static_cast<const char*>(x), row_bytes, scales, sums, M};
 }
 
 // Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.
@@ -91,7 +96,7 @@ int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int 
 
 // Rows per task.
 int64_t rows_per_task(const PackedLinear& linear, int64_t M) {
-  int64_t most = kMaxBlockRows;
+  int64_t most = linear.is_widened() ? kMaxWidenedRows : kMaxBlockRows;
   int64_t multiple = 1;
   if (linear.is_tiled) {
     multiple = 2 * kPreparedRows;

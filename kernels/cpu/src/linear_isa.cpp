@@ -1,43 +1,27 @@
-// One task of a linear layer: some rows of x times some panels of the weight.
-//
-// Few rows (GEMV-like): one pass over each panel, at memory bandwidth. More rows: k-blocks of a
-// panel stay in the L1 cache while all rows pass over them, kKernelRows at a time, and the next
-// block is prefetched in equal portions meanwhile.
-#include "linear_epilogue.h"
-#include "linear_kernel.h"
-#include "linear_unpack.h"
+// The micro-kernels of each weight type, for each instruction set.
+#include "linear_integer_kernel.h"
+#include "linear_task.h"
 
 namespace legato::LEGATO_ISA {
 namespace {
 
-constexpr int64_t kMaxGroupUnits = 32;  // groups of up to 256 k
-constexpr int64_t kPrefetchBytes = 8192;  // prefetch distance of a stream; 4 KiB costs 5-20 %
-// Units of k in a k-block, measured. Smaller blocks spill and reload accumulators more often; with
-// few rows larger ones leave no room in the L1 cache for the block being prefetched.
-constexpr int64_t kBlock = 24;
-constexpr int64_t kManyRowsBlock = 48;
-constexpr int64_t kManyRows = 4 * kKernelRows;
-
-// Micro-kernels of a stored weight type: those that read it directly, and those behind unpacking.
-struct Method {
-  const MicroKernelTable* direct;    // null: only after unpacking
-  const MicroKernelTable* unpacked;  // null: nothing to unpack
-  Unpack unpack;
-  int64_t unpacked_unit_bytes;
-};
+// From how many chunks of rows 16-bit floats are widened once instead of in every micro-kernel,
+// measured: 72 rows with AVX-512.
+constexpr int64_t kWideningChunks = 6;
 
 Method method_of(const PackedLinear& linear) {
+  if (linear.operand == Operand::i16) return integer_method(linear);
 #ifdef __AVX512BF16__
-  if (linear.native_bf16) {
+  if (linear.operand == Operand::bf16) {
     const MicroKernelTable* plain = &kMicroKernels<PairsFromBf16, true>;
     constexpr int64_t bytes = PairsFromBf16::kUnitBytes;
     switch (linear.weights) {
       case Weights::i8:
-        return {&kMicroKernels<PairsFromI8, true>, plain, unpack_pairs<PairsFromI8>, bytes};
+        return {&kMicroKernels<PairsFromI8, true>, plain, unpack_pairs<PairsFromI8>, bytes, 2};
       case Weights::i4:
-        return {&kMicroKernels<PairsFromI4, true>, plain, unpack_pairs<PairsFromI4>, bytes};
+        return {&kMicroKernels<PairsFromI4, true>, plain, unpack_pairs<PairsFromI4>, bytes, 2};
       default:
-        return {plain, nullptr, nullptr, bytes};
+        return {plain, nullptr, nullptr, bytes, 0};
     }
   }
 #endif
@@ -45,105 +29,22 @@ Method method_of(const PackedLinear& linear) {
   constexpr int64_t bytes = FloatFromF32::kUnitBytes;
   switch (linear.weights) {
     case Weights::i8:
-      return {nullptr, plain, unpack_floats_i8, bytes};
+      return {nullptr, plain, unpack_floats_i8, bytes, 0};
     case Weights::i4:
-      return {nullptr, plain, unpack_floats_i4, bytes};
+      return {nullptr, plain, unpack_floats_i4, bytes, 0};
     case Weights::bf16:
-      return {&kMicroKernels<FloatFromBf16, false>, nullptr, nullptr, bytes};
+      return {&kMicroKernels<FloatFromBf16, false>, plain, unpack_floats<FloatFromBf16>, bytes,
+              kWideningChunks};
     case Weights::f16:
-      return {&kMicroKernels<FloatFromF16, false>, nullptr, nullptr, bytes};
+      return {&kMicroKernels<FloatFromF16, false>, plain, unpack_floats<FloatFromF16>, bytes,
+              kWideningChunks};
     default:
-      return {plain, nullptr, nullptr, bytes};
+      return {plain, nullptr, nullptr, bytes, 0};
   }
 }
 
 }  // namespace
 
-void run_linear_task(const Task& task) {
-  const PackedLinear& linear = *task.linear;
-  const Method method = method_of(linear);
-  const int64_t num_chunks = (task.num_rows + kKernelRows - 1) / kKernelRows;
-  const bool unpack = method.direct == nullptr || (num_chunks > 1 && method.unpacked != nullptr);
-  const MicroKernelTable& table = unpack ? *method.unpacked : *method.direct;
-  const int64_t kernel_unit_bytes = unpack ? method.unpacked_unit_bytes : linear.unit_bytes;
-  const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
-
-  const int64_t num_units = linear.padded_K / kUnit;
-  const int64_t group_units = linear.group / kUnit;
-  const int64_t group_bytes = linear.header_bytes + group_units * linear.unit_bytes;
-  const bool streams = num_chunks == 1 && !unpack;
-  const bool fits_many = !unpack || linear.native_bf16;
-  int64_t block_units = task.num_rows > kManyRows && fits_many ? kManyRowsBlock : kBlock;
-  if (streams) block_units = num_units;
-  if (group_units > 0) {
-    block_units = block_units < group_units ? group_units : block_units / group_units * group_units;
-  }
-
-  // Accumulators of two panels: int8 and int4 streams are read two panels at a time.
-  alignas(64) float sums[2 * kPanelSums];
-  constexpr int64_t kUnpackedBytes = kMaxGroupUnits * FloatFromF32::kUnitBytes;
-#ifdef __AVX512BF16__
-  static_assert(kManyRowsBlock * PairsFromBf16::kUnitBytes <= kUnpackedBytes);
-#endif
-  static_assert(kBlock <= kMaxGroupUnits);
-  alignas(64) char unpacked[kUnpackedBytes];
-  const bool wide = streams && method.unpacked != nullptr && task.num_rows <= kWideRows;
-
-  KernelArgs s;
-  s.row_bytes = task.x.row_bytes;
-  s.panel_stride = linear.panel_bytes;
-  s.scales = nullptr;
-  s.scales_stride = group_bytes;
-  s.has_zeros = linear.has_zeros;
-  s.group_sums = nullptr;
-  s.group_sums_stride = linear.num_groups();
-  int64_t panels_at_once = 1;
-  for (int64_t panel = task.panel_begin; panel < task.panel_end; panel += panels_at_once) {
-    panels_at_once = wide && panel + 1 < task.panel_end ? 2 : 1;
-    const char* block_data = linear.data + panel * linear.panel_bytes;
-    for (int64_t unit = 0; unit < num_units; unit += block_units) {
-      const int64_t units = num_units - unit < block_units ? num_units - unit : block_units;
-      s.num_groups = group_units > 0 ? units / group_units : 1;
-      s.num_units = group_units > 0 ? group_units : units;
-      const int64_t block_bytes =
-          group_units > 0 ? s.num_groups * group_bytes : units * linear.unit_bytes;
-      // Panels are contiguous in memory, so the next block always follows this one.
-      const char* next_data = block_data + block_bytes;
-      const char* w = block_data + linear.header_bytes;
-      s.w_stride = group_bytes;
-      if (unpack) {
-        s.w_stride = s.num_units * kernel_unit_bytes;
-        for (int64_t g = 0; g < s.num_groups; ++g) {
-          method.unpack(w + g * group_bytes, s.num_units, unpacked + g * s.w_stride);
-        }
-        w = unpacked;
-      }
-      s.w = w;
-      if (group_units > 0) s.scales = block_data;
-      s.first = unit == 0;
-      s.prefetch_lines_per_unit =
-          static_cast<int>((block_bytes / 64 + num_chunks * units - 1) / (num_chunks * units));
-      int64_t chunk_row = 0;
-      for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-        const int64_t chunks_left = num_chunks - chunk;
-        const int64_t rows = (task.num_rows - chunk_row + chunks_left - 1) / chunks_left;
-        const int64_t x_row = task.row_begin + chunk_row;
-        s.x = task.x.data + x_row * task.x.row_bytes + unit * kUnit * k_bytes;
-        s.sums = sums + chunk_row * kPanelRows;
-        if (linear.has_zeros) {
-          s.group_sums = task.x.group_sums + x_row * linear.num_groups() + unit / group_units;
-        }
-        s.prefetch = streams ? w + kPrefetchBytes
-                             : next_data + chunk * units * s.prefetch_lines_per_unit * 64;
-        (panels_at_once == 2 ? table.wide : table.kernels)[rows - 1](s);
-        chunk_row += rows;
-      }
-      block_data = next_data;
-    }
-    for (int64_t p = 0; p < panels_at_once; ++p) {
-      apply_epilogue(task, sums + p * kPanelSums, panel + p);
-    }
-  }
-}
+void run_linear_task(const Task& task) { run_linear_task(task, method_of(*task.linear)); }
 
 }  // namespace legato::LEGATO_ISA

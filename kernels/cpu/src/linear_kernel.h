@@ -20,7 +20,7 @@ constexpr int kKernelRows = kLanes == 16 ? 12 : 6;
 // chains.
 constexpr int kWideRows = kLanes == 16 ? 4 : 1;
 // Floats between the accumulators of two panels.
-constexpr int64_t kPanelSums = kMaxBlockRows * kPanelRows;
+constexpr int64_t kPanelSums = kMaxWidenedRows * kPanelRows;
 
 // One call of a micro-kernel: whole groups of k where weights have group scales, else any range of
 // k.
@@ -35,6 +35,8 @@ struct KernelArgs {
   const char* scales;    // fp16, of the first group; null: no group scales
   int64_t scales_stride;
   bool has_zeros;        // fp16 zero points after the scales
+  const float* x_scales;  // of the first group and row; null unless x is i16
+  int64_t x_scales_stride;
   const float* group_sums;  // of the first group and row
   int64_t group_sums_stride;
   float* sums;  // [rows][kPanelRows]

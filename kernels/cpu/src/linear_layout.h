@@ -26,10 +26,17 @@ namespace legato {
 
 enum class Weights : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
 
+// What the micro-kernels read of x. i16: whole numbers with one scale per row and group of k.
+enum class Operand : int { f32, bf16, i16 };
+
+constexpr int64_t bytes_of(Operand operand) { return operand == Operand::f32 ? 4 : 2; }
+
 constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
+constexpr int64_t kMaxGroup = 256;    // k values of one scale: i16 times i8 then fits 32 bits
 constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache
+constexpr int64_t kMaxWidenedRows = 264;  // the same where many rows pay for widening a k-block
 constexpr int64_t kTileK = 32;         // k values of one AMX tile
 constexpr int64_t kMaxTiledRows = 512;  // with AMX: rows of x that stay in the L2 cache
 
@@ -42,6 +49,13 @@ struct RawRows {
   int64_t num_rows;
 };
 
+// Where they are prepared to.
+struct PreparedRows {
+  void* data;         // null: used in place
+  float* scales;      // [num_rows][num_operand_groups]; null unless i16
+  float* group_sums;  // [num_rows][num_groups] sums of x; null: not needed
+};
+
 struct PackedLinear {
   int64_t O = 0;
   int64_t K = 0;
@@ -52,7 +66,8 @@ struct PackedLinear {
   bool has_zeros = false;
   bool interleaves_halves = false;
   int lanes = kMaxLanes;      // of the instruction set it was packed for
-  bool native_bf16 = false;   // x stays bf16; otherwise it is widened to float first
+  Operand operand = Operand::f32;
+  int64_t operand_group = 0;  // k values of one scale of x; 0 unless i16
   bool is_tiled = false;      // multiplied by AMX: x is copied to tiles, K padded to whole ones
 
   int64_t num_panels = 0;
@@ -69,10 +84,14 @@ struct PackedLinear {
 
   // For the instruction set it was packed for.
   void (*run_task)(const Task&) = nullptr;
-  void (*prepare_rows)(const PackedLinear&, const RawRows&, void* to, float* group_sums) = nullptr;
+  void (*prepare_rows)(const PackedLinear&, const RawRows&, const PreparedRows&) = nullptr;
 
   int64_t panel_rows() const { return kPanelVecs * lanes; }
   int64_t num_groups() const { return group == 0 ? 1 : padded_K / group; }
+  int64_t num_operand_groups() const { return operand_group == 0 ? 0 : padded_K / operand_group; }
+  bool is_widened() const {
+    return operand == Operand::f32 && (weights == Weights::bf16 || weights == Weights::f16);
+  }
   // Where register `vec` of a panel begins among the outputs.
   int64_t column(int64_t panel, int vec) const {
     return interleaves_halves ? panel * lanes + vec * (O / 2) : (panel * kPanelVecs + vec) * lanes;
@@ -86,11 +105,12 @@ struct PackedLinear {
 
 enum class Epilogue : int { store, store_f32, add, silu_mul };
 
-// x as the micro-kernels read it: padded_K columns, float or (native) bf16. For AMX, 16 rows at a
+// x as the micro-kernels read it: padded_K columns of the operand's type. For AMX, 16 rows at a
 // time (the last ones may be fewer) as tiles: [padded_K / 32][rows][32], as many bytes either way.
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;
+  const float* scales;      // [M][num_operand_groups]; null unless i16
   const float* group_sums;  // [M][num_groups] sums of x over each group; null without zero points
   int64_t num_rows;
 };
@@ -99,7 +119,7 @@ struct PreparedInput {
 struct Task {
   const PackedLinear* linear;
   PreparedInput x;
-  int64_t row_begin, num_rows;  // num_rows <= kMaxBlockRows (kMaxTiledRows)
+  int64_t row_begin, num_rows;  // num_rows: at most one of the above
   int64_t panel_begin, panel_end;
   Epilogue epilogue;
   void* out;
@@ -108,10 +128,12 @@ struct Task {
 
 LEGATO_FOR_EACH_ISA(
     void run_linear_task(const Task& task);
-    // Writes rows of x to `to` (null: used in place), of tiles at most 16, and their sums over each
-    // group to `group_sums` (null: not needed).
-    void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, void* to,
-                             float* group_sums))
+    // Of tiles, at most 16 rows.
+    void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, const PreparedRows& to))
+
+namespace vnni {
+void run_linear_task(const Task& task);  // of i16 operands only
+}
 
 namespace amx {
 void run_linear_task(const Task& task);

@@ -30,17 +30,37 @@ int64_t unit_row_bytes(Weights weights) {
   return 0;
 }
 
+// Where weights have one scale per row, x has one per this many k: at most kMaxGroup, as few as
+// possible, without padding where one of them divides K.
+int64_t operand_group(int64_t K) {
+  for (const int64_t group : {kMaxGroup, kMaxGroup * 3 / 4, kMaxGroup / 2}) {
+    if (K % group == 0) return group;
+  }
+  return kMaxGroup / 4;
+}
+
 void choose_isa(PackedLinear& linear) {
   const Isa isa = active_isa();
   linear.lanes = isa == Isa::avx2 ? 8 : 16;
-  linear.native_bf16 = isa >= Isa::avx512_bf16 && linear.type == Type::bf16;
-  linear.is_tiled = isa == Isa::amx && linear.native_bf16 && linear.group % kTileK == 0;
+  const bool is_integer = linear.weights == Weights::i8 || linear.weights == Weights::i4;
+  if (isa >= Isa::avx512_bf16 && linear.type == Type::bf16) {
+    linear.operand = Operand::bf16;
+  } else if (is_integer && linear.type != Type::f32) {
+    linear.operand = Operand::i16;
+    linear.operand_group = linear.group > 0 ? linear.group : operand_group(linear.K);
+  }
+  linear.is_tiled =
+      isa == Isa::amx && linear.operand == Operand::bf16 && linear.group % kTileK == 0;
   linear.run_task = linear.is_tiled ? &amx::run_linear_task : LEGATO_PICK(run_linear_task);
+  if (isa == Isa::avx512_vnni && linear.operand == Operand::i16) {
+    linear.run_task = &vnni::run_linear_task;
+  }
   linear.prepare_rows = LEGATO_PICK(prepare_linear_rows);
 }
 
 void lay_out(PackedLinear& linear) {
-  const int64_t multiple = linear.group > 0 ? linear.group : linear.is_tiled ? kTileK : kUnit;
+  const int64_t group = std::max(linear.group, linear.operand_group);
+  const int64_t multiple = group > 0 ? group : linear.is_tiled ? kTileK : kUnit;
   linear.padded_K = round_up(std::max<int64_t>(linear.K, 1), multiple);
   linear.interleaves_halves = linear.O % 2 == 0 && linear.O / 2 % linear.lanes == 0;
   linear.num_panels = (linear.O + linear.panel_rows() - 1) / linear.panel_rows();

@@ -6,13 +6,14 @@
 namespace legato::LEGATO_ISA {
 namespace {
 
-inline float widen(float value) { return value; }
-inline float widen(bf16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float result;
-  __builtin_memcpy(&result, &bits, 4);
-  return result;
+inline float from_bits(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
 }
+
+inline float widen(float value) { return value; }
+inline float widen(bf16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }
 inline float widen(fp16 value) { return _cvtsh_ss(value.bits); }
 
 constexpr int64_t kPiece = 32;  // of a row: contiguous in any layout
@@ -69,18 +70,72 @@ void prepare_row(const PackedLinear& linear, const void* x, void* to, int64_t st
   sum_groups(linear, static_cast<const To*>(to == nullptr ? x : to), stride, sums);
 }
 
+// Whole numbers of 16 bits and their scale, a power of two, for each group: exact for bf16 within a
+// factor of 128 of the group's largest. What is not finite makes the scale, and with it all products
+// of the group, not finite either. Magnitudes below 2^-100 count as zero.
+template <class T>
+void integer_row(const PackedLinear& linear, const T* x, int16_t* to, float* scales, float* sums) {
+  constexpr uint32_t kSmallest = 127 - 100, kNotFinite = 255;  // exponents
+  const int64_t group = linear.operand_group;
+  alignas(64) float values[kMaxGroup];
+  for (int64_t begin = 0; begin < linear.padded_K; begin += group, to += group) {
+    const int64_t given = linear.K - begin < group ? linear.K - begin : group;
+    int64_t k = 0;
+    if (linear.permutation != nullptr) {
+      for (; k < given; ++k) values[k] = widen(x[linear.permutation[begin + k]]);
+    } else {
+      for (; k + Vec::kLanes <= given; k += Vec::kLanes) Vec::load(x + begin + k).store(values + k);
+      for (; k < given; ++k) values[k] = widen(x[begin + k]);
+    }
+    for (; k < group; ++k) values[k] = 0.0f;
+    // As whole numbers: their order is that of the magnitudes, with NaN above infinity.
+    uint32_t largest_bits = 0;
+    for (k = 0; k < group; ++k) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, values + k, 4);
+      bits &= 0x7fffffff;
+      largest_bits = bits > largest_bits ? bits : largest_bits;
+    }
+    const uint32_t exponent = largest_bits >> 23;
+    const bool is_zero = exponent < kSmallest;
+    const float scale = is_zero                  ? 0.0f
+                        : exponent == kNotFinite ? from_bits(largest_bits)
+                                                 : from_bits((exponent - 14) << 23);
+    const float inverse = is_zero ? 0.0f : from_bits((254 + 14 - exponent) << 23);
+    const __m256 inverses = _mm256_set1_ps(inverse);
+    for (k = 0; k < group; k += kUnit) {
+      const __m256i eight = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(values + k), inverses));
+      const __m128i low = _mm256_castsi256_si128(eight), high = _mm256_extracti128_si256(eight, 1);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm_packs_epi32(low, high));
+    }
+    *scales++ = scale;
+    if (sums != nullptr) {
+      int32_t sum = 0;
+      for (k = 0; k < group; ++k) sum += to[k];
+      *sums++ = static_cast<float>(sum) * scale;
+    }
+  }
+}
+
 }  // namespace
 
-void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, void* to,
-                         float* group_sums) {
+void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, const PreparedRows& to) {
   const int64_t stride = linear.is_tiled ? x.num_rows * kPiece : kPiece;
-  const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
+  const int64_t k_bytes = bytes_of(linear.operand);
   const int64_t to_bytes = (linear.is_tiled ? kPiece : linear.padded_K) * k_bytes;
   for (int64_t row = 0; row < x.num_rows; ++row) {
     const void* from = static_cast<const char*>(x.first) + row * x.row_bytes;
-    void* target = to == nullptr ? nullptr : static_cast<char*>(to) + row * to_bytes;
-    float* sums = group_sums == nullptr ? nullptr : group_sums + row * linear.num_groups();
-    if (linear.native_bf16) {
+    void* target = to.data == nullptr ? nullptr : static_cast<char*>(to.data) + row * to_bytes;
+    float* sums = to.group_sums == nullptr ? nullptr : to.group_sums + row * linear.num_groups();
+    if (linear.operand == Operand::i16) {
+      float* scales = to.scales + row * linear.num_operand_groups();
+      int16_t* numbers = static_cast<int16_t*>(target);
+      if (linear.type == Type::bf16) {
+        integer_row(linear, static_cast<const bf16*>(from), numbers, scales, sums);
+      } else {
+        integer_row(linear, static_cast<const fp16*>(from), numbers, scales, sums);
+      }
+    } else if (linear.operand == Operand::bf16) {
       prepare_row<bf16, bf16>(linear, from, target, stride, sums);
     } else if (linear.type == Type::bf16) {
       prepare_row<bf16, float>(linear, from, target, stride, sums);

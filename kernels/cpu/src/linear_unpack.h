@@ -27,6 +27,20 @@ inline void unpack_pairs(const char* from, int64_t num_units, char* to) {
 }
 #endif
 
+template <class W>
+inline void unpack_floats(const char* from, int64_t num_units, char* to) {
+  for (int64_t unit = 0; unit < num_units; ++unit) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kUnit; ++k) {
+      for (int vec = 0; vec < kPanelVecs; ++vec) {
+        W::load(from, k, vec).store(reinterpret_cast<float*>(to) + (k * kPanelVecs + vec) * kLanes);
+      }
+    }
+    from += W::kUnitBytes;
+    to += FloatFromF32::kUnitBytes;
+  }
+}
+
 inline void unpack_floats_i8(const char* from, int64_t num_units, char* to) {
   const int8_t* values = reinterpret_cast<const int8_t*>(from);
   float* floats = reinterpret_cast<float*>(to);
