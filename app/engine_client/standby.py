@@ -1,10 +1,10 @@
 """Standby stages: processes that have imported everything, ready to load when stages are lost.
 
 Starting Python and importing torch take most of a rebuild of a small model. A standby rank holds
-no weights and no KV cache (200 MB a rank; `engine.standby`). It is made while the engine is idle
-and imports on idle cores only. The replica keeps it, so that it outlives the scheduler: the
-scheduler is told its name and takes it for lost stages; a new scheduler gets it as its first
-stages. On GPUs there is none: Ray gives a GPU to one process.
+no weights and no KV cache (200 MB a rank; `engine.standby`). It is made as soon as the engine is
+ready, later when it is idle, and imports on idle cores only. The replica keeps it, so that it
+outlives the scheduler: the scheduler is told its name and takes it for lost stages; a new scheduler
+gets it as its first stages. On GPUs there is none: Ray gives a GPU to one process.
 """
 
 from __future__ import annotations
@@ -60,9 +60,12 @@ class Standby:
             self._keeper = asyncio.create_task(self._keep())
 
     async def _keep(self) -> None:
+        is_new = True  # no request has come yet: the best moment there is
         while True:
             try:
-                await self._idle()
+                if not is_new or await self._is_busy():
+                    await self._idle()
+                is_new = False
                 await self._live()
             except Exception as error:  # of Ray, or without memory or files: tried again
                 logger.warning("standby stages: %s: %s", type(error).__name__, error)

@@ -156,12 +156,22 @@ async def test_one_that_dies_is_replaced_and_the_scheduler_told(
 async def test_none_is_made_beside_running_requests(
     replica: Replica, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await until(lambda: replica.names)
     replica.busy = {"num_decoding": 1}
+    (name,) = replica.names
+    standby.taken(name or "")
     for _ in range(50):
         await asyncio.sleep(0)
-    assert not replica.made
+    assert len(replica.made) == 1
     replica.busy = {}
-    await until(lambda: replica.made)
+    await until(lambda: len(replica.made) == 2)
+
+
+async def test_a_new_replica_makes_one_before_requests_come(
+    replica: Replica, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_IDLE_FOR_S", 1e6)
+    await until(lambda: replica.names)
 
 
 async def test_its_end_ends_its_processes(replica: Replica, standby: Standby) -> None:
