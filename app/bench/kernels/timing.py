@@ -23,7 +23,7 @@ from kernels.cpu import library
 QUANTILE = 0.1
 CACHE_BYTES = 96 << 20  # the memory that one case goes through holds at least this much
 _READ_FLOATS = 1 << 20  # of one sample of the bandwidth
-_PEAK_COUNT, _PEAK_TASKS = 10_000, 32  # of one sample of the peak
+_PEAK_COUNT, _PEAK_TASKS = 100_000, 32  # of one sample of the peak
 _PEAK_SAMPLES = 10  # a round
 
 

@@ -75,6 +75,7 @@ def local_cluster() -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",  # never join a cluster that already runs here
         num_cpus=max(os.cpu_count() or 1, 8),
         include_dashboard=False,
         log_to_driver=False,
