@@ -1,9 +1,9 @@
-// Unpacks stored int8 and int4 to bf16 or float, one k-block of a panel at a time; scales are
-// applied to the accumulators.
+// Unpacks stored weights to what the micro-kernels multiply fastest, one k-block of a panel at a
+// time; scales are applied to the accumulators.
 //
-// Pays from the second micro-kernel call on the same weights; before that (a decode step of few
-// rows) the native micro-kernels unpack in registers. The values are the same either way. Only for
-// *_isa.cpp files.
+// Pays from some number of micro-kernel calls on the same weights (`Method::min_chunks`); below it
+// the micro-kernels unpack in registers. The values are the same either way. Only for *_isa.cpp,
+// *_vnni.cpp and *_amx.cpp files.
 #pragma once
 
 #include "linear_kernel.h"
