@@ -89,6 +89,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_arrived(self) -> int:
+        """Requests accepted so far."""
+        ...
+
+    @property
     def tokens_per_s(self) -> float:
         """Running mean of computed tokens per second; 0.0 before any step."""
         ...

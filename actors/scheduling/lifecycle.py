@@ -34,6 +34,7 @@ class LiveRequests:
         self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
         self.in_flight = in_flight
         self.num_preemptions = 0
+        self.num_arrived = 0
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
         # The lists of `running`, which change in place
         self.decoding = self.running.decoding
@@ -87,6 +88,7 @@ class LiveRequests:
             and state.request.pooling in (None, "last")  # other poolings need every hidden state
         )
         self.by_id[state.request_id] = state
+        self.num_arrived += 1
         self.waiting.add(state, self.now_s)
 
     def start(self, state: RequestState, first_chunk: int, reserve: bool) -> bool:

@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import shlex
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 import yaml
 from pydantic import ValidationError
@@ -35,7 +27,7 @@ from app.bench.load.capacity import (
     CapacitySearch,
     measure_capacity,
 )
-from app.bench.load.client import Job, LoadClient, first_model
+from app.bench.load.client import Job, LoadClient
 from app.bench.load.figures import LoadFigures, rate_together
 from app.bench.load.serve import run_load
 from app.bench.load.stall import measure_stall
@@ -49,6 +41,7 @@ from app.bench.plan import (
     StallProbe,
 )
 from app.bench.report import MeasurementError, make_report, publish
+from app.bench.server_process import running
 from app.bench.speculating import (
     Asked,
     Pair,
@@ -62,53 +55,6 @@ from app.paths import locate
 
 DECODE_TRIES = 3
 _START_S = 30.0
-
-
-def _expanded(environment: dict[str, str]) -> dict[str, str]:
-    return {key: os.path.expandvars(value) for key, value in environment.items()}
-
-
-@contextmanager
-def _running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
-    """Start the server, wait until it lists its model, stop it by its process group."""
-    command = shlex.split(os.path.expandvars(server.command))
-    if command[0] == "legato":  # that of this environment, also where it is not activated
-        command[0] = shutil.which("legato", path=Path(sys.executable).parent) or "legato"
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{name}.log"
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_expanded(server.environment)},
-            start_new_session=True,
-        )
-        try:
-            with console.status(f"starting {name}"):
-                yield _wait_ready(process, server, log)
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path) -> str:
-    deadline_s = time.monotonic() + server.ready_s
-    while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            raise MeasurementError(f"{server.command!r} ended; its output is in {log}")
-        try:
-            answer = httpx.get(f"{server.url}/v1/models", timeout=5)
-            if answer.status_code == 200 and answer.json()["data"]:
-                return first_model(server.url)
-        except (httpx.HTTPError, ValueError, KeyError):
-            pass
-        time.sleep(0.5)
-    raise MeasurementError(f"no model at {server.url} within {server.ready_s:g} s; see {log}")
 
 
 def _decode(client: LoadClient, probe: DecodeProbe) -> dict[str, float]:
@@ -172,24 +118,22 @@ def _capacity(
     return found
 
 
-def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, float]:
-    """Figures by name."""
+def _probe(server: ServerPlan, plan: ComparisonPlan, model: str, found: dict[str, float]) -> None:
+    """Adds figures to `found` by name, those of one probe after another."""
 
     def make(extra: dict[str, Any]) -> LoadClient:
         return LoadClient(server.url, model, extra=extra)
 
     client = make({})
     _warm_up(client)
-    found: dict[str, float] = {}
     if plan.decode is not None:
-        found |= _decode(client, plan.decode)
+        found.update(_decode(client, plan.decode))
     if plan.prefill is not None:
-        found |= _prefill(client, plan.prefill)
+        found.update(_prefill(client, plan.prefill))
     if plan.stall is not None:
-        found |= _stall(client, plan.stall)
+        found.update(_stall(client, plan.stall))
     if plan.capacity is not None:
-        found |= _capacity(make, server, plan.capacity)
-    return found
+        found.update(_capacity(make, server, plan.capacity))
 
 
 def _warm_up(client: LoadClient) -> None:
@@ -205,8 +149,8 @@ def _speculate(
     drafting = plan.servers[name]
     plain = plan.servers[str(drafting.plain)]
     with (
-        _running(str(drafting.plain), plain, logs) as plain_model,
-        _running(name, drafting, logs) as model,
+        running(str(drafting.plain), plain, logs) as plain_model,
+        running(name, drafting, logs) as model,
     ):
         time.sleep(plan.settle_s)
         both = (
@@ -250,21 +194,28 @@ def command(
     say_duration(least_s, most_s, f"servers: {len(names)}, rounds: {plan.rounds}")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     pairs: dict[str, list[dict[str, list[Pair]]]] = {name: [] for name in drafting}
+    failed: dict[str, str] = {}
     for number in range(plan.rounds):
         for name in names:
             if name in (*alone, *drafting):
                 console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
-            if plan.has_figures:
-                with _running(name, plan.servers[name], out.parent) as model:
-                    time.sleep(plan.settle_s)
-                    rounds[name].append(_probe(plan.servers[name], plan, model))
-            if plan.speculation is not None and name in pairs:
-                pairs[name].append(_speculate(name, plan, plan.speculation, out.parent))
+            try:
+                if plan.has_figures:
+                    with running(name, plan.servers[name], out.parent) as model:
+                        time.sleep(plan.settle_s)
+                        rounds[name].append({})
+                        _probe(plan.servers[name], plan, model, rounds[name][-1])
+                if plan.speculation is not None and name in pairs:
+                    pairs[name].append(_speculate(name, plan, plan.speculation, out.parent))
+            except MeasurementError as error:  # the other servers are measured all the same
+                failed[name] = str(error)
+                console.print(f"[yellow]{name}[/]: {error}")
             found = {
                 "plan": plan.model_dump(),
                 "rounds": rounds,
-                "medians": {n: _medians(r) for n, r in rounds.items() if r},
+                "medians": {n: _medians(r) for n, r in rounds.items() if any(r)},
                 "speculation": pair_rows(pairs),
+                "failed": failed,
             }
             report = make_report(context, found)
             publish(report, False, out)  # after every server: a run cut short keeps what it has
@@ -275,6 +226,8 @@ def command(
             output.print(_table(report["medians"]))
         if report["speculation"]:
             output.print(pair_table(report["speculation"]))
+    if failed:
+        raise MeasurementError("not measured: " + "; ".join(map(": ".join, failed.items())))
 
 
 def _alone_s(plan: ComparisonPlan) -> tuple[float, float]:
@@ -292,7 +245,8 @@ def _pair_s(plan: ComparisonPlan) -> tuple[float, float]:
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+    keys = dict.fromkeys(key for figures in rounds for key in figures)
+    return {key: statistics.median(r[key] for r in rounds if key in r) for key in keys}
 
 
 def _table(medians: dict[str, dict[str, float]]) -> Table:

@@ -19,7 +19,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
+from actors.scheduling.budgets.delays import ArrivalCost, TimeOutside, WayToClient
+from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
@@ -36,31 +37,6 @@ SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usua
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
-MOST_GIVEN, MOST_LEARNT, FADES = 0.1, 0.25, 0.125  # see `WayToClient`
-
-
-@dataclass(slots=True)
-class WayToClient:
-    """The part of an objective that is left for the way from the engine to the client.
-
-    headroom: share of every objective left for it.
-    given_s: the least time left for it; at most a share `MOST_GIVEN` of an objective.
-    learnt_s: likewise, as replicas have measured it, and at most `MOST_LEARNT`. Of several the
-        slowest counts: a lower report lowers it by a share `FADES` of the difference.
-    """
-
-    headroom: float
-    given_s: float
-    learnt_s: float = 0.0
-
-    def took(self, seconds: float) -> None:
-        lower = self.learnt_s - FADES * (self.learnt_s - seconds)
-        self.learnt_s = max(seconds, lower)
-
-    def share(self, tbt_s: float) -> float:
-        """Of this objective."""
-        given = min(self.given_s / tbt_s, MOST_GIVEN)
-        return max(self.headroom, given, min(self.learnt_s / tbt_s, MOST_LEARNT))
 
 
 @dataclass(slots=True)
@@ -109,6 +85,7 @@ class AdaptiveBudget:
     _outside: TimeOutside = field(init=False)
     _kept: KeptShare = field(init=False)
     _way: WayToClient = field(init=False)
+    _arrivals: ArrivalCost = field(init=False)
     _prefilled_at_s: float = field(init=False, default=0.0)  # or when none was held back
     _num_denied: int = field(init=False, default=0)  # steps in a row that denied prompts prefill
     # Of the planning under way, set at the end of `num_tokens`, as is `holds_starts`:
@@ -134,6 +111,7 @@ class AdaptiveBudget:
         shares = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
         self._kept = KeptShare(*shares)
         self._way = WayToClient(self.headroom, self.delivery_s)
+        self._arrivals = ArrivalCost(self.cost, self.delivery_s if self.follow_learnt else None)
         self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -144,6 +122,7 @@ class AdaptiveBudget:
         lone = self.follow_learnt and not engine.num_waiting
         self._caution = max(self.caution, LONE_CAUTION) if lone else self.caution
         limit_s = self._slack.limit_s(shape, engine) * share - self._outside.seconds
+        limit_s -= self._arrivals.seconds(limit_s)
         holds_starts = relieves = False
         if limit_s < INFINITY:
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
@@ -188,7 +167,9 @@ class AdaptiveBudget:
     def _watch(self, engine: EngineView) -> None:
         """Learn from the last step whether streams keep their objectives."""
         tbt_s = self._slack.tightest_s
-        if timed := self._outside.planning(engine, tbt_s):
+        timed = self._outside.planning(engine, tbt_s)
+        self._arrivals.planning(engine.num_arrived, timed, self._outside.median_s)
+        if timed:
             (shape, took_s), allowed_s = timed, tbt_s * self._share()
             kept = took_s <= allowed_s
             # A step without prefill could not have been shorter.

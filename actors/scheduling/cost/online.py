@@ -117,8 +117,7 @@ def _number(mix: Mix) -> int:
 
 @dataclass(slots=True)
 class Regime:
-    """The correction of one kind of step, in logs of measured / profile. last: number of its last
-    step, of all steps."""
+    """Correction of a kind of step, in logs of measured / profile. last: number of the last one."""
 
     mean: Mean
     bound: RecentQuantile
@@ -159,6 +158,10 @@ class OnlineCostModel:
         """Expected seconds of the slowest stage."""
         mix = Mix.of_shape(shape, self.profile.attention_window)
         return self.profile.stage_s(mix) * self.ratio(mix)
+
+    def usual_s(self, shape: StepShape) -> float:
+        """Likewise, if the newest steps took no longer than usual."""
+        return self.step_s(shape) * math.exp(-self._present.log_ratio)
 
     def latency_s(self, shape: StepShape) -> float:
         """Expected seconds through all stages of an idle pipeline."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from app.bench.compare import _alone_s, _medians, _table
 from app.bench.plan import ComparisonPlan
+from app.cli.main import app
 
 PLAN = Path(__file__).resolve().parents[3] / "configs/bench/compare_135m.yaml"
 
@@ -40,3 +43,22 @@ def test_the_shipped_plan_is_valid_and_says_how_long_it_takes() -> None:
     assert plan.settle_s < least_s < most_s
     without = plan.model_copy(update={"capacity": None})
     assert _alone_s(without)[0] == 30.0 + plan.settle_s
+
+
+def test_a_figure_that_one_round_lacks_is_that_of_the_others() -> None:
+    assert _medians([{"decode": 3.0}, {"decode": 1.0, "stall": 4.0}, {}]) == {
+        "decode": 2.0,
+        "stall": 4.0,
+    }
+
+
+def test_a_server_that_fails_does_not_keep_others_from_being_measured(tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.yaml", tmp_path / "out" / "report.json"
+    dead = {"command": "false", "url": "http://127.0.0.1:9"}
+    plan.write_text(yaml.safe_dump({"servers": {"first": dead, "second": dead}}))
+    result = CliRunner().invoke(app, ["bench", "compare", str(plan), "--out", str(out)])
+    assert result.exit_code == 1
+    assert "not measured: first: 'false' ended" in " ".join(result.output.split())
+    report = json.loads(out.read_text())
+    assert list(report["failed"]) == ["first", "second"]
+    assert report["medians"] == {}

@@ -10,14 +10,7 @@ from itertools import product
 import pytest
 
 from actors.scheduling.budgets import adaptive
-from actors.scheduling.budgets.adaptive import (
-    FADES,
-    MOST_LEARNT,
-    PATIENCE,
-    SLOW_PATIENCE,
-    AdaptiveBudget,
-    WayToClient,
-)
+from actors.scheduling.budgets.adaptive import PATIENCE, SLOW_PATIENCE, AdaptiveBudget
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -260,23 +253,3 @@ def test_what_admission_promises_is_planned_with_room_for_steps_never_seen(seed:
     assert 0.03 < promised_s < 0.85 * usual_s
     # Errors are exponential with a mean of 1 / 12: one step in a thousand takes this much longer.
     assert promised_s * math.exp((math.log(1000) - 1) / 12) < 0.1
-
-
-def test_the_largest_of_three_is_left() -> None:
-    way = WayToClient(headroom=0.04, given_s=0.003)
-    assert way.share(0.1) == 0.04
-    assert way.share(0.05) == pytest.approx(0.06)
-    assert way.share(0.01) == pytest.approx(0.1), "a tenth at most of what is given"
-    way.took(0.012)
-    assert way.share(0.1) == pytest.approx(0.12)
-    assert way.share(0.02) == MOST_LEARNT, "steps must be possible"
-
-
-def test_the_slowest_way_counts_and_fades() -> None:
-    way = WayToClient(headroom=0.04, given_s=0.0)
-    for seconds in (0.02, 0.004):  # of two replicas
-        way.took(seconds)
-    assert way.learnt_s == pytest.approx(0.02 - FADES * 0.016)
-    for _ in range(60):
-        way.took(0.004)
-    assert way.learnt_s == pytest.approx(0.004, rel=0.01)

@@ -1,0 +1,113 @@
+"""Time beyond a step's own: what is left of a limit for arrivals and for the way to the client."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from actors.scheduling.budgets.delays import (
+    FADES,
+    MOST_ARRIVALS,
+    MOST_LEARNT,
+    ArrivalCost,
+    WayToClient,
+)
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Execute, StepDone, Submit
+from actors.scheduling.plan import StepResult, StepShape
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.scheduling.budgets.tiled_model import TILED
+from tests.actors.scheduling.modeled import modeled
+
+SHAPE = StepShape(1, 60, ((0, 64),))
+
+
+def test_the_largest_of_three_is_left() -> None:
+    way = WayToClient(headroom=0.04, given_s=0.003)
+    assert way.share(0.1) == 0.04
+    assert way.share(0.05) == pytest.approx(0.06)
+    assert way.share(0.01) == pytest.approx(0.1), "a tenth at most of what is given"
+    way.took(0.012)
+    assert way.share(0.1) == pytest.approx(0.12)
+    assert way.share(0.02) == MOST_LEARNT, "steps must be possible"
+
+
+def test_the_slowest_way_counts_and_fades() -> None:
+    way = WayToClient(headroom=0.04, given_s=0.0)
+    for seconds in (0.02, 0.004):  # of two replicas
+        way.took(seconds)
+    assert way.learnt_s == pytest.approx(0.02 - FADES * 0.016)
+    for _ in range(60):
+        way.took(0.004)
+    assert way.learnt_s == pytest.approx(0.004, rel=0.01)
+
+
+def _after_steps(each_s: float, first_s: float | None = 0.003) -> ArrivalCost:
+    """After 400 steps of random times, in every other of which one to three requests arrived."""
+    cost, chance = OnlineCostModel(TILED), random.Random(1)
+    arrivals, arrived = ArrivalCost(cost, first_s), 0
+    for step in range(400):
+        number = chance.randint(1, 3) if step % 2 else 0
+        took_s = TILED.stage_s(Mix.of_shape(SHAPE)) * chance.uniform(0.95, 1.05) + number * each_s
+        cost.observe(SHAPE, took_s)
+        arrived += number
+        arrivals.planning(arrived, (SHAPE, took_s + 0.0005), 0.0005)
+    return arrivals
+
+
+def test_what_an_arrival_costs_is_learnt() -> None:
+    assert ArrivalCost(OnlineCostModel(TILED), 0.003).each_s == 0.003
+    assert _after_steps(0.0).each_s < 0.0005, "noise costs nothing"
+    # The mean of such steps rises by the mean of what arrivals add.
+    assert 0.0004 < _after_steps(0.001).each_s < 0.001
+
+
+def test_time_is_left_for_as_many_as_came_last() -> None:
+    arrivals = ArrivalCost(OnlineCostModel(TILED), 0.003)
+    assert arrivals.seconds(0.1) == 0.0
+    arrivals.planning(2, None, 0.0)
+    assert arrivals.seconds(0.1) == pytest.approx(0.006)
+    assert arrivals.seconds(0.01) == pytest.approx(MOST_ARRIVALS * 0.01), "steps must be possible"
+    assert arrivals.seconds(math.inf) == 0.0
+    for _ in range(30):
+        arrivals.planning(2, None, 0.0)
+    assert arrivals.seconds(0.1) < 1e-5
+    nothing = ArrivalCost(OnlineCostModel(TILED), None)
+    nothing.planning(2, None, 0.0)
+    assert nothing.seconds(0.1) == 0.0
+
+
+def test_slow_steps_are_not_counted_twice() -> None:
+    cost = OnlineCostModel(TILED)
+    for factor in (1.0,) * 100 + (1.1,) * 100:
+        cost.observe(SHAPE, factor * cost.usual_s(SHAPE))
+    arrivals = ArrivalCost(cost, 0.003)
+    arrivals.planning(1, None, 0.0)
+    assert cost.slowness > 0.03
+    assert arrivals.seconds(0.1) == 0.0
+
+
+@pytest.mark.parametrize("budget", ["auto", "adaptive"])
+def test_the_step_after_arrivals_is_shorter_than_the_next(budget: str) -> None:
+    model = CostModel("linear", ((1, 0.010), (1024, 0.110)), kv_tokens=64_000, max_model_len=4096)
+    core = build_core(
+        modeled(model, budget=budget, max_requests=32, tbt_s=0.05, lookahead=False),
+        cost_model=OnlineCostModel(model),
+    )
+    stream = Request(0, (1,) * 50, SamplingParams(500), 0.0)
+    (plan,) = [i.plan for i in core.handle(Submit(stream), 0.0) if isinstance(i, Execute)]
+    for number in (1, 2, 3):
+        core.handle(Submit(Request(number, (2,) * 3000, SamplingParams(5), 0.01)), 0.01)
+    sizes, now_s = [], 0.02
+    for _ in range(2):
+        done = StepDone(StepResult(plan.step_id, ((0, 9),)))
+        (plan,) = [i.plan for i in core.handle(done, now_s) if isinstance(i, Execute)]
+        sizes.append(plan.num_tokens)
+        now_s += model.stage_s(Mix.of(plan.slices))
+    beside, after = sizes
+    assert (beside < after) if budget == "auto" else (beside == after)
