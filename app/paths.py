@@ -1,11 +1,20 @@
-"""Locates the files that come with Legato, in a checkout or an installation."""
+"""The installation or checkout that runs: its version, and the files that come with it."""
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 # `configs` is beside the package `app`, in a checkout and in site-packages.
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def version() -> str:
+    """Of the installed package; "0" in a folder that is run without being installed."""
+    try:
+        return metadata.version("legato-serve")
+    except metadata.PackageNotFoundError:
+        return "0"
 
 
 def locate(path: str | Path) -> Path:

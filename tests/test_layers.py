@@ -96,7 +96,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "endpoints": (
         "app/api/{application,endpoints/*}.py",
-        "vocabulary client output text http schema batches api",
+        "installation vocabulary client output text http schema batches api",
     ),
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
     "console": ("app/console/*.py", "policies client http"),

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
-from importlib import metadata
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,6 +36,7 @@ from app.api.http.keys import KeyRing
 from app.api.http.server import StalledClients
 from app.api.http.turns import Turns
 from app.api.schema.openapi import document
+from app.paths import version
 
 _log = logging.getLogger("legato.api")
 
@@ -116,14 +116,7 @@ def _document(context: Context) -> Callable[[Call], Awaitable[None]]:
 
 @cache
 def _document_text(model: str, with_keys: bool) -> bytes:
-    return json.dumps(document(_version(), model, with_keys=with_keys)).encode()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("legato-serve")
-    except metadata.PackageNotFoundError:  # not installed, but run from a folder
-        return "0"
+    return json.dumps(document(version(), model, with_keys=with_keys)).encode()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

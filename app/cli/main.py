@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from app.bench import command as bench
 from app.cli import batch, config, models, records, serve, status, talk
+from app.paths import version
 from app.simulate import command as simulate
 
 app = typer.Typer(
@@ -46,8 +49,21 @@ for _group in app.registered_groups:
     _group.rich_help_panel = _panel_of[str(_group.name)]
 
 
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"legato {version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_say_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Serve language models whose tokens never stall.
 
     [bold]legato serve[/] serves the demo model, [bold]legato serve FOLDER[/] your own;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ def test_every_command_explains_itself(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage" in result.output
+
+
+def test_it_says_its_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert runner.invoke(app, ["--version"]).output == f"legato {project['version']}\n"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)

@@ -22,6 +22,8 @@ def test_only_what_was_taken_counts() -> None:
     assert found.gaps_kept_share == 0.75
     assert found.accepted.num_requests == 3
     assert found.accepted.goodput_qps == pytest.approx(1 / 3.55)
+    num_tokens = kept.job.num_prompt_tokens + kept.num_tokens
+    assert found.goodput_tokens_per_s == pytest.approx(num_tokens / 3.55)
     assert found.to_dict()["accepted"]["tbt_max_ms"] == pytest.approx(400)
 
 
