@@ -122,10 +122,7 @@ def command(
 
 def _print(found: Sequence[Overload]) -> None:
     best = max(one.goodput_tokens_per_s for one in found)
-    columns = (
-        *("load", "asked", "refused", "kept", "gaps kept", "TBT P99", "TTFT P99"),
-        *("goodput/s", "in tokens", "of best"),
-    )
+    columns = "load asked refused kept gaps TBT TTFT req/s tok/s best".split()
     rows = []
     for one in found:
         seen = one.accepted
@@ -136,6 +133,8 @@ def _print(found: Sequence[Overload]) -> None:
             f"{one.goodput_tokens_per_s:.0f}",
             f"{one.goodput_tokens_per_s / best:.2f}" if best else "-",
         ))  # fmt: skip
-    output.print(
-        table("kept: of the accepted; times in ms, seen by the client", columns, rows, num_words=0)
+    title = (
+        "kept requests and gaps, of the accepted; TBT and TTFT at P99, in ms, seen by the client; "
+        "goodput in requests and tokens, and its share of the best in tokens"
     )
+    output.print(table(title, columns, rows, num_words=0))
