@@ -20,8 +20,8 @@ class QuantizedWeight:
 
     values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4, and zeros, in float32, whole numbers
     among them. group_size 0 means one scale per row (then G is 1 and there are no zeros); otherwise
-    it is a multiple of 8 up to 256 and scales are exact in float16. permutation_K: the input order
-    of GPTQ's "act order". Raises ValueError for anything else.
+    it is a multiple of 8 up to 256, and scales are packed as float16, which the formats store.
+    permutation_K: the input order of GPTQ's "act order". Raises ValueError for anything else.
     """
 
     values_OK: torch.Tensor

@@ -56,7 +56,10 @@ from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
-_BUDGET_KEYS = ("admission", "budget", "budget_options", "token_budget", *_ADMISSION_KEYS[2:])
+_BUDGET_KEYS = (
+    *("admission", "budget", "budget_options", "token_budget", "delivery_s"),
+    *_ADMISSION_KEYS[2:],
+)
 
 
 class Core:
@@ -218,7 +221,7 @@ class Core:
         """Learn step times from a finished step, for the plans of later steps."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
         if self.builder.budget.learns:
-            self.builder.budget.observe(shape, duration_s + drafting_s)
+            self.builder.budget.observe(shape, duration_s, drafting_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
         if duration_s > 0:

@@ -207,7 +207,7 @@ class TokenBudget(Protocol):
         """Most drafts that the step may have in addition, once no prompt has tokens left."""
         ...
 
-    def observe(self, shape: StepShape, duration_s: float) -> None:
+    def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """Feedback after every step."""
         ...
 

@@ -251,12 +251,10 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def _table(medians: dict[str, dict[str, float]]) -> Table:
     names = list(medians)
-    rows, first = [], medians[names[0]]
-    for key in first:
-        cells = [f"{first[key]:.4g}"]
-        for name in names[1:]:
-            value = medians[name].get(key, math.nan)
-            ratio = first[key] / value if value else math.inf
-            cells.append(f"{value:.4g} ({ratio:.2f})")
-        rows.append((key, *cells))
-    return table("medians; in brackets the ratio of the first", ("", *names), rows)
+    rows = []
+    for key in dict.fromkeys(key for figures in medians.values() for key in figures):
+        first, *others = (medians[name].get(key, math.nan) for name in names)
+        ratios = (first / value if value else math.inf for value in others)
+        cells = (f"{value:.4g} ({ratio:.2f})" for value, ratio in zip(others, ratios, strict=True))
+        rows.append((key, f"{first:.4g}", *cells))
+    return table(f"medians; in brackets the ratio of {names[0]}", ("", *names), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.bench.load.stall import STREAM_TOKENS
 from app.bench.speculating import SpeculationProbe
@@ -63,7 +63,7 @@ class ServerPlan(_Part):
 
 class ComparisonPlan(_Part):
     servers: dict[str, ServerPlan]
-    rounds: int = 1
+    rounds: int = Field(1, ge=1)
     settle_s: float = 0.0  # rest after the start: memory is still being cleared, graphs warmed
     decode: DecodeProbe | None = DecodeProbe()
     prefill: PrefillProbe | None = PrefillProbe()

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
-from app.bench.load.client import first_model
+from app.bench.load.client import first_model, server_root
 from app.bench.plan import ServerPlan
 from app.bench.report import MeasurementError
 from app.bench.terminal import console
@@ -25,33 +25,47 @@ from app.bench.terminal import console
 def running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
     """Start the server and wait until it lists its model, which is yielded; stop it in the end.
 
-    Its output goes to NAME.log in `logs`. Raises MeasurementError if it ends, or lists no model in
-    time.
+    Its output is added to NAME.log in `logs`. Raises MeasurementError if it cannot be started,
+    ends, or lists no model in time, or if another server answers at its address.
     """
-    command = shlex.split(os.path.expandvars(server.command))
+    command = shlex.split(os.path.expandvars(server.command)) or [""]
     if command[0] == "legato":  # that of this environment, also where it is not activated
         command[0] = shutil.which("legato", path=Path(sys.executable).parent) or "legato"
     environment = {key: os.path.expandvars(text) for key, text in server.environment.items()}
+    if _answers(server.url):
+        raise MeasurementError(f"another server answers at {server.url}")
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+    with log.open("a") as sink:
         try:
-            with console.status(f"starting {name}"):
-                yield _wait_ready(process, server, log)
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MeasurementError(f"{server.command!r} cannot be started: {error}") from error
+    try:
+        with console.status(f"starting {name}"):
+            model = _wait_ready(process, server, log)
+        yield model
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does; then end what is left of its group, which would disturb the next server."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path) -> str:
@@ -59,11 +73,15 @@ def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path)
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise MeasurementError(f"{server.command!r} ended; its output is in {log}")
-        try:
-            answer = httpx.get(f"{server.url}/v1/models", timeout=5)
-            if answer.status_code == 200 and answer.json()["data"]:
+        if _answers(server.url):
+            with suppress(MeasurementError):  # it may not list its model yet
                 return first_model(server.url)
-        except (httpx.HTTPError, ValueError, KeyError):
-            pass
         time.sleep(0.5)
     raise MeasurementError(f"no model at {server.url} within {server.ready_s:g} s; see {log}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{server_root(url)}/v1/models", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False

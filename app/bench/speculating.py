@@ -92,6 +92,16 @@ async def in_turn(
 
 
 async def _answer(asked: Asked, prompt: list[int], num_tokens: int) -> Answer:
+    import aiohttp  # here, because `legato --help` imports this module
+
+    try:
+        return await _streamed(asked, prompt, num_tokens)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        raise MeasurementError(f"{asked.client.root}: {why}") from error
+
+
+async def _streamed(asked: Asked, prompt: list[int], num_tokens: int) -> Answer:
     body = {
         "model": asked.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},

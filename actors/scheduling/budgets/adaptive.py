@@ -111,7 +111,8 @@ class AdaptiveBudget:
         shares = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
         self._kept = KeptShare(*shares)
         self._way = WayToClient(self.headroom, self.delivery_s)
-        self._arrivals = ArrivalCost(self.cost, self.delivery_s if self.follow_learnt else None)
+        shares_steps = self.follow_learnt and self.cost.profile.num_stages == 1
+        self._arrivals = ArrivalCost(self.cost, self.delivery_s if shares_steps else None)
         self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -150,9 +151,10 @@ class AdaptiveBudget:
         limit_s = self._limit_s * self._share() / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
-    def observe(self, shape: StepShape, duration_s: float) -> None:
+    def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """The core itself updates the shared cost model."""
-        self._outside.answered(shape, duration_s)
+        self._outside.answered(shape, duration_s + drafting_s)
+        self._arrivals.answered(shape, duration_s)
         self._sizes.num_answered += 1
         if self._sizes.num_answered % LOOK_EVERY == 0:
             self._sizes.look_again()
@@ -167,9 +169,8 @@ class AdaptiveBudget:
     def _watch(self, engine: EngineView) -> None:
         """Learn from the last step whether streams keep their objectives."""
         tbt_s = self._slack.tightest_s
-        timed = self._outside.planning(engine, tbt_s)
-        self._arrivals.planning(engine.num_arrived, timed, self._outside.median_s)
-        if timed:
+        self._arrivals.planning(engine.num_arrived)
+        if timed := self._outside.planning(engine, tbt_s):
             (shape, took_s), allowed_s = timed, tbt_s * self._share()
             kept = took_s <= allowed_s
             # A step without prefill could not have been shorter.

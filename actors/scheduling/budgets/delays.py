@@ -28,7 +28,7 @@ class TimeOutside:
         self._recent = RecentQuantile(cost.quantile, max(cost.memory, 1), (0.0,))
         self._is_hidden = cost.profile.num_stages > 1
         self._answered: list[tuple[StepShape, float]] = []  # since the last planning: two at most
-        self._planned_at_s = 0.0  # when that was
+        self._planned_at_s: float | None = None  # when that was
 
     def answered(self, shape: StepShape, duration_s: float) -> None:
         del self._answered[:-1]  # not every policy asks for a budget
@@ -37,12 +37,14 @@ class TimeOutside:
     def planning(self, engine: EngineView, tbt_s: float) -> tuple[StepShape, float] | None:
         """Call once per planning. Returns the step that alone was answered since the last call, and
         the seconds since then; None: it is unknown when that step began."""
-        answered, gap_s = self._answered, engine.now_s - self._planned_at_s
+        answered, planned_at_s = self._answered, self._planned_at_s
         self._answered, self._planned_at_s = [], engine.now_s
         # A single one began at the last call, when that before it was answered or nothing ran.
         if len(answered) != 1 or self._is_hidden or not (engine.decoding or engine.prefilling):
             return None
-        ((shape, duration_s),) = answered
+        if planned_at_s is None:  # the budget was changed meanwhile
+            return None
+        ((shape, duration_s),), gap_s = answered, engine.now_s - planned_at_s
         self._recent.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
         self.seconds = self._recent.value
         return shape, gap_s
@@ -91,33 +93,36 @@ class ArrivalCost:
 
     cost: OnlineCostModel
     first_s: float | None
-    each_s: float = 0.0
-    _product: float = field(init=False, default=0.0)  # sum of arrivals times additional seconds
+    each_s: float = field(init=False)
+    _product: float = field(init=False)  # sum of arrivals times additional seconds
     _squares: float = field(init=False, default=float(ASSUMED))  # sum of arrivals squared
-    _usual: float = 0.0  # arrivals a step, a running mean over 1 / `FOLLOWS` steps
-    _num_last: int = 0
-    _num_seen: int = 0
+    _usual: float = field(init=False, default=0.0)  # arrivals a step, a running mean
+    _num_last: int = field(init=False, default=0)
+    _num_seen: int | None = field(init=False, default=None)  # at the last planning
+    _answered: list[tuple[StepShape, float]] = field(init=False, default_factory=list)  # since then
 
     def __post_init__(self) -> None:
         self.each_s = self.first_s or 0.0
         self._product = ASSUMED * self.each_s
 
-    def planning(
-        self, num_arrived: int, timed: tuple[StepShape, float] | None, outside_s: float
-    ) -> None:
-        """Call once per planning. num_arrived: requests so far. timed: see `TimeOutside.planning`.
+    def answered(self, shape: StepShape, duration_s: float) -> None:
+        del self._answered[:-1]
+        self._answered.append((shape, duration_s))
 
-        outside_s: the usual time between two steps.
-        """
-        number, self._num_seen = num_arrived - self._num_seen, num_arrived
-        self._num_last = number
-        self._usual += FOLLOWS * (number - self._usual)
-        if timed is None or not number:
+    def planning(self, num_arrived: int) -> None:
+        """Call once per planning. num_arrived: requests so far."""
+        seen, self._num_seen = self._num_seen, num_arrived
+        answered, self._answered = self._answered, []
+        if seen is None:
             return
-        shape, took_s = timed
+        self._num_last = number = num_arrived - seen
+        self._usual += FOLLOWS * (number - self._usual)
+        if not number or len(answered) != 1:
+            return
+        ((shape, duration_s),) = answered
         usual_s = self.cost.usual_s(shape)
-        most_s = MOST_ARRIVALS * usual_s * number  # a step that was interrupted says nothing
-        added_s = max(-most_s, min(took_s - usual_s - outside_s, most_s))
+        most_s = MOST_ARRIVALS * usual_s * number  # an interrupted step counts for no more
+        added_s = max(-most_s, min(duration_s - usual_s, most_s))
         fades = 1.0 - 1.0 / REMEMBERED
         self._product = fades * self._product + number * added_s
         self._squares = fades * self._squares + number * number

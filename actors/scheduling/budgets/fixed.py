@@ -64,7 +64,7 @@ class FixedBudget:
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.tokens - shape.num_tokens
 
-    def observe(self, shape: StepShape, duration_s: float) -> None:
+    def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """Does nothing: a constant does not learn."""
 
     def delivery_took(self, seconds: float) -> None:

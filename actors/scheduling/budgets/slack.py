@@ -19,7 +19,7 @@ from actors.scheduling.plan import StepShape
 NO_STEP = -2  # the `step_id` of no request, not even of one that has had no step
 SENT = 16  # stages usually send each other one part in so many of the longest step
 LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
-INITIAL_SHARE, LEAST_SHARE = 0.9, 0.7  # of `KeptShare`
+INITIAL_SHARE, LEAST_SHARE, MOST_SHARE = 0.9, 0.7, 0.95  # of `KeptShare`
 IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
@@ -131,7 +131,8 @@ class KeptShare:
     forgives: a delay that no share would have covered lowers nothing; of misses within `IN_A_ROW`
     steps one counts; below the first share it rises faster after `CALM` steps without a miss.
     One bad second, in which another program took the cores, otherwise halves the prefill of the
-    next minutes.
+    next minutes. And it rises to `MOST_SHARE` only: beyond, steps hardly become more efficient, and
+    the first one that is slower than any lately misses the objective of every stream.
     """
 
     allowed: float
@@ -155,7 +156,8 @@ class KeptShare:
             rise = self.rate * self.allowed
             if self.forgives and self.value < self._first and self._num_calm > CALM:
                 rise *= RECOVERY
-            self.value = min(1.0, self.value * (1.0 + rise))
+            most = MOST_SHARE if self.forgives else 1.0
+            self.value = min(most, self.value * (1.0 + rise))
         elif not self.forgives or self._counts(taken):
             self._num_since_counted = 0
             self.value = max(self.least, self.value * (1.0 - self.rate))

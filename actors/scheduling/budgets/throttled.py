@@ -64,7 +64,7 @@ class ThrottledBudget:
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.most - shape.num_tokens
 
-    def observe(self, shape: StepShape, duration_s: float) -> None:
+    def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """Counts tokens, not time."""
 
     def delivery_took(self, seconds: float) -> None:

@@ -122,7 +122,7 @@ def command(
 
 def _print(found: Sequence[Overload]) -> None:
     best = max(one.goodput_tokens_per_s for one in found)
-    columns = "load asked refused kept gaps TBT TTFT req/s tok/s best".split()
+    columns = ["load", "asked", "refused", "kept", "gaps", "TBT", "TTFT", "req/s", "tok/s", "best"]
     rows = []
     for one in found:
         seen = one.accepted

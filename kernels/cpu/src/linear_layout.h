@@ -32,7 +32,8 @@ enum class Operand : int { f32, bf16, i16 };
 constexpr int64_t bytes_of(Operand operand) { return operand == Operand::f32 ? 4 : 2; }
 
 constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
-constexpr int64_t kMaxGroup = 256;    // k values of one scale: i16 times i8 then fits 32 bits
+constexpr int64_t kMaxGroup = 256;    // k values of one scale
+static_assert(kMaxGroup * 32768 * 128 <= INT32_MAX, "their sum, of i16 times i8, must fit");
 constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache

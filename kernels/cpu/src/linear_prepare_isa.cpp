@@ -71,8 +71,8 @@ void prepare_row(const PackedLinear& linear, const void* x, void* to, int64_t st
 }
 
 // Whole numbers of 16 bits and their scale, a power of two, for each group: exact for bf16 within a
-// factor of 128 of the group's largest. What is not finite makes the scale, and with it all products
-// of the group, not finite either. Magnitudes below 2^-100 count as zero.
+// factor of 128 of the group's largest (f16: of 16). What is not finite makes the scale, and with it
+// all products of the group, not finite either. A group below 2^-100 counts as zero.
 template <class T>
 void integer_row(const PackedLinear& linear, const T* x, int16_t* to, float* scales, float* sums) {
   constexpr uint32_t kSmallest = 127 - 100, kNotFinite = 255;  // exponents
@@ -103,8 +103,10 @@ void integer_row(const PackedLinear& linear, const T* x, int16_t* to, float* sca
                                                  : from_bits((exponent - 14) << 23);
     const float inverse = is_zero ? 0.0f : from_bits((254 + 14 - exponent) << 23);
     const __m256 inverses = _mm256_set1_ps(inverse);
+    const __m256 most = _mm256_set1_ps(32767.0f);  // of infinity, whose conversion is negative
     for (k = 0; k < group; k += kUnit) {
-      const __m256i eight = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(values + k), inverses));
+      const __m256 scaled = _mm256_mul_ps(_mm256_load_ps(values + k), inverses);
+      const __m256i eight = _mm256_cvtps_epi32(_mm256_min_ps(scaled, most));
       const __m128i low = _mm256_castsi256_si128(eight), high = _mm256_extracti128_si256(eight, 1);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm_packs_epi32(low, high));
     }

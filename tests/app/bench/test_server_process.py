@@ -47,6 +47,11 @@ def test_it_runs_until_it_is_no_longer_needed(
     plan = _plan(LISTS_A_MODEL, free_port())
     with running("small", plan, tmp_path / "logs") as model:
         assert model == "tiny"
+        with (
+            pytest.raises(MeasurementError, match="another server answers"),
+            running("second", plan, tmp_path / "logs"),
+        ):
+            raise AssertionError("it would be taken for the second")
     with pytest.raises(httpx.ConnectError):
         httpx.get(plan.url)
     assert "told to end" in (tmp_path / "logs" / "small.log").read_text()
@@ -60,6 +65,26 @@ def test_one_that_ends_is_named_with_its_output(tmp_path: Path) -> None:
     ):
         raise AssertionError("it never ran")
     assert "no memory" in (tmp_path / "broken.log").read_text()
+
+
+def test_one_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    plan = ServerPlan(command="$NO_SUCH_VARIABLE/bin/serve", url=f"http://127.0.0.1:{free_port()}")
+    with (
+        pytest.raises(MeasurementError, match=r"NO_SUCH_VARIABLE.* cannot be started"),
+        running("absent", plan, tmp_path),
+    ):
+        raise AssertionError("it never ran")
+
+
+def test_processes_that_it_leaves_are_ended(tmp_path: Path) -> None:
+    """Its port is free for the next server, although the one that listens ignores Ctrl-C."""
+    begin = "import os, signal\nif os.fork():\n    signal.pause()\n"
+    stubborn = begin + "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + LISTS_A_MODEL
+    plan = _plan(stubborn, free_port())
+    with running("stubborn", plan, tmp_path):
+        pass
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(plan.url)
 
 
 def test_one_that_lists_no_model_is_stopped(tmp_path: Path) -> None:

@@ -96,6 +96,54 @@ def test_what_is_not_finite_stays_so_and_in_its_row(
 
 
 @needs_library
+def test_infinity_keeps_its_sign(isa: Isa) -> None:
+    weight = QuantizedWeight(torch.ones(8, 64, dtype=torch.int8), torch.ones(8, 1), 8, 0)
+    x_TK = torch.zeros(2, 64).half()
+    x_TK[0, 5], x_TK[1, 5] = torch.inf, -torch.inf
+    signs_TO = pack_quantized(weight, None, torch.float16).forward_f32(x_TK).sign()
+    assert not ((signs_TO[0] < 0) | (signs_TO[1] > 0)).any()
+
+
+@needs_library
+@pytest.mark.parametrize("group", [0, 256])
+def test_the_largest_sums_are_exact(isa: Isa, group: int) -> None:
+    """256 times the largest whole number of bf16 times -128: the most that a group's sum holds."""
+    values_OK = torch.full((40, 512), -128, dtype=torch.int8)
+    scales_OG = torch.ones(40, 2 if group else 1)
+    weight = QuantizedWeight(values_OK, scales_OG, 8, group)
+    x_TK = torch.full((40, 512), 1.9921875).bfloat16()
+    out_TO = pack_quantized(weight, None, torch.bfloat16).forward_f32(x_TK)
+    assert bool((out_TO == -128 * 1.9921875 * 512).all())
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_vnni_gives_the_bits_that_avx512_gives(kind: str, dtype: torch.dtype) -> None:
+    before, found = library.isa(), []
+    weight, x_TK = quantize(randn(40, 520), kind), randn(40, 520, seed=2).to(dtype)
+    for wanted in (Isa.AVX512, Isa.AVX512_VNNI):
+        is_there = library.set_isa(wanted) == wanted
+        if is_there:
+            found.append(pack_quantized(weight, None, dtype).forward_f32(x_TK))
+        library.set_isa(before)
+        if not is_there:
+            pytest.skip("this machine does not run it")
+    assert torch.equal(*found)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_long_prompt_have_the_bits_they_have_alone(isa: Isa, kind: str) -> None:
+    """Several blocks of rows, and of k."""
+    linear = pack_quantized(quantize(randn(72, 1536), kind), None, torch.bfloat16)
+    x_TK = randn(300, 1536, seed=2).bfloat16()
+    out_TO = linear.forward_f32(x_TK)
+    for row in (0, 95, 96, 191, 299):
+        assert torch.equal(linear.forward_f32(x_TK[row : row + 1]), out_TO[row : row + 1])
+
+
+@needs_library
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_smallest_and_largest_of_bf16(isa: Isa, kind: str) -> None:
     """Whole rows near both ends of the range, and a row of zeros."""

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from actors.scheduling.budgets.adaptive import AdaptiveBudget
 from actors.scheduling.budgets.delays import (
     FADES,
     MOST_ARRIVALS,
@@ -14,11 +15,12 @@ from actors.scheduling.budgets.delays import (
     ArrivalCost,
     WayToClient,
 )
+from actors.scheduling.budgets.slack import INITIAL_SHARE
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import Execute, StepDone, Submit
+from actors.scheduling.events import Execute, Reconfigure, StepDone, Submit
 from actors.scheduling.plan import StepResult, StepShape
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.scheduling.budgets.tiled_model import TILED
@@ -56,7 +58,8 @@ def _after_steps(each_s: float, first_s: float | None = 0.003) -> ArrivalCost:
         took_s = TILED.stage_s(Mix.of_shape(SHAPE)) * chance.uniform(0.95, 1.05) + number * each_s
         cost.observe(SHAPE, took_s)
         arrived += number
-        arrivals.planning(arrived, (SHAPE, took_s + 0.0005), 0.0005)
+        arrivals.answered(SHAPE, took_s)
+        arrivals.planning(arrived)
     return arrivals
 
 
@@ -70,15 +73,18 @@ def test_what_an_arrival_costs_is_learnt() -> None:
 def test_time_is_left_for_as_many_as_came_last() -> None:
     arrivals = ArrivalCost(OnlineCostModel(TILED), 0.003)
     assert arrivals.seconds(0.1) == 0.0
-    arrivals.planning(2, None, 0.0)
+    arrivals.planning(7)  # those before it was made
+    assert arrivals.seconds(0.1) == 0.0
+    arrivals.planning(9)
     assert arrivals.seconds(0.1) == pytest.approx(0.006)
     assert arrivals.seconds(0.01) == pytest.approx(MOST_ARRIVALS * 0.01), "steps must be possible"
     assert arrivals.seconds(math.inf) == 0.0
     for _ in range(30):
-        arrivals.planning(2, None, 0.0)
+        arrivals.planning(9)
     assert arrivals.seconds(0.1) < 1e-5
     nothing = ArrivalCost(OnlineCostModel(TILED), None)
-    nothing.planning(2, None, 0.0)
+    nothing.planning(0)
+    nothing.planning(2)
     assert nothing.seconds(0.1) == 0.0
 
 
@@ -87,7 +93,8 @@ def test_slow_steps_are_not_counted_twice() -> None:
     for factor in (1.0,) * 100 + (1.1,) * 100:
         cost.observe(SHAPE, factor * cost.usual_s(SHAPE))
     arrivals = ArrivalCost(cost, 0.003)
-    arrivals.planning(1, None, 0.0)
+    arrivals.planning(0)
+    arrivals.planning(1)
     assert cost.slowness > 0.03
     assert arrivals.seconds(0.1) == 0.0
 
@@ -111,3 +118,24 @@ def test_the_step_after_arrivals_is_shorter_than_the_next(budget: str) -> None:
         now_s += model.stage_s(Mix.of(plan.slices))
     beside, after = sizes
     assert (beside < after) if budget == "auto" else (beside == after)
+
+
+def test_a_budget_made_while_requests_run_starts_anew() -> None:
+    """Neither the requests before it nor the time before its first planning are its own."""
+    core = build_core(
+        modeled(TILED, budget="auto", max_requests=32, tbt_s=0.05),
+        cost_model=OnlineCostModel(TILED),
+    )
+    for number in range(9):
+        core.handle(Submit(Request(number, (1,) * 50, SamplingParams(500), 5000.0)), 5000.0)
+    core.handle(Reconfigure({"delivery_ms": 4.0}), 5000.001)
+    budget = core.builder.budget
+    assert isinstance(budget, AdaptiveBudget)
+    assert budget._way.given_s == 0.004, "it can change live"
+    (step,) = core.in_flight
+    done = StepDone(StepResult(step.plan.step_id, ((0, 9),)))
+    core.handle(done, 5000.03)
+    assert budget._arrivals.each_s == 0.004
+    assert budget._arrivals.seconds(0.05) == 0.0
+    assert budget._outside.seconds == 0.0
+    assert budget._kept.value == INITIAL_SHARE

@@ -67,7 +67,7 @@ def test_profiled_is_built_from_the_config() -> None:
     built = build_budget(config, OnlineCostModel(TILED))
     assert isinstance(built, FixedBudget)
     assert 16 < built.tokens < 600
-    assert built.observe(StepShape(1, 1), 1.0) is None
+    assert built.observe(StepShape(1, 1), 1.0, 0.0) is None
 
 
 def test_auto_adapts_unless_its_tokens_are_given() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, due_after
+from actors.scheduling.budgets.slack import INITIAL_SHARE, MOST_SHARE, KeptShare, due_after
 
 
 def test_at_smoothness_one_every_gap_is_bounded() -> None:
@@ -73,6 +73,14 @@ def test_one_bad_second_is_forgiven_and_lasting_misses_are_not() -> None:
     for _ in range(num_steps):
         plain.note(True, taken=0.5)
     assert plain.value < kept.least + (INITIAL_SHARE - kept.least) / 3
+
+
+@pytest.mark.parametrize(("forgives", "most"), [(True, MOST_SHARE), (False, 1.0)])
+def test_after_many_kept_steps_a_part_of_the_objective_is_left(forgives: bool, most: float) -> None:
+    kept = KeptShare(allowed=0.0075, forgives=forgives)
+    for _ in range(2000):
+        kept.note(True, taken=0.5)
+    assert kept.value == most
 
 
 def test_a_kept_share_that_does_not_forgive_counts_every_miss() -> None:
