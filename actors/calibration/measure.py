@@ -33,7 +33,10 @@ CHECKED, CHECK_ROUNDS = 5, 4  # to check a known model, one kind of step in 5 is
 FIRST_ID = 1 << 48  # above all request ids of engines
 SLOW = 1.08  # times the fit's prediction: such a kind of step is run again
 ROUNDS, LONGER = 3, 1.5  # rounds of repeats, and the total time limit over that of the first pass
-TRUSTED = 1.6  # a known model off by this factor, either way, is rejected
+TRUSTED = 1.6  # a known model is rejected if steps take so many times what it predicts
+TOO_SLOW = (
+    1.35  # or if it predicts so many times what one of them takes: measured beside other work
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +182,18 @@ async def check(
     begin_s, runner = clock(), _Runner(execute, limits)
     few = [shape for shape in shapes(limits) if fits(shape, limits)][: 4 * CHECKED : CHECKED]
     fastest: dict[StepShape, float] = {}
-    ratio = 1.0
+    ratio = least = 1.0
     for _ in range(CHECK_ROUNDS):
         for shape in few:
             with suppress(StepNotFinite):
                 seconds = await runner.time(shape)
                 fastest[shape] = min(seconds, fastest.get(shape, seconds))
         ratios = sorted(seconds / predict(known, shape) for shape, seconds in fastest.items())
-        ratio = ratios[len(ratios) // 2] if ratios else 1.0
+        ratio, least = (ratios[len(ratios) // 2], ratios[0]) if ratios else (1.0, 1.0)
         if ratio < TRUSTED:
             break
     await runner.leave()
-    if not 1 / TRUSTED < ratio < TRUSTED:
+    if ratio >= TRUSTED or least <= 1 / TOO_SLOW:
         return None
     return Calibration(known, clock() - begin_s, len(fastest))
 

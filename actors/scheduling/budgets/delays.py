@@ -13,8 +13,9 @@ from actors.scheduling.plan import StepShape
 
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 MOST_GIVEN, MOST_LEARNT, FADES = 0.1, 0.25, 0.125  # see `WayToClient`
-MOST_ARRIVALS = 0.1  # of a step's time limit is left for requests that arrive
+MOST_ARRIVALS = 0.15  # of a step's time limit is left for requests that arrive
 REMEMBERED, ASSUMED, FOLLOWS = 64, 4, 0.25  # see `ArrivalCost`
+DELIVERIES = 2.0  # as long as the way to the client an arrival takes at first, so many times
 
 
 class TimeOutside:
@@ -86,13 +87,13 @@ class ArrivalCost:
     run, and so does its client, if it is on them too. A burst of requests lengthens the first step
     beside it, before any step has shown that times have changed.
 
-    first_s: what one arrival is taken to cost at first, weighted as `ASSUMED` steps; None: nothing
-        is left for arrivals.
+    delivery_s: the time left for the way to clients: `DELIVERIES` times it is what one arrival is
+        taken to cost at first, weighted as `ASSUMED` steps; None: nothing is left for arrivals.
     each_s: what it costs, by the steps with arrivals, of which the last `REMEMBERED` count.
     """
 
     cost: OnlineCostModel
-    first_s: float | None
+    delivery_s: float | None
     each_s: float = field(init=False)
     _product: float = field(init=False)  # sum of arrivals times additional seconds
     _squares: float = field(init=False, default=float(ASSUMED))  # sum of arrivals squared
@@ -102,7 +103,7 @@ class ArrivalCost:
     _answered: list[tuple[StepShape, float]] = field(init=False, default_factory=list)  # since then
 
     def __post_init__(self) -> None:
-        self.each_s = self.first_s or 0.0
+        self.each_s = DELIVERIES * (self.delivery_s or 0.0)
         self._product = ASSUMED * self.each_s
 
     def answered(self, shape: StepShape, duration_s: float) -> None:
@@ -130,7 +131,7 @@ class ArrivalCost:
 
     def seconds(self, limit_s: float) -> float:
         """What to leave of this limit, where the steps have not slowed down anyway."""
-        if self.first_s is None or limit_s == math.inf:
+        if self.delivery_s is None or limit_s == math.inf:
             return 0.0
         expected_s = self.each_s * max(self._num_last, self._usual)
         slower_s = limit_s * (1.0 - math.exp(-self.cost.slowness))

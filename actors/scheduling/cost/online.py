@@ -203,8 +203,10 @@ class OnlineCostModel:
         return replace(self.profile, learnt=known)
 
     def forget(self, mix: Mix) -> None:
-        """Forget the correction of this kind of step."""
-        self._regimes.pop(_number(mix), None)
+        """Forget the correction of this kind of step, unless its bound without one is higher."""
+        regime = self._regimes.get(_number(mix))
+        if regime is not None and regime.bound.value > self._assumed[-1] + self._shift:
+            del self._regimes[_number(mix)]
 
     # ---- for budgets and admission ----------------------------------------------------
 
@@ -296,10 +298,7 @@ class OnlineCostModel:
 
 
 def read_cost_model(data: Mapping[str, Any] | None) -> OnlineCostModel | None:
-    """The learning cost model of a configuration; None without one.
-
-    Raises ConfigError if its data is not a cost model.
-    """
+    """The learning cost model of a configuration, or None. Raises ConfigError for other data."""
     if data is None:
         return None
     try:

@@ -90,6 +90,15 @@ async def test_a_known_model_is_checked_in_a_few_steps() -> None:
         assert not other.known
 
 
+@pytest.mark.parametrize(("factor", "is_kept"), [(1.4, False), (1.15, True), (0.7, True)])
+async def test_a_model_measured_beside_other_work_is_noticed(factor: float, is_kept: bool) -> None:
+    """Its steps took longer than they do now. That they take longer now may pass."""
+    stages = Stages(noise=0.05)
+    known = CostModel("known", tokens_s=tuple((n, factor * s) for n, s in TRUTH.tokens_s))
+    checked = await check(stages.execute, LIMITS, known, stages.clock)
+    assert (checked is not None) == is_kept
+
+
 async def test_a_known_model_outlasts_a_short_disturbance() -> None:
     stages = Stages(noise=0.1, disturbed_until_s=0.1, disturbance=3.0)
     checked = await check(stages.execute, LIMITS, TRUTH, stages.clock)

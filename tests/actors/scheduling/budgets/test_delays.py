@@ -9,6 +9,7 @@ import pytest
 
 from actors.scheduling.budgets.adaptive import AdaptiveBudget
 from actors.scheduling.budgets.delays import (
+    DELIVERIES,
     FADES,
     MOST_ARRIVALS,
     MOST_LEARNT,
@@ -49,10 +50,10 @@ def test_the_slowest_way_counts_and_fades() -> None:
     assert way.learnt_s == pytest.approx(0.004, rel=0.01)
 
 
-def _after_steps(each_s: float, first_s: float | None = 0.003) -> ArrivalCost:
+def _after_steps(each_s: float) -> ArrivalCost:
     """After 400 steps of random times, in every other of which one to three requests arrived."""
     cost, chance = OnlineCostModel(TILED), random.Random(1)
-    arrivals, arrived = ArrivalCost(cost, first_s), 0
+    arrivals, arrived = ArrivalCost(cost, 0.003), 0
     for step in range(400):
         number = chance.randint(1, 3) if step % 2 else 0
         took_s = TILED.stage_s(Mix.of_shape(SHAPE)) * chance.uniform(0.95, 1.05) + number * each_s
@@ -64,7 +65,7 @@ def _after_steps(each_s: float, first_s: float | None = 0.003) -> ArrivalCost:
 
 
 def test_what_an_arrival_costs_is_learnt() -> None:
-    assert ArrivalCost(OnlineCostModel(TILED), 0.003).each_s == 0.003
+    assert ArrivalCost(OnlineCostModel(TILED), 0.003).each_s == DELIVERIES * 0.003
     assert _after_steps(0.0).each_s < 0.0005, "noise costs nothing"
     # The mean of such steps rises by the mean of what arrivals add.
     assert 0.0004 < _after_steps(0.001).each_s < 0.001
@@ -75,12 +76,12 @@ def test_time_is_left_for_as_many_as_came_last() -> None:
     assert arrivals.seconds(0.1) == 0.0
     arrivals.planning(7)  # those before it was made
     assert arrivals.seconds(0.1) == 0.0
-    arrivals.planning(9)
-    assert arrivals.seconds(0.1) == pytest.approx(0.006)
+    arrivals.planning(8)
+    assert arrivals.seconds(0.1) == pytest.approx(DELIVERIES * 0.003)
     assert arrivals.seconds(0.01) == pytest.approx(MOST_ARRIVALS * 0.01), "steps must be possible"
     assert arrivals.seconds(math.inf) == 0.0
     for _ in range(30):
-        arrivals.planning(9)
+        arrivals.planning(8)
     assert arrivals.seconds(0.1) < 1e-5
     nothing = ArrivalCost(OnlineCostModel(TILED), None)
     nothing.planning(0)
@@ -135,7 +136,7 @@ def test_a_budget_made_while_requests_run_starts_anew() -> None:
     (step,) = core.in_flight
     done = StepDone(StepResult(step.plan.step_id, ((0, 9),)))
     core.handle(done, 5000.03)
-    assert budget._arrivals.each_s == 0.004
+    assert budget._arrivals.each_s == DELIVERIES * 0.004
     assert budget._arrivals.seconds(0.05) == 0.0
     assert budget._outside.seconds == 0.0
     assert budget._kept.value == INITIAL_SHARE

@@ -186,3 +186,17 @@ def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> Non
         online.observe(small, (1.0 + step % 7 / 20) * PROFILE.stage_s(Mix.of_shape(small)))
         online.observe(large, PROFILE.stage_s(Mix.of_shape(large)))
     assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0, rel=0.01)
+
+
+def test_only_a_bound_that_is_worse_than_none_is_forgotten() -> None:
+    """A profile measured beside other work has a wide error: what is learnt is better."""
+    mix = Mix.of_shape(MIXED)
+    for factor, is_forgotten in ((0.6, False), (3.0, True)):
+        online = OnlineCostModel(PROFILE)
+        for _ in range(300):
+            online.observe(DECODES, PROFILE.stage_s(Mix.of_shape(DECODES)))
+        for _ in range(60):
+            online.observe(MIXED, factor * PROFILE.stage_s(mix))
+        before = online.ratio(mix)
+        online.forget(mix)
+        assert (online.ratio(mix) != before) == is_forgotten
