@@ -19,10 +19,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.delays import ArrivalCost, TimeOutside, WayToClient
-from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack
+from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.delays import ArrivalCost, WayToClient
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
@@ -112,7 +112,7 @@ class AdaptiveBudget:
         self._kept = KeptShare(*shares)
         self._way = WayToClient(self.headroom, self.delivery_s)
         shares_steps = self.follow_learnt and self.cost.profile.num_stages == 1
-        self._arrivals = ArrivalCost(self.cost, self.delivery_s if shares_steps else None)
+        self._arrivals = ArrivalCost(self.delivery_s if shares_steps else None)
         self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -123,7 +123,7 @@ class AdaptiveBudget:
         lone = self.follow_learnt and not engine.num_waiting
         self._caution = max(self.caution, LONE_CAUTION) if lone else self.caution
         limit_s = self._slack.limit_s(shape, engine) * share - self._outside.seconds
-        limit_s -= self._arrivals.seconds(limit_s)
+        limit_s -= self._arrivals.seconds(limit_s, self.cost.slowness)
         holds_starts = relieves = False
         if limit_s < INFINITY:
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
@@ -154,7 +154,7 @@ class AdaptiveBudget:
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """The core itself updates the shared cost model."""
         self._outside.answered(shape, duration_s + drafting_s)
-        self._arrivals.answered(shape, duration_s)
+        self._arrivals.answered(duration_s, self.cost.usual_s(shape))
         self._sizes.num_answered += 1
         if self._sizes.num_answered % LOOK_EVERY == 0:
             self._sizes.look_again()

@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass, field
 
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile
 from actors.scheduling.interfaces import EngineView, RequestView, StepView
 from actors.scheduling.plan import StepShape
 
 NO_STEP = -2  # the `step_id` of no request, not even of one that has had no step
 SENT = 16  # stages usually send each other one part in so many of the longest step
+OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
 INITIAL_SHARE, LEAST_SHARE, MOST_SHARE = 0.9, 0.7, 0.95  # of `KeptShare`
 IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
@@ -171,6 +172,43 @@ class KeptShare:
 
     def _counts(self, taken: float) -> bool:
         return self._num_since_counted > IN_A_ROW and taken * self.least <= self.value
+
+
+class TimeOutside:
+    """The time of an answer beyond its step (scheduling, transport, wake-up), `seconds` at most.
+
+    It stays zero with several stages, whose overlap hides it.
+    """
+
+    def __init__(self, cost: OnlineCostModel) -> None:
+        self.seconds = 0.0  # the learned quantile of what was measured
+        self._recent = RecentQuantile(cost.quantile, max(cost.memory, 1), (0.0,))
+        self._is_hidden = cost.profile.num_stages > 1
+        self._answered: list[tuple[StepShape, float]] = []  # since the last planning: two at most
+        self._planned_at_s: float | None = None  # when that was
+
+    def answered(self, shape: StepShape, duration_s: float) -> None:
+        del self._answered[:-1]  # not every policy asks for a budget
+        self._answered.append((shape, duration_s))
+
+    def planning(self, engine: EngineView, tbt_s: float) -> tuple[StepShape, float] | None:
+        """Call once per planning. Returns the step that alone was answered since the last call, and
+        the seconds since then; None: it is unknown when that step began."""
+        answered, planned_at_s = self._answered, self._planned_at_s
+        self._answered, self._planned_at_s = [], engine.now_s
+        # A single one began at the last call, when that before it was answered or nothing ran.
+        if len(answered) != 1 or self._is_hidden or not (engine.decoding or engine.prefilling):
+            return None
+        if planned_at_s is None:  # the budget was changed meanwhile
+            return None
+        ((shape, duration_s),), gap_s = answered, engine.now_s - planned_at_s
+        self._recent.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
+        self.seconds = self._recent.value
+        return shape, gap_s
+
+    @property
+    def median_s(self) -> float:
+        return self._recent.at(0.5)
 
 
 @dataclass(slots=True)

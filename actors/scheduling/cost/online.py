@@ -5,7 +5,7 @@ by kind of step (decodes, mixed or prefill; each by size, and with or without a 
 For each kind two numbers of log(measured / profile) are kept: a running mean, and a quantile of the
 last few hundred values. A kind without measurements starts from the profile's error on held-out
 steps, shifted by how much slower than the profile the engine has been so far. Both follow slowly;
-on top of them comes what the newest steps took longer (`present`).
+on top of them comes what the newest steps took longer (`delays`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from actors.scheduling.config import ConfigError
+from actors.scheduling.cost.delays import PresentSlowness
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.cost.present import PresentSlowness
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepShape
 
