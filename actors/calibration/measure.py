@@ -33,10 +33,9 @@ CHECKED, CHECK_ROUNDS = 5, 4  # to check a known model, one kind of step in 5 is
 FIRST_ID = 1 << 48  # above all request ids of engines
 SLOW = 1.08  # times the fit's prediction: such a kind of step is run again
 ROUNDS, LONGER = 3, 1.5  # rounds of repeats, and the total time limit over that of the first pass
-TRUSTED = 1.6  # a known model is rejected if steps take so many times what it predicts
-TOO_SLOW = (
-    1.35  # or if it predicts so many times what one of them takes: measured beside other work
-)
+# A known model is rejected if steps take `TRUSTED` times what it predicts, or if it predicts
+# `TOO_SLOW` times what one of them takes, as it was then measured beside other work.
+TRUSTED, TOO_SLOW = 1.6, 1.35
 
 
 @dataclass(frozen=True, slots=True)
