@@ -54,7 +54,7 @@ class Sarathi:
     yields to others; past the schedule they stay at `low`.
     """
 
-    order = "fcfs"
+    order = "priority"
     reserve = False
 
     def __init__(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.actors.scheduling.driver import Driver
@@ -66,3 +68,12 @@ def test_long_prompts_share_a_step_with_short_ones() -> None:
     driver.answer()
     assert [(s[0], s[2]) for s in slices(driver, 2)] == [(2, 1), (3, 1), (1, 14)]
     driver.drain()
+
+
+def test_a_higher_priority_goes_first_and_equal_ones_by_arrival() -> None:
+    driver = Driver(config(token_budget=8))
+    driver.submit(request(0, prompt=8, output=1))  # keeps the step busy while others arrive
+    for number, priority in enumerate((-1000, 0, -1000, 0, 5), 1):
+        driver.submit(replace(request(number, prompt=8, output=1), priority=priority))
+    driver.drain()
+    assert [plan.parts[0].request_id for plan in driver.plans] == [0, 5, 2, 4, 1, 3]
