@@ -174,8 +174,8 @@ class QueryBlock : private QueryRows<Format> {
     }
     multiply<Format, kPrefetch>(
         reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_, words_,
-        tiles_.keys + tile, Format::kLaneBytes, words_, tiles_.values + tile, Format::kLaneBytes,
-        sum);
+        tiles_.keys + tile, Format::kLaneBytes, words_ / Format::kHalves, tiles_.values + tile,
+        Format::kLaneBytes, sum);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
@@ -213,7 +213,7 @@ class QueryBlock : private QueryRows<Format> {
                                 round_up(range.end, kTile), own.begin, own.end,
                                 states_.part_max[r], scaling_);
       } else {
-        std::memset(scores_of(r), 0, sizeof(float) * kPartition / Format::kPair);
+        std::memset(scores_of(r), 0, sizeof(float) * kPartition * Format::kHalves / Format::kPair);
       }
     }
   }
@@ -240,12 +240,12 @@ class QueryBlock : private QueryRows<Format> {
         right[j] = tiles_.values[t] + (column + j) * Format::kLaneBytes;
         prefetch[j] = kPrefetch ? prefetch_[t] + (column + j) * Format::kLaneBytes : nullptr;
       }
-      // Slots past the last token hold stale data of the block's previous owner: never multiply
-      // them.
+      // Slots past the last token hold stale data of an earlier owner: never multiply them.
       const int tokens = min_of(kTile, range.end - t * kTile);
-      multiply<Format, kPrefetch>(weights + t * kTile / Format::kPair, kScoreStride, right,
-                               row_bytes, (tokens + Format::kPair - 1) / Format::kPair, prefetch,
-                               row_bytes, sum);
+      multiply<Format, kPrefetch>(weights + t * kTile * Format::kHalves / Format::kPair,
+                                  kScoreStride, right, row_bytes,
+                                  (tokens + Format::kPair - 1) / Format::kPair, prefetch,
+                                  row_bytes, sum);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {

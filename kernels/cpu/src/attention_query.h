@@ -15,7 +15,7 @@ template <class Format>
 class QueryRows {
  protected:
   QueryRows(const AttentionArgs& args, const AttentionTask& task)
-      : args_(args), task_(task), words_(args.shape.head_dim / Format::kPair) {
+      : args_(args), task_(task), words_(args.shape.head_dim / Format::kPair * Format::kHalves) {
     const int group = args.shape.group();
     const int start = args.batch->starts[task.slice];
     for (int r = 0; r < task.num_rows; ++r) {
@@ -40,7 +40,7 @@ class QueryRows {
     for (int r = 0; r < task_.num_rows; ++r) {
       const uint8_t* source = query_row(task_.first_row + r);
       float* target = query + int64_t{r} * words_;
-      if (Format::kPair == 2 || args_.shape.dtype == Dtype::float32) {
+      if (Format::kPair != Format::kHalves || args_.shape.dtype == Dtype::float32) {
         std::memcpy(target, source, int64_t{words_} * 4);
         continue;
       }

@@ -5,6 +5,7 @@
 
 #include "attention_kernel.h"
 #include "attention_product.h"
+#include "elementwise_vec.h"
 
 namespace legato::LEGATO_ISA {
 
@@ -153,14 +154,10 @@ inline float softmax_row(float* scores, int begin, int stop, int first, int end,
   auto put = [scores](int i, Vec weight) {
     if constexpr (Format::kPair == 1) {
       weight.store(scores + i);
+    } else if constexpr (Format::kHalves == 2) {
+      rounded<bf16>(weight).store(scores + i);
     } else {
-      bf16* weights = reinterpret_cast<bf16*>(scores);
-#if defined(__AVX512BF16__)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i),
-                          reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(weight.v)));
-#else
-      weight.store(weights + i);
-#endif
+      weight.store(reinterpret_cast<bf16*>(scores) + i);
     }
   };
   for (int i = begin; i < tiles_begin; i += Vec::kLanes) put(i, Vec::zero());
