@@ -29,15 +29,17 @@ _FIRST_TOKEN = 300  # ids below may mean something to a tokenizer
 
 def read_args(config: Path, *, needs_cost_model: bool = False) -> dict[str, Any]:
     """The settings of a Serve config's application. Raises typer.BadParameter for any other file,
-    and where a cost model is needed and none is set."""
+    and where a cost model is needed and the engine will have none: it measures its own where it has
+    an objective and none is set."""
     try:
         args = yaml.safe_load(locate(config).read_text())["applications"][0]["args"]
     except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
         raise typer.BadParameter(f"{config}: {error!r}", param_hint="--config") from None
-    if needs_cost_model and not (args.get("scheduling") or {}).get("cost_model"):
+    if needs_cost_model and not (
+        args.get("slo") or (args.get("scheduling") or {}).get("cost_model")
+    ):
         raise typer.BadParameter(
-            f"{config}: scheduling.cost_model is not set; `legato profile` fits one",
-            param_hint="--config",
+            f"{config}: neither slo.tbt_ms nor scheduling.cost_model is set", param_hint="--config"
         )
     return dict(args)
 

@@ -39,7 +39,7 @@ from app.simulate.run.recorded import measured_deployment
 from app.simulate.run.simulation import simulate
 from app.simulate.workload.requests import Workload
 
-DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
+DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
 FIGURES = ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")
 
 
@@ -121,7 +121,7 @@ def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveSt
     rows = [row for log in logs for row in read_events(log)]
     config = config_of(rows[0])
     if config.cost_model is None:
-        raise MeasurementError("scheduling.cost_model is not set: run `legato profile`")
+        raise MeasurementError("the engine has no cost model: set slo.tbt_ms")
     return config, CostModel.from_dict(config.cost_model), runs(rows)
 
 
@@ -164,9 +164,12 @@ def validate(
 
 def command(
     context: typer.Context,
-    config: Annotated[Path, typer.Option(help="A Serve config with a cost model.")] = (
-        DEFAULT_CONFIG
-    ),
+    config: Annotated[
+        Path, typer.Option(help="A Serve config with a TBT objective or a cost model.")
+    ] = DEFAULT_CONFIG,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline stages; the config's if not given.")
+    ] = None,
     policies: Annotated[str, typer.Option(help="Comma-separated names.")] = "sarathi,vllm",
     qps: Annotated[str, typer.Option(help="Comma-separated loads.")] = "1,2,3",
     seconds: Annotated[float, typer.Option(min=1.0, help="Arrivals of one run.")] = 60.0,
@@ -178,6 +181,8 @@ def command(
 ) -> None:
     """The simulator against this machine: same arrivals, P50 and P99 TTFT and TBT of both."""
     args = read_args(config, needs_cost_model=True)
+    if stages is not None:
+        args["parallel"] = {**(args.get("parallel") or {}), "pipeline_stages": stages}
     loads = [Load(lengths, float(q), seconds, seed=seed) for q in qps.split(",")]
     names = policies.split(",")
     num_runs = len(names) * (repeats * len(loads) + 1)  # and a warm-up each

@@ -2,11 +2,10 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "linear_layout.h"
 #include "pool.h"
+#include "scratch.h"
 
 namespace legato {
 namespace {
@@ -23,21 +22,6 @@ constexpr int64_t kTiledPanels = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Grow-only scratch memory of the calling thread.
-char* scratch(int64_t num_bytes) {
-  struct Free {
-    void operator()(char* p) const { ::operator delete[](p, std::align_val_t(64)); }
-  };
-  thread_local std::unique_ptr<char[], Free> buffer;
-  thread_local int64_t size = 0;
-  if (size < num_bytes) {
-    buffer.reset();
-    buffer.reset(static_cast<char*>(::operator new[](num_bytes, std::align_val_t(64))));
-    size = num_bytes;
-  }
-  return buffer.get();
-}
-
 PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
   const int64_t x_bytes = size_of(linear.type);
   const int64_t k_bytes = bytes_of(linear.operand);
@@ -50,7 +34,8 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
   const int64_t num_scales = linear.num_operand_groups();
   const int64_t num_sums = linear.has_zeros ? linear.num_groups() : 0;
   const int64_t copied_bytes = copy ? M * row_bytes : 0;
-  char* rows = scratch(copied_bytes + M * (num_scales + num_sums) * 4);
+  char* rows =
+      thread_scratch<PreparedInput>(copied_bytes + M * (num_scales + num_sums) * 4);
   float* scales = num_scales > 0 ? reinterpret_cast<float*>(rows + copied_bytes) : nullptr;
   float* sums = num_sums > 0
                     ? reinterpret_cast<float*>(rows + copied_bytes) + M * num_scales

@@ -1,7 +1,7 @@
 // Epilogue of a linear layer: row scales, bias, rounding, and the fused residual add or SiLU
 // multiply.
 //
-// Only for *_isa.cpp files.
+// Only for *_isa.cpp and *_vnni.cpp files.
 #pragma once
 
 #include "elementwise_vec.h"

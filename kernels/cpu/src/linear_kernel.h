@@ -1,7 +1,8 @@
 // The micro-kernels: up to kKernelRows rows of x times one panel (or two), over a range of k.
 //
 // Every output has one accumulator that adds its products in ascending order of k, in each
-// micro-kernel: that makes results batch-invariant. Only for *_isa.cpp files.
+// micro-kernel: that makes results batch-invariant. Only for *_isa.cpp and
+// *_vnni.cpp files.
 #pragma once
 
 #include <utility>

@@ -76,7 +76,6 @@ struct PackedLinear {
   int64_t header_bytes = 0;   // of one panel's group: scales and zeros
   int64_t panel_bytes = 0;
   char* data = nullptr;
-  int64_t data_bytes = 0;
   std::unique_ptr<float[]> row_scales;    // in packed row order, or null
   std::unique_ptr<float[]> bias;          // in packed row order, or null
   std::unique_ptr<int32_t[]> permutation;  // the column of x that packed k reads, or null

@@ -1,6 +1,6 @@
 // A register of floats, as wide as the instruction set of this compilation: 8 or 16 lanes.
 //
-// Only for *_isa.cpp files. Values of bf16 and fp16 are widened on load and rounded to nearest even
+// Only for files that are compiled for an instruction set (isa.h). Values of bf16 and fp16 are widened on load and rounded to nearest even
 // on store; arithmetic is always float.
 #pragma once
 
