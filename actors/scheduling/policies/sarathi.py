@@ -54,7 +54,7 @@ class Sarathi:
     yields to others; past the schedule they stay at `low`.
     """
 
-    order = "priority"
+    order = "fcfs"
     reserve = False
 
     def __init__(

@@ -16,6 +16,7 @@ from actors.scheduling.queue.groups import Groups
 from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, RequestStatus
 
+YIELDS_S = 10.0  # see `FirstComeFirstServed`
 _by_order_key = attrgetter("order_key")
 
 
@@ -218,7 +219,10 @@ class HeapOrder(Order):
 
 
 class FirstComeFirstServed(HeapOrder):
-    """By arrival (a replayed request keeps its arrival)."""
+    """By arrival (a replayed request keeps its arrival).
+
+    A priority below 0 counts as `YIELDS_S` seconds of later arrival each: who asks for it yields.
+    One above 0 counts in the order `priority` only, which an operator chooses."""
 
     def value(self, state: RequestState) -> float:
-        return state.request.arrival_s
+        return state.request.arrival_s - YIELDS_S * min(0, state.request.priority)

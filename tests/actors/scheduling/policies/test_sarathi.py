@@ -70,10 +70,10 @@ def test_long_prompts_share_a_step_with_short_ones() -> None:
     driver.drain()
 
 
-def test_a_higher_priority_goes_first_and_equal_ones_by_arrival() -> None:
+def test_a_priority_below_0_lets_others_go_first() -> None:
     driver = Driver(config(token_budget=8))
     driver.submit(request(0, prompt=8, output=1))  # keeps the step busy while others arrive
     for number, priority in enumerate((-1000, 0, -1000, 0, 5), 1):
         driver.submit(replace(request(number, prompt=8, output=1), priority=priority))
     driver.drain()
-    assert [plan.parts[0].request_id for plan in driver.plans] == [0, 5, 2, 4, 1, 3]
+    assert [plan.parts[0].request_id for plan in driver.plans] == [0, 2, 4, 5, 1, 3]
