@@ -169,13 +169,17 @@ def test_a_killed_engine_costs_no_byte(served_fleet: Any) -> None:
         os.kill(victim["pid"], signal.SIGKILL)
         os.kill(victim["replica_pid"], signal.SIGKILL)
 
-    streams = Streams(served_fleet.url, served_fleet.model)
-    failed = asyncio.run(streams.run(strike))
-    for number, (path, body) in enumerate(streams.bodies):
-        assert failed[number] == unfailed[number], (path, body)
-    moves = httpx.get(f"{served_fleet.url}/console/status").json()["fleet"]
-    assert moves["num_moves"] > 0
-    wait_for_engines(served_fleet, 2)  # Serve has replaced it, and the front has found it
+    num_moves = 0
+    for _ in range(3):  # a slow answer to `engines_of`, and the streams have ended before the kill
+        streams = Streams(served_fleet.url, served_fleet.model)
+        failed = asyncio.run(streams.run(strike))
+        for number, (path, body) in enumerate(streams.bodies):
+            assert failed[number] == unfailed[number], (path, body)
+        num_moves = httpx.get(f"{served_fleet.url}/console/status").json()["fleet"]["num_moves"]
+        wait_for_engines(served_fleet, 2)  # Serve has replaced it, and the front has found it
+        if num_moves > 0:
+            break
+    assert num_moves > 0
 
 
 def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> None:
