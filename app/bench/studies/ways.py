@@ -26,7 +26,7 @@ from actors.fleet.roles import WAYS
 from app.bench.report import make_report, publish
 from app.bench.studies.ways_capacity import COMPARED, LEAST_REQUESTS, TOLERANCE, Case, study
 from app.bench.studies.ways_ledger import Ledger
-from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT, Work
+from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT_STEPS, Work
 from app.bench.terminal import Json, Out, console, output, table
 from app.simulate.hardware.interconnect import INTERCONNECTS
 from app.simulate.paper.published import DEPLOYMENTS
@@ -158,7 +158,7 @@ def command(
         str, typer.Option(help="The paper's, `mixed` and `conversations`; all if empty.")
     ] = "",
     objectives: Annotated[
-        str, typer.Option(help=f"The paper's, and {TIGHT:g} of the strict one; all if empty.")
+        str, typer.Option(help=f"The paper's, and {TIGHT_STEPS} decode steps; all if empty.")
     ] = "",
     ways: Annotated[str, typer.Option(help="Beside the colocated one; all if empty.")] = "",
     links: Annotated[str, typer.Option(help="Between engines; all if empty.")] = "",

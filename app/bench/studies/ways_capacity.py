@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from app.bench.report import commit
 from app.bench.studies.ways_ledger import Ledger
-from app.bench.studies.ways_loads import CONVERSATIONS, OBJECTIVES, TIGHT, Work, requests_at
+from app.bench.studies.ways_loads import CONVERSATIONS, OBJECTIVES, Work, requests_at, tight_s
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import (
     INTERCONNECTS,
@@ -57,7 +57,7 @@ class Case:
     @property
     def tbt_s(self) -> float:
         if self.slo == "tight":
-            return TIGHT * self.deployment.slo_s("strict")
+            return tight_s(self.deployment.model, self.deployment.slo_s("strict"))
         return self.deployment.slo_s(self.slo)
 
     @property

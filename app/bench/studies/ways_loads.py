@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from actors.scheduling.build import CONTEXT, DECODE_STEPS, STREAMS
 from actors.scheduling.cost.mix import Mix
 from app.simulate.hardware.deployments import load_model
 from app.simulate.paper.published import DATASETS as PAPER
@@ -14,12 +15,18 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, generate, multi_turn
 from app.simulate.workload.specs import parse_lengths
 
-TIGHT = 0.4  # of the strict objective: two decode steps instead of five
+TIGHT_STEPS = 2  # of 32 streams with 4096 tokens each; the paper's strict objective has five
 OBJECTIVES = ("tight", *SLOS)
 CONVERSATIONS = "conversations"
 # Of prompts and outputs. Conversations have six turns on average, of a quarter of ShareGPT's.
 DATASETS = {**{name: name for name in PAPER}, "mixed": "mixed", CONVERSATIONS: "sharegpt4/4"}
 _TURNS, _THINK_S, _LONGEST = 6.0, 20.0, 8192
+
+
+def tight_s(model: str, strict_s: float) -> float:
+    """Two decode steps, of the paper's engines or of the simulated ones, whichever is shorter."""
+    step_s = load_model(model).latency_s(Mix(STREAMS, STREAMS * CONTEXT))
+    return TIGHT_STEPS * min(strict_s / DECODE_STEPS["strict"], step_s)
 
 
 @dataclass(frozen=True, slots=True)

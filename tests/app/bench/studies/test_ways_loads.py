@@ -31,6 +31,11 @@ def test_objectives_are_apart() -> None:
     assert found == pytest.approx([0.04, 0.1, 0.5])
 
 
+def test_the_tight_one_has_two_steps_of_faster_pipelines_too() -> None:
+    found = [Case(d, "arxiv", "tight", 4, 100, 0).tbt_s for d in DEPLOYMENTS]
+    assert found == pytest.approx([0.04, 0.08, 0.252, 0.202], abs=0.001)
+
+
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_requests_are_the_same_at_every_rate(dataset: str) -> None:
     slow, fast = (requests_at(qps, dataset, 300, 0) for qps in (1.0, 4.0))
