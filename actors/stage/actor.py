@@ -28,6 +28,7 @@ import ray
 from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
+from actors.stage.hub_folder import on_this_node
 from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.stage.warm_up import import_all
 from actors.transport.addresses import free_address
@@ -93,7 +94,7 @@ class StageActor:
 
         self._has_begun = True
         self._enter()
-        self._spec = replace(self._spec, group_address=group_address)
+        self._spec = replace(on_this_node(self._spec), group_address=group_address)
         self._runner = StageRunner(self._spec, self._note_progress)
         return self._runner.info
 
