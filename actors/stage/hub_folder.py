@@ -23,7 +23,8 @@ _NAME = re.compile(
     re.ASCII,
 )
 _OF_FILES = (".yaml", ".yml", ".json", ".gguf", ".safetensors")  # a path, where no model has it
-_SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # config and tokenizer
+# Config and tokenizer; and the card, as the library warns where nothing matches.
+_SMALL = ["*.json", "*.jinja", "*.model", "*.txt", "README.md"]
 _INDEX = "model.safetensors.index.json"
 
 
@@ -193,9 +194,9 @@ def _errors_of(model: HubModel) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo} has no revision {model.revision!r} on {hub}") from error
     except errors.LocalEntryNotFoundError as error:
-        missing = f"{model} is not, or not whole, in the cache {constants.HF_HUB_CACHE}"
-        if constants.is_offline_mode():
-            raise HubError(f"{missing}, and HF_HUB_OFFLINE forbids to download it") from error
+        missing = f"{model} is not whole in {constants.HF_HUB_CACHE}"
+        if constants.HF_HUB_OFFLINE:
+            raise HubError(f"HF_HUB_OFFLINE is set, and {missing}") from error
         raise HubError(f"{hub} cannot be reached, and {missing}: {_cause(error)}") from error
     except Exception as error:  # of the library's HTTP client, another one in each version of it
         raise HubError(f"{model} cannot be downloaded from {hub}: {_cause(error)}") from error

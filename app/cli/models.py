@@ -35,7 +35,7 @@ def check(
     from actors.stage.folder_check import check_folder
 
     try:
-        found = model_folder(str(folder), key="model", with_weights=True)
+        found = model_folder(str(folder), with_weights=True)
         typer.echo(f"{folder}: ok. {check_folder(found, tensor_ranks, stages)}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)

@@ -176,7 +176,9 @@ class EngineSettings(_Section):
     request_deadline_s: float = Field(
         3600.0, gt=0, description="A request that is not done by then ends with an error."
     )
-    load_timeout_s: float = Field(1800.0, gt=0, description="For loading the weights, and their download.")
+    load_timeout_s: float = Field(
+        1800.0, gt=0, description="For loading the weights, and their download."
+    )
     standby: bool | None = Field(
         None,
         description="Keep a process per rank that has imported everything (200 MB), so that lost "

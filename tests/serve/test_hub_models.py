@@ -1,0 +1,34 @@
+"""`legato serve` with a model by its name on a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.local_hub import LocalHub, serving
+
+pytestmark = pytest.mark.serve
+
+
+def test_all_processes_of_a_fleet_use_one_download(
+    serve: Callable[..., Any],
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_model("llama").iterdir()}
+    with serving(LocalHub({"org/tiny": {"main": files}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        args = {"model": {"path": "org/tiny"}, "kv": {"memory_gib": 0.01, "block_size": 4}}
+        with serve(args, num_replicas=1) as server:
+            assert server.model == "org/tiny"
+            body = {"model": "org/tiny", "prompt": "a", "max_tokens": 2}
+            assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert sorted(hub.files_sent()) == sorted(files)
+        assert len([path for _, path, _ in hub.requests if "/revision/" in path]) == 1
