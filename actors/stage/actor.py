@@ -4,8 +4,7 @@ The compiled graph runs two methods per step here. `gate` sleeps in a socket rea
 may start (the first stage receives the plan there, later stages a bare ticket from the stage
 before); `forward` then reads the activations, which by then are in the channel, computes, and
 wakes the next stage. A single stage passes no activations on: it serves step after step
-within one execution of the graph and sends its answers by the socket. Ordinary actor calls (load,
-allocate, watch) run beside the graph's loop.
+within one execution of the graph and sends its answers by the socket. Other calls run beside it.
 
 The process that creates these actors imports this module too, but does not need torch, whose import
 takes longer than all others: so torch is imported where it is used.
