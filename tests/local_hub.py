@@ -74,7 +74,7 @@ def run(
     """A Python process with this hub. more: variables of its environment."""
     return subprocess.run(
         [sys.executable, *command], cwd=cwd, env=environment(hub, home, **more),
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 
