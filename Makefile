@@ -16,6 +16,7 @@ help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 	@echo
 	@echo '  MODEL=path make serve                      serve a local Hugging Face folder or GGUF file'
+	@echo '  MODEL=org/name make serve                  download and serve a model of the Hugging Face hub'
 	@echo '  CONFIG=configs/serve/x.yaml make serve     serve any config'
 
 serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000

@@ -13,13 +13,14 @@ from app.fleet_server import EngineReplica, Front
 from app.server import LLMServer
 from app.settings.device import takes_gpus
 from app.settings.load import parse, resolve
+from app.settings.model_folder import pin_models
 from app.settings.models import engine_groups, expand, is_fleet, resolve_each
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
     resolve_each(args)  # its errors name the model
-    each = [_with_device(own) for own in expand(args)]
+    each = [pin_models(_with_device(own)) for own in expand(args)]
     configs = [resolve(parse(own)) for own in each]
     if not is_fleet(args):
         deployment = cast(serve.Deployment, LLMServer).options(**_place(configs[0]))

@@ -4,8 +4,7 @@ The compiled graph runs two methods per step here. `gate` sleeps in a socket rea
 may start (the first stage receives the plan there, later stages a bare ticket from the stage
 before); `forward` then reads the activations, which by then are in the channel, computes, and
 wakes the next stage. A single stage passes no activations on: it serves step after step
-within one execution of the graph and sends its answers by the socket. Ordinary actor calls (load,
-allocate, watch) run beside the graph's loop.
+within one execution of the graph and sends its answers by the socket. Other calls run beside it.
 
 The process that creates these actors imports this module too, but does not need torch, whose import
 takes longer than all others: so torch is imported where it is used.
@@ -28,6 +27,7 @@ import ray
 from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
+from actors.stage.hub_folder import on_this_node
 from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.stage.warm_up import import_all
 from actors.transport.addresses import free_address
@@ -93,7 +93,7 @@ class StageActor:
 
         self._has_begun = True
         self._enter()
-        self._spec = replace(self._spec, group_address=group_address)
+        self._spec = replace(on_this_node(self._spec), group_address=group_address)
         self._runner = StageRunner(self._spec, self._note_progress)
         return self._runner.info
 

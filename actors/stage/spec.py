@@ -25,6 +25,8 @@ class StageSpec:
     max_adapters, max_adapter_rank: LoRA slots of every layer, and the most rows of an A; 0: none.
     draft_model_path: folder of a model that drafts for this one; None: there is none.
     max_drafts: most drafts of one request in a step.
+    hub_model, hub_draft_model: names on the Hugging Face hub, with their commits, of the models
+        whose folders these are on another node; None: they have none.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
 
@@ -53,6 +55,8 @@ class StageSpec:
     max_adapter_rank: int = 0
     draft_model_path: str | None = None
     max_drafts: int = 0
+    hub_model: str | None = None
+    hub_draft_model: str | None = None
 
     @property
     def is_first(self) -> bool:

@@ -22,7 +22,7 @@ from app.terminal import WRONG_USAGE, fail
 config = typer.Typer(help="Check and explain configurations.", no_args_is_help=True)
 Target = Annotated[
     Path,
-    typer.Argument(metavar="[TARGET]", help="A Serve config (YAML), or a Hugging Face folder."),
+    typer.Argument(metavar="[TARGET]", help="A Serve config (YAML), or a model's folder or name."),
 ]
 
 
@@ -69,6 +69,16 @@ while the engine runs, by a deployment's `user_config` or from the console.
 
 Paths are relative to the working folder. One that begins with `configs/` and does not exist there
 is the one that came with Legato.
+
+A model (`model.path`, `speculation.model`) that is no path here is looked up as a name on the
+Hugging Face hub: `org/name` for its safetensors, `org/name/file.gguf` for a GGUF file, and
+`@revision` after either for a branch, a tag or a commit. It is stored in the hub's own cache, which
+`HF_HOME` moves. What is in the cache needs no network, and `HF_HUB_OFFLINE=1` forbids to use one.
+`HF_TOKEN` opens gated and private models. `legato serve` downloads before it starts Ray; under
+`serve run` and `serve deploy` each rank downloads what its node lacks, with the environment of that
+node, within `engine.load_timeout_s`. The commit is fixed when the deployment starts, so that all
+its replicas have the same weights. A broken connection is resumed; a download that was ended keeps
+the files that were whole.
 
 Several models behind one address are a list, `models`, in the place of `model`
 ([example](serve/two_models.yaml)). Each entry has a section `model` and, where it differs,

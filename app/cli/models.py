@@ -23,7 +23,10 @@ def models() -> None:
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder or a GGUF file.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A Hugging Face folder, a GGUF file, or a name on the hub (org/name)."),
+    ],
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Ranks to split it over.")] = 1,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages to split it into.")] = 1,
 ) -> None:
@@ -32,7 +35,8 @@ def check(
     from actors.stage.folder_check import check_folder
 
     try:
-        typer.echo(f"{folder}: ok. {check_folder(model_folder(str(folder)), tensor_ranks, stages)}")
+        found = model_folder(str(folder), with_weights=True)
+        typer.echo(f"{folder}: ok. {check_folder(found, tensor_ranks, stages)}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)
 

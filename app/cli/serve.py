@@ -25,6 +25,8 @@ from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     check_gpus,
+    check_models,
+    download_models,
     load_config,
     num_cpus_of,
     remove_shares,
@@ -32,7 +34,6 @@ from app.cli.serve_config import (
 )
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
-from app.settings.models import resolve_each
 from app.terminal import WRONG_USAGE, console, fail, print_error
 
 _STATUS_PERIOD_S = 1.0
@@ -48,7 +49,8 @@ def serve(
         Path,
         typer.Argument(
             metavar="[TARGET]",
-            help="A Serve config (YAML), a Hugging Face model folder, or a GGUF file.",
+            help="A Serve config (YAML), a Hugging Face model folder, a GGUF file, or a name on "
+            "the hub: org/name, org/name@revision, org/name/file.gguf.",
         ),
     ] = DEFAULT_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
@@ -56,23 +58,23 @@ def serve(
         int | None, typer.Option(min=1, max=65535, help="Overrides the config's port.")
     ] = None,
 ) -> None:
-    """Serve a model until Ctrl-C: the demo model, any config, or any model folder.
+    """Serve a model until Ctrl-C: the demo model, any config, any model folder or name.
 
-    A model folder gets the demo's address and TBT objective, and defaults otherwise. A path that
-    begins with configs/ and does not exist here is taken from Legato's own. On SIGUSR1 the config
-    is read again and deployed beside the running one.
+    A model gets the demo's address and TBT objective, and defaults otherwise. A path that begins
+    with configs/ and does not exist here is taken from Legato's own. On SIGUSR1 the config is read
+    again and deployed beside the running one.
     """
 
     def read() -> dict[str, Any]:
         config = load_config(target)
         set_address(config, host, port)
-        for application in config["applications"]:
-            resolve_each(application.get("args") or {})
+        check_models(config)
         return config
 
     try:
         config = read()
         _check_free(config["http_options"]["host"], config["http_options"]["port"])
+        download_models(config)  # here, where it can be seen and ended by Ctrl-C
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")

@@ -8,29 +8,31 @@ from typing import Any
 
 import yaml
 
+from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
-from app.settings.model_folder import SettingsError
+from app.settings.model_folder import SettingsError, hub_model, pin_models
 from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
 
 def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file; for a model folder or a GGUF file the demo's, with default
-    sizes.
+    """A Serve config from a YAML file; for a model folder, a GGUF file or a name on the Hugging
+    Face hub the demo's, with default sizes.
 
     Raises SettingsError naming the file and what is wrong with it.
     """
     found = locate(target)
-    if found.is_dir() or (found.suffix == ".gguf" and found.exists()):
+    is_name = hub_model(str(target)) is not None
+    if is_name or found.is_dir() or (found.suffix == ".gguf" and found.exists()):
         config = _read(CONFIGS / "serve/demo.yaml")
         args = config["applications"][0]["args"]
         config["applications"][0]["args"] = {
             "listen": args["listen"],
-            "model": {"path": str(found.resolve())},
+            "model": {"path": str(target if is_name else found.resolve())},
             "slo": {"tbt_ms": args["slo"]["tbt_ms"]},
         }
         return config
@@ -59,6 +61,26 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(application.get("args") or {}, dict):
             raise SettingsError(f"{path}: an application needs a mapping `args`")
     return config
+
+
+def check_models(config: dict[str, Any]) -> None:
+    """Check the settings of every model, and set the commits of those from the Hugging Face hub.
+    Raises SettingsError."""
+    for application in config["applications"]:
+        args = application.get("args") or {}
+        resolve_each(args)  # its errors name the model
+        application["args"] = pin_models(args)
+
+
+def download_models(config: dict[str, Any]) -> None:
+    """Download the weights that the config takes from the Hugging Face hub. Raises
+    SettingsError."""
+    for application in config["applications"]:
+        for resolved in resolve_each(application["args"]):
+            try:
+                on_this_node(resolved.stage)
+            except HubError as error:
+                raise SettingsError(str(error)) from error
 
 
 def set_address(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:

@@ -21,7 +21,13 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.fleet import FleetSettings
-from app.settings.model_folder import SettingsError, model_config, model_folder, vocabulary
+from app.settings.model_folder import (
+    SettingsError,
+    hub_name,
+    model_config,
+    model_folder,
+    vocabulary,
+)
 from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
 
 logger = logging.getLogger("legato.settings")
@@ -133,6 +139,7 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, 
         )
     return StageSpec(
         model_path=str(model_folder(model.path)),
+        hub_model=hub_name(model.path),
         num_stages=num_stages,
         tensor_ranks=parallel.tensor_ranks,
         load_format=model.load_format,
@@ -153,6 +160,7 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, 
         max_adapters=0 if adapters is None else adapters.max_adapters,
         max_adapter_rank=0 if adapters is None else adapters.max_rank,
         draft_model_path=scheduler.draft_model,
+        hub_draft_model=hub_name(settings.speculation.model_dump()["model"]),
         max_drafts=0 if scheduler.draft_model is None else scheduler.most_drafts,
     )
 

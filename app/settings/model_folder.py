@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from actors.calibration.cache import cache_folder
+from actors.stage.hub_folder import HubModel, all_files, parse_hub_name, pin, small_files
 from app.paths import locate
 
 
@@ -14,13 +16,60 @@ class SettingsError(ValueError):
     """The settings are invalid; the message names the key and, if possible, a remedy."""
 
 
-def model_folder(path: str, key: str = "model.path") -> Path:
+# Settings that name a model.
+_MODELS = (("model", "path"), ("speculation", "model"))
+
+
+def hub_model(path: str) -> HubModel | None:
+    """The model on the Hugging Face hub that a path names; None where it exists as a path, or
+    cannot be a name."""
+    return None if locate(path).exists() else parse_hub_name(path)
+
+
+def hub_name(path: str | None, key: str = "model.path") -> str | None:
+    """A name on the hub, with the commit that its revision means now; None for what is none.
+
+    Raises SettingsError where the hub and its cache have no such model.
+    """
+    model = None if path is None else hub_model(path)
+    if path is None or model is None:
+        return None
+    try:
+        return str(pin(model))
+    except ValueError as error:
+        raise _neither(path, key, error) from error
+
+
+def pin_models(args: Mapping[str, Any]) -> dict[str, Any]:
+    """A deployment's valid `args` with the commits of names on the hub, so that every replica,
+    whenever it starts, has the same weights. Raises SettingsError."""
+    found = dict(args)
+    for section, key in _MODELS:
+        path = (found.get(section) or {}).get(key)
+        if name := hub_name(path, f"{section}.{key}"):
+            found[section] = {**found[section], key: name}
+    if "models" in found:
+        found["models"] = [pin_models(entry) for entry in found["models"]]
+    return found
+
+
+def model_folder(path: str, key: str = "model.path", with_weights: bool = False) -> Path:
     """The folder of setting `key`; for a GGUF file, or a folder with one, the folder made from it.
 
-    Raises SettingsError for a GGUF file that cannot be read.
+    That of a name on the Hugging Face hub is in the hub's cache. It has no weights, which each
+    rank downloads on its own node, unless they are asked for.
+
+    Raises SettingsError for a GGUF file that cannot be read, and a name that cannot be resolved.
     """
-    found = locate(path)
-    if found.suffix != ".gguf" and not (found.is_dir() and any(found.glob("*.gguf"))):
+    found, model = locate(path), hub_model(path)
+    if model is not None:
+        try:
+            found = all_files(model) if with_weights else small_files(model)
+        except ValueError as error:
+            raise _neither(path, key, error) from error
+        if model.file is None:  # GGUF files beside it in the cache are other models
+            return found
+    elif found.suffix != ".gguf" and not (found.is_dir() and any(found.glob("*.gguf"))):
         return found.resolve()
     from actors.stage.gguf_folder import model_folder as folder_of  # here: it imports torch
 
@@ -28,6 +77,10 @@ def model_folder(path: str, key: str = "model.path") -> Path:
         return folder_of(found, cache_folder()).resolve()
     except ValueError as error:
         raise SettingsError(f"{key}: {error}") from error
+
+
+def _neither(path: str, key: str, error: ValueError) -> SettingsError:
+    return SettingsError(f"{key}: no folder {path!r} here, and {error}")
 
 
 def model_config(path: str, key: str = "model.path") -> dict[str, Any]:

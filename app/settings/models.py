@@ -17,13 +17,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import Role
 from app.paths import locate
 from app.settings.load import parse, resolve
-from app.settings.model_folder import SettingsError
+from app.settings.model_folder import SettingsError, hub_model
 from app.settings.schema import Settings
 
 # Allowed keys of an entry; the others apply to the address.
@@ -32,8 +33,13 @@ OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "en
 
 def served_name(settings: Settings) -> str:
     """The model's name for clients."""
+    if settings.model.name:
+        return settings.model.name
+    hub = hub_model(settings.model.path)
+    if hub is not None:
+        return hub.repo if hub.file is None else Path(hub.file).stem
     path = locate(settings.model.path).resolve()
-    return settings.model.name or (path.stem if path.suffix == ".gguf" else path.name)
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def engine_deployment(name: str | None = None) -> str:

@@ -24,9 +24,12 @@ class _Section(BaseModel):
 
 class ModelSettings(_Section):
     path: str = Field(
-        description="Hugging Face folder (config.json, *.safetensors, tokenizer) or GGUF file."
+        description="Hugging Face folder (config.json, *.safetensors, tokenizer), GGUF file, or "
+        "name on the hub: `org/name` or `org/name/file.gguf`, with `@revision` or without."
     )
-    name: str | None = Field(None, description="Name clients use; the folder's name if absent.")
+    name: str | None = Field(
+        None, description="Name clients use; the folder's name, or `org/name`, if absent."
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from config.json alone, for measurements."
     )
@@ -173,7 +176,9 @@ class EngineSettings(_Section):
     request_deadline_s: float = Field(
         3600.0, gt=0, description="A request that is not done by then ends with an error."
     )
-    load_timeout_s: float = Field(1800.0, gt=0, description="For loading the weights.")
+    load_timeout_s: float = Field(
+        1800.0, gt=0, description="For loading the weights, and their download."
+    )
     standby: bool | None = Field(
         None,
         description="Keep a process per rank that has imported everything (200 MB), so that lost "

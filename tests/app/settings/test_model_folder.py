@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from app.settings.model_folder import SettingsError, model_config, model_folder, vocabulary
+from app.settings.model_folder import (
+    SettingsError,
+    hub_name,
+    model_config,
+    model_folder,
+    pin_models,
+    vocabulary,
+)
 
 DEMO = "configs/models/demo"
 
@@ -33,6 +40,21 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, content: str | None, mes
     assert str(caught.value).startswith(message.format(folder=tmp_path))
     with pytest.raises(SettingsError, match=r"model\.path: no folder 'missing'"):
         model_config("missing")
+
+
+def test_a_path_is_preferred_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = {"model": {"path": "org/name"}, "speculation": {"model": None}}
+    with pytest.raises(
+        SettingsError, match=r"^model\.path: no folder 'org/name' here, and HF_HUB_"
+    ):
+        pin_models(args)
+    with pytest.raises(SettingsError, match="is not whole in"):
+        model_folder("org/name", with_weights=True)
+    (tmp_path / "org/name").mkdir(parents=True)
+    assert model_folder("org/name") == tmp_path / "org/name"
+    assert hub_name("org/name") is None
+    assert pin_models({"models": [args]}) == {"models": [args]}
 
 
 def test_a_tokenizer_of_another_form_has_no_known_vocabulary(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
     assert deployments(args) == ["Engine-a", "Engine-org-b-c"]
 
 
+def test_a_model_of_the_hub_is_served_by_its_name() -> None:
+    names = {"org/name@v1": "org/name", "org/name/q4.gguf": "q4", "org/b/q4.gguf@v1": "q4"}
+    for path, name in names.items():
+        assert served_name(parse({"model": {"path": path}})) == name
+        assert served_name(parse({"model": {"path": path, "name": "own"}})) == "own"
+
+
 def test_every_role_is_a_deployment_of_its_own() -> None:
     divided = {"fleet": {"way": "split"}, "kv": {"shared_cache_gib": 1}}
     one = {"model": {"path": DEMO}, **divided}
