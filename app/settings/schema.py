@@ -27,6 +27,11 @@ class ModelSettings(_Section):
         description="Hugging Face folder (config.json, *.safetensors, tokenizer) or GGUF file."
     )
     name: str | None = Field(None, description="Name clients use; the folder's name if absent.")
+    ignore_config_keys: tuple[str, ...] = Field(
+        (),
+        description="Keys of config.json that change nothing, although a start refuses them as "
+        "unknown; one within another as `outer.inner`.",
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from config.json alone, for measurements."
     )
