@@ -100,10 +100,11 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
 def token_knots(max_tokens: int, tile: int = 1) -> list[int]:
     """Token counts between which step time is taken as linear: powers of two and tile edges.
 
-    More knots would fit noise, and budgets would stop at spurious jumps.
+    More knots would fit noise, and budgets would stop at spurious jumps. Fewer would miss what the
+    first tokens of a step add where they read experts of their own.
     """
-    knots = {1, max_tokens}
-    n = 8
+    knots = {max_tokens}
+    n = 1
     while n < max_tokens:
         knots.add(n)
         n *= 2

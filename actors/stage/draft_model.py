@@ -65,7 +65,7 @@ class DraftModel:
             raise ModelError("speculation.model: draft models run on the CPU only")
         alone = replace(
             spec, model_path=spec.draft_model_path, stage=0, num_stages=1, rank=0, tensor_ranks=1,
-            group_address=None, max_adapters=0,
+            group_address=None, max_adapters=0, ignored_config_keys=(),
         )  # fmt: skip
         try:
             self._model = model = load_model(alone, progress)

@@ -64,7 +64,7 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     file where the folder cannot be served, BackendError where the backend cannot run here.
     """
     folder, device = Path(spec.model_path), torch.device(spec.device)
-    config = load_config(folder)
+    config = load_config(folder, spec.ignored_config_keys)
     part = split(config, spec)
     dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
     narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype

@@ -13,6 +13,7 @@ class StageSpec:
     """One rank of one pipeline stage.
 
     model_path: Hugging Face folder (config.json, *.safetensors), or one made from a GGUF file.
+    ignored_config_keys: of config.json, which would be refused as unknown.
     load_format: "auto" reads safetensors; "dummy" draws weights from `seed`.
     dtype: "auto" (the config's), "float32", "bfloat16" or "float16".
     quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ and AWQ folders need none).
@@ -35,6 +36,7 @@ class StageSpec:
     num_stages: int = 1
     rank: int = 0
     tensor_ranks: int = 1
+    ignored_config_keys: tuple[str, ...] = ()
     load_format: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"

@@ -150,6 +150,8 @@ def _kind(kind: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is collections.abc.Mapping or dataclasses.is_dataclass(kind):
         return "mapping"
+    if get_origin(kind) is tuple:
+        return f"list of {_kind(get_args(kind)[0])}"
     return {int: "integer", float: "number", str: "text", bool: "boolean"}[kind]
 
 

@@ -30,6 +30,11 @@ class ModelSettings(_Section):
     name: str | None = Field(
         None, description="Name clients use; the folder's name, or `org/name`, if absent."
     )
+    ignore_config_keys: tuple[str, ...] = Field(
+        (),
+        description="Keys of config.json that change nothing, although a start refuses them as "
+        "unknown; one within another as `outer.inner`.",
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from config.json alone, for measurements."
     )

@@ -3,9 +3,11 @@
 One micro-batch on one pipeline stage costs
 
     overhead_s                                 launching, planning, sampling
-  + tokens_s[num_tokens]                       linear layers, norms, all-reduce: flat while the
-                                               weights are streamed (memory floor), then rising
-                                               tile by tile
+  + tokens_s[num_tokens]                       linear layers, norms, all-reduce: at first the
+                                               time of streaming the weights (memory floor), then
+                                               rising tile by tile. The floor is flat if all
+                                               tokens read the same weights, and rises with the
+                                               number of experts that they read
   + per_request_s * num_slices
   + prefill attention: per slice, per kv token read, per query-key pair, per chunk squared
   + decode attention:  per slice, per kv token read

@@ -31,7 +31,10 @@ def mpt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Layer norms, ALiBi, GELU, no gate, no biases; q, k and v in one tensor."""
     keys.only("no_bias", True)
     keys.only("logit_scale", None)
-    attention = Keys(keys.get("attn_config", {}), {})
+    keys.only("embedding_fraction", 1.0)
+    keys.only("norm_type", "low_precision_layernorm", "layernorm")
+    keys.ignore("learned_pos_emb")  # read with `alibi: false` only
+    attention = keys.inner("attn_config")
     attention.only("attn_type", "multihead_attention")
     attention.only("alibi", True)
     attention.only("clip_qkv", None)

@@ -9,7 +9,7 @@ from actors.stage.models.config import DecoderConfig
 from actors.stage.models.family import FULL, SLIDING, Family, windows
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
-from actors.stage.models.rope import Rope
+from actors.stage.models.rope import read_rope
 
 
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -33,7 +33,9 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Gemma with norms after attention and MLP too, soft caps of scores and logits, and a window in
     every other layer."""
     keys.ignore("hidden_act")
+    keys.ignore("_sliding_window_pattern")  # beside `layer_types`, which count
     pattern = keys.size("sliding_window_pattern")
+    keys.only("sliding_window_size", keys.get("sliding_window"))  # the same, in converted models
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     return replace(
         windows(gemma(base, keys), keys, kinds),
@@ -46,11 +48,13 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Gemma 2 with norms of each query and key head instead of soft caps. Window layers, five of
-    six, have their own rotation base and no scaling."""
+    six, have their own rotation, without scaling in published models."""
     config = gemma2(base, keys)
     given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
-    theta = float(given.get("rope_theta", keys.number("rope_local_base_freq")))
-    local = Rope("default", base.head_dim, theta, base.max_positions)
+    theta = keys.number("rope_local_base_freq")
+    local = read_rope(
+        {"rope_theta": theta, "rope_parameters": given}, base.head_dim, base.max_positions
+    )
     ropes = [
         rope if window is None else local
         for rope, window in zip(config.ropes, config.sliding_windows, strict=True)

@@ -21,7 +21,8 @@ def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     rotation."""
     new = keys.flag("new_decoder_architecture")
     one = keys.flag("multi_query", True) and not new
-    heads = keys.size("num_kv_heads", base.num_heads) if new else base.num_heads
+    num_kv_heads = keys.size("num_kv_heads", base.num_heads)  # means nothing in the older ones
+    heads = num_kv_heads if new else base.num_heads
     parallel = keys.flag("parallel_attn", True) or new
     num_norms = keys.size("num_ln_in_parallel_attn", 2 if new else 1)
     names = base.names
@@ -49,6 +50,8 @@ def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def starcoder2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Mistral with layer norms, biases everywhere, and an MLP without a gate."""
+    keys.only("mlp_type", "default")
+    keys.only("norm_type", "layer_norm")
     bias = keys.flag("use_bias", True)
     config = replace(base, norm="layer", norm_bias=True)
     return replace(mistral(config, keys), qkv_bias=bias, out_bias=bias, mlp_bias=bias)
@@ -76,6 +79,7 @@ def opt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("_remove_final_layer_norm", False)
     keys.only("word_embed_proj_dim", base.hidden_size)
     keys.only("layer_norm_elementwise_affine", True)
+    keys.ignore("output_projection")
     bias = keys.flag("enable_bias", True)
     return replace(
         base,
@@ -108,7 +112,14 @@ def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def cohere2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Command R7B and A: three of four layers have a window, the fourth none and no positions."""
     keys.only("rotary_pct", 1.0)
+    keys.only("position_embedding_type", "rope_gptj")
+    keys.only("order_of_interleaved_layers", "local_attn_first")
+    keys.only("use_gated_activation", True)
+    keys.only("use_parallel_block", True)
+    keys.ignore("use_embedding_sharing", "use_parallel_embedding")
+    keys.ignore("_sliding_window_pattern")  # beside `layer_types`, which count
     pattern = keys.size("sliding_window_pattern", 4)
+    keys.only("layer_switch", pattern)
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     config = windows(cohere(base, keys), keys, kinds)
     nope = no_rope(base.max_positions)

@@ -41,6 +41,8 @@ def qwen3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def phi3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Phi-3 and Phi-4: Llama with fused projections; some rotate a part of each head only."""
+    keys.only("full_attn_mod", 1)
+    keys.only("interpolate_factor", 1)
     return mistral(base, keys)
 
 
@@ -130,6 +132,8 @@ def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("hidden_act", "silu")
     keys.only("swiglu_alpha", 1.702)
     keys.only("swiglu_limit", 7.0)
+    keys.only("experts_per_token", keys.get("num_experts_per_tok"))
+    keys.ignore("initial_context_length")  # the rotation's original positions
     if not keys.get("rope_parameters") and not keys.get("rope_scaling"):
         raise KeyError("rope_parameters")
     bias = keys.flag("attention_bias", True)

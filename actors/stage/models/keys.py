@@ -1,32 +1,59 @@
-"""A config.json that tracks which of its keys were read."""
+"""A config.json that tracks which of its keys were read.
+
+A key that a family does not read is refused, unless it is known to change nothing: by its name, or
+because its value is neutral or the default of the architecture.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 JsonObject = dict[str, Any]
 
-# Keys that affect the results of some decoder. A family refuses such a key if it does not read it,
-# unless its value has no effect.
-MEANINGFUL = frozenset(
-    """
-    activation activation_function alibi apply_residual_connection_post_layernorm attention_bias
-    attention_chunk_size attention_multiplier attention_sinks attn_config attn_logit_softcapping
-    bias clip_qkv
-    decoder_sparse_step do_layer_norm_before embedding_multiplier enable_bias
-    final_logit_softcapping first_k_dense_replace hidden_act hidden_activation kv_lora_rank
-    layer_norm_elementwise_affine layer_types logit_scale logits_scaling mlp_bias
-    moe_intermediate_size mup_enabled multi_query n_routed_experts n_shared_experts
-    new_decoder_architecture no_rope_layers norm_topk_prob num_experts num_local_experts
-    num_ln_in_parallel_attn parallel_attn partial_rotary_factor q_lora_rank qk_layernorm
-    query_pre_attn_scalar residual_multiplier rope_local_base_freq rotary_pct scale_attn_weights
-    scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern
-    swiglu_alpha swiglu_limit use_bidirectional_attention use_mrope use_parallel_residual
-    use_qk_norm vision_config word_embed_proj_dim
-    """.split()  # noqa: SIM905 - one name a line would fill the file
-)
+# Keys that change no logit of any model.
+_HARMLESS = frozenset((
+    # names and versions
+    "_commit_hash", "_name_or_path", "architectures", "auto_map", "custom_pipelines", "id2label",
+    "internal_version", "is_llama_config", "label2id", "language", "model_name", "model_type",
+    "name_or_path", "num_labels", "problem_type", "task_specific_params", "tokenizer_class",
+    "tokenizer_name", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version",
+    # training
+    "finetuning_task", "gradient_checkpointing", "init_config", "init_device", "init_std",
+    "initializer_factor", "initializer_range", "input_jitter_noise", "layerdrop",
+    "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "router_jitter_noise",
+    "router_z_loss_coef", "tf_legacy_loss", "use_bfloat16",
+    # heads of classifiers
+    "summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    # how other implementations compute and what they return
+    "_attn_implementation", "_attn_implementation_autoset", "attention_softmax_in_fp32",
+    "attn_impl", "attn_implementation", "bias_dropout_fusion", "cache_implementation",
+    "masked_softmax_fusion", "offset_alibi", "return_dict", "skip_bias_add", "skip_bias_add_qkv",
+    "torchscript", "use_cache", "use_flash_attention", "use_flash_attn", "verbose",
+    # lengths for tokenizers and trainers; positions have keys of their own
+    "max_sequence_length", "model_max_length", "n_ctx",
+    # leftovers of GPT's tokenizer, and of generation
+    "is_decoder", "n_special", "predict_special_tokens", "prefix",
+    # of layers with a window, which `use_sliding_window` turns on
+    "max_window_layers",
+))  # fmt: skip
+_HARMLESS_ENDS = ("dropout", "pdrop", "_token_id", "_token_ids", "_token_index")
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, [], {}, "")
+# The only neutral value of keys whose False, 0 or 1.0 says more than nothing.
+_USUAL = {
+    "attention_multiplier": None, "attention_scale": None, "causal": True,
+    "do_layer_norm_before": True, "is_causal": True, "query_pre_attn_scalar": None,
+    "scale_attn_weights": True, "softmax_scale": None,
+}  # fmt: skip
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Whether this value says that there is nothing: off, none, times 1.0."""
+    if key in _USUAL:
+        return bool(value == _USUAL[key])
+    is_one = isinstance(value, float) and value == 1.0
+    return is_one or any(value == neutral for neutral in _NEUTRAL)
 
 
 class Keys:
@@ -40,14 +67,14 @@ class Keys:
         self.values = {**defaults, **raw}
         self._renamed = renamed or {}
         self._read: set[str] = set()
+        self._inner: dict[str, Keys] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
         """The key's value, or the default if it is absent."""
-        for name in dict.fromkeys((self._renamed.get(key, key), key)):
-            self._read.add(name)
-            if (value := self.values.get(name)) is not None:
-                return value
-        return default
+        names = dict.fromkeys((self._renamed.get(key, key), key))
+        self._read.update(names)
+        values = (self.values.get(name) for name in names)
+        return next((value for value in values if value is not None), default)
 
     def size(self, key: str, default: int | None = None) -> int:
         """A number of at least 1. Raises KeyError if it is absent and has no default."""
@@ -67,20 +94,55 @@ class Keys:
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self.get(key, default))
 
+    def inner(self, key: str) -> Keys:
+        """The keys of an object within, which are to be read as well."""
+        return self._inner.setdefault(key, Keys(self.get(key, {}), {}))
+
     def ignore(self, *keys: str) -> None:
         """Mark keys as read that the family's reference implementation does not read either."""
         self._read.update(keys)
 
-    def only(self, key: str, value: Any) -> None:
-        """Raises ValueError if a key has another value than the supported one."""
-        found = self.get(key, value)
-        if found != value:
-            raise ValueError(f"{key} {found!r} is not supported; supported: {value!r}")
+    def only(self, key: str, *values: Any) -> None:
+        """Raises ValueError if a key has another value than these. Absent, it has the first."""
+        found = self.get(key, values[0])
+        if found not in values:
+            supported = ", ".join(map(repr, values))
+            raise ValueError(f"{key} {found!r} is not supported; supported: {supported}")
 
-    def unread(self) -> str | None:
-        """An unread key that would change results, or None."""
-        for key in sorted(MEANINGFUL - self._read):
-            value = self.values.get(key)
-            if not any(value == neutral for neutral in _NEUTRAL):
-                return key
-        return None
+    def unread(self) -> dict[str, Any]:
+        """Keys that were not read and may change results, and their values; those of an object
+        within as "key.inner"."""
+        return dict(self._unread())
+
+    def _unread(self) -> Iterator[tuple[str, Any]]:
+        for key, value in self.values.items():
+            is_known = key in self._read or key in _HARMLESS or key.endswith(_HARMLESS_ENDS)
+            if not is_known and not is_neutral(key, value):
+                yield key, value
+        for key, keys in self._inner.items():
+            yield from ((f"{key}.{name}", value) for name, value in keys.unread().items())
+
+
+def known_to_transformers(architecture: str, unread: Mapping[str, Any]) -> set[str]:
+    """Those keys that every model has in transformers, that only generation reads, or whose value
+    is the architecture's default.
+
+    Imports transformers, which takes seconds: call it for keys that would be refused.
+    """
+    from transformers import GenerationConfig, PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kinds = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    kind = kinds.get(architecture)
+    defaults = CONFIG_MAPPING[kind]().to_dict() if kind else {}
+    everywhere = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict()}
+    everywhere -= {"is_encoder_decoder"}
+    known = set()
+    for key, value in unread.items():
+        outer, _, name = key.partition(".")
+        here = defaults.get(outer) if name else defaults
+        is_default = isinstance(here, dict) and here.get(name or outer) == value
+        if is_default or outer in everywhere:
+            known.add(key)
+    return known

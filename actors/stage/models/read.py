@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from actors.stage.models import (
@@ -13,8 +14,8 @@ from actors.stage.models import (
 )
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.family import FULL, Family
-from actors.stage.models.keys import JsonObject, Keys
-from actors.stage.models.rope import read_rope
+from actors.stage.models.keys import JsonObject, Keys, known_to_transformers
+from actors.stage.models.rope import read_rope, unread_parameters
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_gpt.FAMILIES,
     **families_alibi.FAMILIES,
 }
+
+IGNORED = "model.ignore_config_keys"  # the setting
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 # Quantization methods of families with stacked experts.
@@ -40,12 +43,13 @@ ACTIVATIONS = {
 }
 
 
-def load_config(folder: Path) -> DecoderConfig:
+def load_config(folder: Path, ignored_keys: Collection[str] = ()) -> DecoderConfig:
     """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
 
-    Raises ModelError for a missing or broken file, an unknown architecture, or a key that would
-    change results and is unknown to the family. Code in the folder (`auto_map`) is never run; the
-    implementation here replaces it.
+    ignored_keys: not to be refused although they are unknown. Raises ModelError for a missing or
+    broken file, an unknown architecture, a key that the family does not read and that may change
+    results, or an ignored key that is no such one. Code in the folder (`auto_map`) is never run;
+    the implementation here replaces it.
     """
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist")
@@ -64,6 +68,7 @@ def load_config(folder: Path) -> DecoderConfig:
     try:
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
         _check(config, keys)
+        _refuse(_unknown(config, keys), ignored_keys, name)
     except KeyError as missing:
         raise ModelError(f"{path} lacks the key {missing}") from missing
     except (TypeError, ValueError) as bad:
@@ -81,7 +86,10 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
     if activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"hidden_act {activation!r} is not supported; supported: {known}")
-    keys.ignore("partial_rotary_factor")  # read by read_rope
+    # Read by `read_rope`.
+    keys.ignore("original_max_position_embeddings", "partial_rotary_factor")
+    keys.ignore("rope_parameters", "rope_scaling", "rope_theta")
+    torch_dtype = keys.get("torch_dtype")  # of older folders
     layer_type = FULL if family.ropes_by_layer_type else None
     rope = read_rope(keys.values, head_dim, max_positions, layer_type)
     return DecoderConfig(
@@ -101,7 +109,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
         sliding_windows=(None,) * num_layers,
         attention_scale=head_dim**-0.5,
         tied_embeddings=keys.flag("tie_word_embeddings"),
-        dtype=str(keys.get("dtype") or keys.get("torch_dtype") or "float32"),
+        dtype=str(keys.get("dtype") or torch_dtype or "float32"),
         eos_token_ids=eos_token_ids,
         quantization_config=keys.get("quantization_config"),
     )
@@ -118,11 +126,27 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
     known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
     if method not in (None, *known):
         raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
-    if (key := keys.unread()) is not None:
-        raise ValueError(
-            f"{key} {keys.values[key]!r} changes what a model computes, and {config.architecture} "
-            "is not known to have it"
-        )
+
+
+def _unknown(config: DecoderConfig, keys: Keys) -> JsonObject:
+    """Keys that nothing here reads and that may change results, and their values."""
+    unread = {**keys.unread(), **unread_parameters(keys.values)}
+    known = known_to_transformers(config.architecture, unread) if unread else ()
+    return {key: value for key, value in unread.items() if key not in known}
+
+
+def _refuse(unknown: JsonObject, ignored: Collection[str], architecture: str) -> None:
+    for key in ignored:
+        if key not in unknown:
+            raise ValueError(
+                f"{IGNORED}: {key} would not be refused; refused: {', '.join(unknown) or 'none'}"
+            )
+    for key, value in unknown.items():
+        if key not in ignored:
+            raise ValueError(
+                f"{key} {str(value)[:80]} may change what a model computes, and {architecture} is "
+                f"not known to have it; if it changes nothing, add it to {IGNORED}"
+            )
 
 
 def _eos_token_ids(folder: Path, config: JsonObject) -> tuple[int, ...]:

@@ -25,7 +25,16 @@ from typing import Any
 
 import torch
 
+from actors.stage.models.keys import is_neutral
+
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+# Parameters that some kind reads, here as in transformers, and one that changes nothing.
+_PARAMETERS = frozenset((
+    "attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor",
+    "low_freq_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+    "partial_rotary_factor", "rope_theta", "rope_type", "short_factor", "truncate", "type",
+    "finetuned",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,18 @@ def read_rope(
         kind, dim, theta, max_positions, factor, original, float(attention),
         short_factors=short, long_factors=long,
     )  # fmt: skip
+
+
+def unread_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of the rotation that no kind reads ("rope_parameters.name"), and their values."""
+    unread = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        given = config.get(key) or {}
+        by_layer_type = [value for value in given.values() if isinstance(value, dict)]
+        for name, value in (item for part in by_layer_type or [given] for item in part.items()):
+            if name not in _PARAMETERS and not is_neutral(name, value):
+                unread[f"{key}.{name}"] = value
+    return unread
 
 
 def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor:

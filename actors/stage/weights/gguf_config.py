@@ -130,16 +130,32 @@ def _gemma(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _gemma2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    largest = {"gemma2": 46, "gemma3": 62}[metadata.architecture]  # the models of 27 B
-    scalar = config["hidden_size"] // heads if layers == largest else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scalar,
+        "query_pre_attn_scalar": _gemma_scalar(metadata, config),
         "sliding_window": metadata.number("attention.sliding_window"),
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
     }
+
+
+def _gemma_scalar(metadata: GgufMetadata, config: JsonObject) -> float:
+    """The square of what scores are divided by.
+
+    Converters do not write it. llama.cpp takes the head dimension, except for the models of 27 B,
+    which it knows by their layers, and which alone have heads of 128. Raises ModelError where the
+    two disagree.
+    """
+    if (scale := metadata.get("attention.scale")) is not None:
+        return float(scale**-2)
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    is_largest = layers == {"gemma2": 46, "gemma3": 62}[metadata.architecture]
+    if is_largest != (head_dim == 128):
+        raise ModelError(
+            f"{metadata.file.path} has {layers} layers with heads of {head_dim}, as no published "
+            f"model; {metadata.architecture}.attention.scale is needed and missing"
+        )
+    return int(config["hidden_size"] // config["num_attention_heads"] if is_largest else head_dim)
 
 
 def _gemma3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:

@@ -23,6 +23,7 @@ from app.bench.engine.stage import DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, progress, table
 from app.paths import locate
+from app.simulate.hardware.shapes import experts_touched
 from kernels.cpu import library
 
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
@@ -110,7 +111,7 @@ def _mlps(config: dict[str, Any], tokens: int) -> tuple[float, int]:
     if not number:
         return 1.0, 1
     chosen = config["num_experts_per_tok"]
-    return number * (1.0 - (1.0 - chosen / number) ** tokens), chosen
+    return experts_touched(number, chosen, tokens), chosen
 
 
 def measure_steps(

@@ -4,12 +4,16 @@ A deployment is a model shape, a device, a tensor-parallel degree, a number of p
 two networks (inside a stage, between stages). `compose` sums the operators of one stage's layers.
 A shape that was never profiled borrows the closest profiled one, each matrix scaled by its size:
 both the memory floor (weights) and the compute above it grow in that proportion.
+
+Of a mixture of experts, a step reads those that its tokens are expected to touch if they are routed
+evenly. Each takes the time of its matrices on an even share of the tokens.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +22,32 @@ import numpy as np
 
 from actors.scheduling.cost.model import CostModel
 from app.paths import locate
+from app.simulate.hardware.model_config import is_model_config, read_shape
 from app.simulate.hardware.networks import all_reduce_s, send_s
 from app.simulate.hardware.operators import CONFIGS, read_operators
-from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape
+from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape, experts_touched
 
 # Share of a device's memory that holds weights and KV, as serving systems set it by default, and
 # what activations take of it.
 MEMORY_SHARE, ACTIVATION_BYTES = 0.9, 2e9
 
 
+# Tensor ranks and stages tried, in this order, for a model that comes without a deployment.
+PLACEMENTS = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
+
+
 def load_model(name: str | Path) -> CostModel:
-    """A JSON file, or a cost model of `configs/hardware` by name.
+    """A JSON file, or a cost model of `configs/hardware` by name. A model's folder, or its
+    config.json: the cost model of that model on the fewest A100s that hold it and the KV of its
+    longest sequence.
 
     Raises OSError, or ValueError naming those there are.
     """
     path = locate(name)
+    if path.is_dir():
+        path /= "config.json"
+    if is_model_config(path):
+        return _on_fewest(read_shape(path), "a100")
     if path.suffix != ".json":
         path = CONFIGS / f"{name}.json"
         if not path.exists():
@@ -47,8 +62,19 @@ def save_model(model: CostModel, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
+def _on_fewest(shape: ModelShape, device: str) -> CostModel:
+    """Raises ValueError if the largest placement is too small."""
+    for ranks, stages in PLACEMENTS:
+        with suppress(DoesNotFit):
+            model = compose(shape, device, ranks, stages)
+            if model.kv_tokens >= shape.max_model_len:
+                return model
+    ranks, stages = PLACEMENTS[-1]
+    raise DoesNotFit(f"{shape.name} does not fit on {ranks * stages} x {device}")
+
+
 def compose(
-    model: str,
+    model: str | ModelShape,
     device: str,
     tensor_ranks: int,
     num_stages: int,
@@ -57,14 +83,15 @@ def compose(
     link: str = "a100-pairwise-nvlink",
     name: str = "",
 ) -> CostModel:
-    """The cost model of `model` on num_stages x tensor_ranks devices.
+    """The cost model of `model` (of `MODELS` by name) on num_stages x tensor_ranks devices.
 
     Raises ValueError for what has no published timings, and if the weights do not fit.
     """
     for kind, name_, known in (("model", model, MODELS), ("device", device, DEVICES)):
-        if name_ not in known:
+        if isinstance(name_, str) and name_ not in known:
             raise ValueError(f"unknown {kind} {name_!r}; known: {', '.join(sorted(known))}")
-    shape, target = MODELS[model], DEVICES[device]
+    shape = MODELS[model] if isinstance(model, str) else model
+    target = DEVICES[device]
     data = read_operators(device)["layers"][shape.profiled]
     layers = -(-shape.num_layers // num_stages)
     tokens, layer_s = _layer_seconds(shape, data, tensor_ranks)
@@ -78,7 +105,7 @@ def compose(
     attention = _attention(shape, target, tensor_ranks, layers)
     batch_s = attention.pop("decode_batch_s")
     base = CostModel(
-        name=name or f"{model}-{device}-tp{tensor_ranks}-pp{num_stages}",
+        name=name or f"{shape.name}-{device}-tp{tensor_ranks}-pp{num_stages}",
         source=read_operators(device)["source"],
         num_stages=num_stages,
         tensor_ranks=tensor_ranks,
@@ -95,19 +122,23 @@ def compose(
     return CostModel.from_dict({**base.to_dict(), **attention})
 
 
+class DoesNotFit(ValueError):
+    """The weights are larger than the devices' memory."""
+
+
 def kv_capacity_tokens(shape: ModelShape, device: Device, num_devices: int) -> int:
-    """KV tokens that fit beside the weights. Raises ValueError if the weights do not fit."""
+    """KV tokens that fit beside the weights. Raises DoesNotFit."""
     room = num_devices * (MEMORY_SHARE * device.memory_bytes - ACTIVATION_BYTES)
     free = room - shape.weight_bytes
     if free <= 0:
-        raise ValueError(f"{shape.name} does not fit on {num_devices} x {device.name}")
+        raise DoesNotFit(f"{shape.name} does not fit on {num_devices} x {device.name}")
     return int(free / shape.kv_bytes_per_token)
 
 
 def _layer_seconds(
     shape: ModelShape, data: dict[str, Any], tensor_ranks: int
 ) -> tuple[list[int], list[float]]:
-    """Seconds of one layer's linear and element-wise operators by token count."""
+    """Seconds of one layer's linear and element-wise operators by token count, experts included."""
     profiled = data["shape"]
     if str(tensor_ranks) not in data["ms"]:
         raise ValueError(f"no published timings with {tensor_ranks} tensor ranks")
@@ -130,6 +161,16 @@ def _layer_seconds(
     seconds = [
         sum(scale[group] * table[group][i] for group in scale) / 1e3 for i in range(len(tokens))
     ]
+    if (experts := shape.experts) is not None:
+        sizes = shape.mlp(experts.width)
+        for i, n in enumerate(tokens):
+            touched = experts_touched(experts.number, experts.per_token, n)
+            each = n * experts.per_token / touched  # tokens
+            one = sum(
+                sizes[group] / reference[group] * float(np.interp(each, tokens, table[group]))
+                for group in sizes
+            )
+            seconds[i] += shape.expert_share * touched * one / 1e3
     return tokens, np.maximum.accumulate(seconds).tolist()
 
 

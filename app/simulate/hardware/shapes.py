@@ -5,12 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def experts_touched(num_experts: int, per_token: int, num_tokens: float) -> float:
+    """Distinct experts that a step of so many tokens is expected to read, under even routing.
+
+    >>> [round(experts_touched(32, 8, n), 1) for n in (1, 2, 4, 8)]
+    [8.0, 14.0, 21.9, 28.8]
+    """
+    return num_experts * (1.0 - (1.0 - per_token / num_experts) ** num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixtures of experts of a model.
+
+    per_token: of each layer's `number`. width: inner size of one expert. num_layers: layers with a
+    mixture; the others have one MLP. shared: inner size of the experts that every token passes.
+    """
+
+    number: int
+    per_token: int
+    width: int
+    num_layers: int
+    shared: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The dimensions that determine a transformer's cost.
 
     profiled: the layer shape whose published timings are scaled to this one. gated: the MLP has a
-    gate beside its up projection. window: attention window in tokens, 0 for none.
+    gate beside its up projection. window: attention window in tokens, 0 for none. intermediate:
+    inner size of the MLP in layers without experts.
     """
 
     name: str
@@ -26,21 +51,41 @@ class ModelShape:
     all_reduces: int = 2  # per layer; 1 where attention and MLP run in parallel
     window: int = 0
     max_model_len: int = 16384
+    experts: Experts | None = None
 
     @property
     def matrices(self) -> dict[str, float]:
-        """Weights per layer by operator group."""
+        """Weights by operator group that every token passes: of a layer, as a mean over layers."""
+        share, inner, router = self.expert_share, float(self.intermediate), 0.0
+        if self.experts is not None:
+            inner += share * (self.experts.shared - inner)
+            router = share * self.experts.number * self.hidden
+        mlp = self.mlp(inner)
         return {
             "qkv": self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim,
             "out": self.heads * self.head_dim * self.hidden,
-            "up": self.hidden * self.intermediate * (2 if self.gated else 1),
-            "down": self.intermediate * self.hidden,
+            "up": mlp["up"] + router,
+            "down": mlp["down"],
         }
+
+    def mlp(self, inner: float) -> dict[str, float]:
+        """Weights of an MLP of this inner size by operator group."""
+        up = self.hidden * inner * (2 if self.gated else 1)
+        return {"up": up, "down": inner * self.hidden}
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the layers that have experts."""
+        return self.experts.num_layers / self.num_layers if self.experts else 0.0
 
     @property
     def weight_bytes(self) -> float:
         """All weights at two bytes."""
-        return 2.0 * (self.num_layers * sum(self.matrices.values()) + 2 * self.vocab * self.hidden)
+        layer = sum(self.matrices.values())
+        if self.experts is not None:
+            one = sum(self.mlp(self.experts.width).values())
+            layer += self.expert_share * self.experts.number * one
+        return 2.0 * (self.num_layers * layer + 2 * self.vocab * self.hidden)
 
     @property
     def kv_bytes_per_token(self) -> float:

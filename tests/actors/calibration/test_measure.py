@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.calibration.fit import predict
@@ -26,6 +28,30 @@ async def test_it_finds_what_steps_cost(num_stages: int) -> None:
         StepShape(4, 4000, ((0, 900),)),
     ):
         assert predict(found.model, shape) == pytest.approx(predict(TRUTH, shape), rel=0.15)
+
+
+def _read_experts(num_tokens: int, num_experts: int, per_token: int) -> float:
+    """Share of the experts that some token reads, if each token draws its own evenly."""
+    return 1.0 - (1.0 - per_token / num_experts) ** num_tokens
+
+
+@pytest.mark.parametrize(("num_experts", "per_token"), [(0, 0), (8, 2), (32, 8), (128, 8)])
+async def test_the_floor_of_a_mixture_of_experts_rises_with_the_first_tokens(
+    num_experts: int, per_token: int
+) -> None:
+    """At any small number of tokens, measured or between; 0 experts: a dense model."""
+    tokens = (*range(1, 257), 2048)
+    experts_s = [
+        0.02 * _read_experts(n, num_experts, per_token) if num_experts else 0.0 for n in tokens
+    ]
+    tokens_s = tuple((n, 0.004 + s + 1e-4 * n) for n, s in zip(tokens, experts_s, strict=True))
+    truth = replace(TRUTH, tokens_s=tokens_s)
+    stages = Stages(truth, noise=0.01)
+    found = await calibrate(stages.execute, LIMITS, BASE, stages.clock)
+    steps = [StepShape(n, 200 * n) for n in range(1, LIMITS.max_requests + 1)]
+    steps += [StepShape(prefills=((0, n),)) for n in range(2, 65)]
+    for shape in steps:
+        assert predict(found.model, shape) == pytest.approx(predict(truth, shape), rel=0.035)
 
 
 @pytest.mark.parametrize("disturbed_until_s", [0.1, 0.4, 1.5])

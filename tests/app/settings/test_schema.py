@@ -272,3 +272,8 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(SettingsError, match=r"^speculation\.model: .* has other tokens than"):
         resolve(parse(args))
+
+
+def test_ignored_keys_of_config_json_reach_the_stages() -> None:
+    args = {"model": {"path": DEMO, "ignore_config_keys": ["alpha", "rope_scaling.beta"]}}
+    assert resolve(parse(args)).stage.ignored_config_keys == ("alpha", "rope_scaling.beta")

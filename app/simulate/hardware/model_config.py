@@ -1,0 +1,114 @@
+"""The shape of a model by the config.json of its folder, dense or with mixtures of experts.
+
+Keys have Llama's names. What another family calls otherwise is read where it is listed here; a
+config that lacks a dimension under these names is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.simulate.hardware.operators import read_operators
+from app.simulate.hardware.shapes import Experts, ModelShape
+
+_UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM")
+_PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
+# Families whose `sliding_window` holds in every layer; in others, `layer_types` has to say so.
+_WINDOWED = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM")
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def is_model_config(path: Path) -> bool:
+    """Whether a file describes a model, not the cost of its steps."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    return "architectures" in json.loads(path.read_text("utf-8"))
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Named by the folder. Raises OSError, or ValueError naming the file and what it lacks."""
+    try:
+        return shape_of_config(json.loads(path.read_text("utf-8")), path.resolve().parent.name)
+    except KeyError as missing:
+        raise ValueError(f"{path} lacks the key {missing}") from missing
+    except ValueError as bad:
+        raise ValueError(f"{path}: {bad}") from bad
+
+
+def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
+    """Raises KeyError for a missing key, ValueError for attention that has no timings.
+
+    A window of some layers only is left out: it would lower the cost of attention.
+    """
+    if keys.get("kv_lora_rank"):
+        raise ValueError("latent attention (kv_lora_rank) has no published timings")
+    architecture = (keys.get("architectures") or [""])[0]
+    hidden, heads = keys["hidden_size"], keys["num_attention_heads"]
+    num_layers = keys["num_hidden_layers"]
+    inner = keys.get("intermediate_size") or keys.get("ffn_hidden_size")
+    if inner is None and architecture == "FalconForCausalLM":
+        inner = 4 * hidden
+    experts = _experts(keys, num_layers)
+    if inner is None:
+        raise KeyError("intermediate_size")
+    width = inner if experts is None else experts.per_token * experts.width + experts.shared
+    return ModelShape(
+        name,
+        num_layers,
+        hidden,
+        inner,
+        heads,
+        keys.get("num_key_value_heads") or keys.get("num_kv_heads") or heads,
+        keys.get("head_dim") or hidden // heads,
+        keys["vocab_size"],
+        _nearest(hidden, width),
+        gated=architecture not in _UNGATED,
+        all_reduces=1 if architecture in _PARALLEL else 2,
+        window=_window(keys, architecture),
+        max_model_len=keys["max_position_embeddings"],
+        experts=experts,
+    )
+
+
+def _experts(keys: Mapping[str, Any], num_layers: int) -> Experts | None:
+    number = next((keys[key] for key in _NUM_EXPERTS if keys.get(key)), 0)
+    if not number:
+        if keys.get("num_experts_per_tok"):
+            raise KeyError(" or ".join(_NUM_EXPERTS))
+        return None
+    width = keys.get("moe_intermediate_size") or keys["intermediate_size"]
+    shared = (
+        keys.get("shared_expert_intermediate_size")
+        or keys.get("shared_intermediate_size")
+        or (keys.get("n_shared_experts") or 0) * width
+    )
+    every, plain = keys.get("decoder_sparse_step") or 1, keys.get("mlp_only_layers") or ()
+    first = keys.get("first_k_dense_replace") or 0
+    with_experts = [
+        layer
+        for layer in range(first, num_layers)
+        if (layer + 1) % every == 0 and layer not in plain
+    ]
+    return Experts(number, keys["num_experts_per_tok"], width, len(with_experts), shared)
+
+
+def _window(keys: Mapping[str, Any], architecture: str) -> int:
+    window, kinds = keys.get("sliding_window") or 0, keys.get("layer_types")
+    everywhere = set(kinds) == {"sliding_attention"} if kinds else architecture in _WINDOWED
+    return window if everywhere else 0
+
+
+def _nearest(hidden: int, inner: int) -> str:
+    """The profiled shape whose matrices are nearest in size."""
+
+    def distance(name: str) -> tuple[float, float]:
+        shape = profiled[name]["shape"]
+        by_hidden, by_inner = shape["hidden"] / hidden, shape["intermediate"] / inner
+        return abs(math.log(by_hidden)), abs(math.log(by_inner))
+
+    profiled = read_operators("a100")["layers"]
+    return min(profiled, key=distance)

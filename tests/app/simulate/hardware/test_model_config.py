@@ -1,0 +1,147 @@
+"""Shapes read from config.json: dense models and mixtures of experts, and their cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.simulate.hardware.deployments import compose, load_model
+from app.simulate.hardware.interconnect import SHAPES
+from app.simulate.hardware.model_config import is_model_config, read_shape, shape_of_config
+from app.simulate.hardware.operators import CONFIGS
+from app.simulate.hardware.shapes import MODELS, Experts, experts_touched
+
+BASE: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+MIXTRAL = BASE | {"num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = BASE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [0],
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+}
+OLMOE = BASE | {
+    "architectures": ["OlmoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+}
+GPT_OSS = BASE | {
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 16,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_local_experts": 32,
+    "sliding_window": 128,
+}
+DEEP = BASE | {
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (BASE, None),
+        (MIXTRAL, Experts(8, 2, 14336, 32)),
+        (QWEN3_MOE, Experts(128, 8, 768, 47)),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, Experts(128, 8, 768, 24)),
+        (OLMOE, Experts(64, 8, 1024, 32)),
+        (GPT_OSS, Experts(32, 4, 2880, 32)),
+        (DEEP, Experts(64, 4, 1024, 29, shared=2048)),
+        (MIXTRAL | {"shared_intermediate_size": 512}, Experts(8, 2, 14336, 32, shared=512)),
+    ],
+)
+def test_experts_are_read(config: dict[str, Any], experts: Experts | None) -> None:
+    assert shape_of_config(config, "it").experts == experts
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_dense_shapes_are_those_of_the_paper_s_deployments(name: str) -> None:
+    known = MODELS[name]
+    read = read_shape(SHAPES / name / "config.json")
+    assert replace(read, max_model_len=0, profiled="") == replace(
+        known, max_model_len=0, profiled=""
+    )
+
+
+def test_a_window_of_some_layers_is_left_out() -> None:
+    assert shape_of_config(MIXTRAL | {"sliding_window": 4096}, "it").window == 4096
+    assert shape_of_config(GPT_OSS, "it").window == 0
+    assert shape_of_config(OLMOE | {"sliding_window": 4096}, "it").window == 0
+
+
+def test_configs_that_lack_something_say_what(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for config, message in (
+        ({"architectures": ["BloomForCausalLM"]}, "lacks the key 'hidden_size'"),
+        (BASE | {"num_experts_per_tok": 2}, "lacks the key 'num_local_experts or"),
+        (DEEP | {"kv_lora_rank": 512}, "latent attention"),
+    ):
+        path.write_text(json.dumps(config), "utf-8")
+        with pytest.raises(ValueError, match=message):
+            load_model(path)
+
+
+def test_a_folder_is_told_from_a_cost_model(tmp_path: Path) -> None:
+    assert is_model_config(SHAPES / "llama3-8b" / "config.json")
+    assert not is_model_config(CONFIGS / "llama3-8b-h100.json")
+    assert not is_model_config(tmp_path)
+    with pytest.raises(OSError, match=r"config\.json"):
+        load_model(tmp_path)
+
+
+def test_a_model_is_placed_on_the_fewest_devices(tmp_path: Path) -> None:
+    dense, mixture = load_model(SHAPES / "llama3-8b"), load_model(SHAPES / "granite-moe-1b")
+    assert dense.name == "llama3-8b-a100-tp1-pp1"
+    assert mixture.name == "granite-moe-1b-a100-tp1-pp1"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MIXTRAL), "utf-8")
+    model = load_model(tmp_path)
+    assert (model.tensor_ranks, model.num_stages) == (2, 1)
+    assert model.kv_tokens >= model.max_model_len == 32768
+    path.write_text(json.dumps(MIXTRAL | {"num_local_experts": 512}), "utf-8")
+    with pytest.raises(ValueError, match="does not fit on 32"):
+        load_model(path)
+
+
+def test_a_mixture_costs_what_its_experts_do() -> None:
+    """One token costs a dense model of the experts that it passes. More tokens add to the memory
+    floor what more experts are touched, and cost at last what their compute does."""
+    shape = shape_of_config(MIXTRAL, "it")
+    assert shape.experts is not None
+    mixture = compose(shape, "a100", 2, 1)
+    passed = compose(replace(shape, intermediate=2 * 14336, experts=None), "a100", 2, 1)
+    attention = compose(replace(shape, intermediate=0, experts=None), "a100", 2, 1)
+    assert mixture.linear_s(1) == pytest.approx(passed.linear_s(1), rel=1e-3)
+    one_s = (mixture.linear_s(1) - attention.linear_s(1)) / 2
+    for tokens in (2, 4, 8):
+        expected_s = attention.linear_s(tokens) + one_s * experts_touched(8, 2, tokens)
+        assert mixture.linear_s(tokens) == pytest.approx(expected_s, rel=0.03)
+    assert mixture.linear_s(4096) == pytest.approx(passed.linear_s(4096), rel=0.05)
