@@ -7,6 +7,7 @@ generation defaults. `python -m tests.tiny_models FOLDER VARIANT` writes one by 
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -156,6 +157,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3-images": (
+        "Gemma3WithImages",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
     "falcon-7b": ("Falcon", _FALCON),
     "falcon-40b": ("Falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-biased": (
@@ -219,8 +230,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
-_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
-_MODELS = {"GPT2": "GPT2LMHeadModel"}
+_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3WithImages": "Gemma3TextConfig"}
+_MODELS = {"GPT2": "GPT2LMHeadModel", "Gemma3WithImages": "Gemma3ForConditionalGeneration"}
+# Classes of configs that hold the decoder's as one part -> their other entries.
+_OUTER: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma3WithImages": (
+        "Gemma3Config",
+        {
+            "mm_tokens_per_image": 4,
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+        },
+    )
+}
 
 
 def architecture(variant: str) -> str:
@@ -234,6 +262,9 @@ def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transforme
     family, entries = VARIANTS[variant]
     config_class = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))
     config = config_class(**{**_BASE, **entries, **overrides})
+    if family in _OUTER:
+        outer, others = _OUTER[family]
+        config = getattr(transformers, outer)(text_config=config, **copy.deepcopy(others))
     model: transformers.PreTrainedModel = getattr(transformers, architecture(variant))(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -19,8 +19,9 @@ from actors.stage.models.config import ModelError
 from actors.stage.weights.folder import GGUF_LINK
 from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
+from actors.stage.weights.gguf_tokenizer import write_tokenizer
 
-_FORMAT = 1  # of the folders made here: another one makes them anew
+_FORMAT = 2  # of the folders made here: another one makes them anew
 
 
 def gguf_in(path: Path) -> Path | None:
@@ -59,13 +60,16 @@ def model_folder(path: Path, cache: Path) -> Path:
 def _make(file: Path, folder: Path) -> None:
     """Whole or not at all: it is made beside its place and then moved there."""
     with contextlib.closing(GgufFile(file)) as opened:
-        config = config_of(opened)
-        has_tokenizer = "tokenizer.ggml.tokens" in opened.metadata
+        _make_from(opened, file, folder)
+
+
+def _make_from(opened: GgufFile, file: Path, folder: Path) -> None:
+    config = config_of(opened)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
-        if has_tokenizer:
-            _write_tokenizer(file, made)
+        if "tokenizer.ggml.tokens" in opened.metadata:
+            write_tokenizer(opened, made)
         generation = {"eos_token_id": config["eos_token_id"]}
         (made / "config.json").write_text(json.dumps(config, indent=1))
         (made / "generation_config.json").write_text(json.dumps(generation))
@@ -77,13 +81,3 @@ def _make(file: Path, folder: Path) -> None:
             raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _write_tokenizer(file: Path, folder: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, KeyError, ImportError, NotImplementedError) as bad:
-        raise ModelError(f"{file}: its tokenizer cannot be read: {bad}") from bad
-    tokenizer.save_pretrained(folder)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from app.text.message_form import MessageForm
 from app.text.worker import (
     KillableWorker,
     WorkerDied,
@@ -62,6 +63,7 @@ class ChatTemplate:
         limit_s: float = TEMPLATE_LIMIT_S,
     ) -> None:
         self._templates = dict(templates)
+        self._forms = {name: MessageForm.of(text) for name, text in self._templates.items()}
         self._special_tokens = dict(special_tokens)
         self._limit_s = limit_s
         self._worker = KillableWorker("app.text.template_worker", start_limit_s=_START_LIMIT_S)
@@ -91,15 +93,16 @@ class ChatTemplate:
         variables: further template variables (such as `enable_thinking`); they never shadow the
         standard ones. Raises TemplateError subclasses, TemplateBusy.
         """
-        template = self._pick(bool(tools))
+        name = self._pick(bool(tools))
+        form = self._forms[name]
         job = {
-            "template": template,
+            "template": self._templates[name],
             "limit_s": self._limit_s,
             "variables": {
                 **(variables or {}),
                 **self._special_tokens,
-                "messages": list(messages),
-                "tools": list(tools) if tools else None,
+                "messages": form.messages(messages),
+                "tools": form.tools(tools),
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             },
@@ -138,7 +141,7 @@ class ChatTemplate:
     def _pick(self, has_tools: bool) -> str:
         for name in ("tool_use", "default") if has_tools else ("default",):
             if name in self._templates:
-                return self._templates[name]
+                return name
         raise TemplateMissing("this model has no chat template; use /v1/completions")
 
 

@@ -51,7 +51,7 @@ class TextProcessor:
             self._backend.no_truncation()
             self._backend.no_padding()
         self.vocab_size = len(tokenizer)
-        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.special_ids = _special_ids(tokenizer)
         self.eos_token_ids: tuple[int, ...] = (
             () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         )
@@ -201,6 +201,13 @@ def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:
     if not found:
         return {}
     return {"default": found} if isinstance(found, str) else dict(found)
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens with a name such as `eos_token`, and those that the tokenizer marks as special."""
+    added = tokenizer.added_tokens_decoder.items()
+    marked = (token_id for token_id, token in added if token.special)
+    return frozenset((*tokenizer.all_special_ids, *marked))
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, str]:

@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -122,7 +124,63 @@ def test_llama_index(demo: LiveServer) -> None:
     assert [part.text for part in model.stream_complete(QUESTION)][-1] == whole
 
 
-WEATHER = {
+GREEDILY = {"temperature": 0}  # which the package no longer has a name for
+
+
+def test_anthropic(demo: LiveServer) -> None:
+    client = anthropic.Anthropic(base_url=demo.url, api_key="none", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    request: dict[str, Any] = {"model": demo.model, "max_tokens": 200, "extra_body": GREEDILY}
+    whole = client.messages.create(**request, messages=messages)
+    assert ANSWER in whole.content[0].text
+    assert whole.stop_reason == "end_turn"
+    with client.messages.stream(**request, messages=messages) as events:
+        pieces = list(events.text_stream)
+        final = events.get_final_message()
+    assert len(pieces) > 5
+    assert "".join(pieces) == whole.content[0].text == final.content[0].text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    counted = client.messages.count_tokens(model=demo.model, messages=messages).input_tokens
+    usage = whole.usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_anthropic_calls_a_tool(demo: LiveServer) -> None:
+    client = anthropic.Anthropic(base_url=demo.url, api_key="none", max_retries=0)
+    function: dict[str, Any] = WEATHER["function"]
+    request: dict[str, Any] = {
+        "model": demo.model,
+        "max_tokens": 200,
+        "extra_body": GREEDILY,
+        "tools": [
+            {
+                "name": function["name"],
+                "description": function["description"],
+                "input_schema": function["parameters"],
+            }
+        ],
+    }
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    called = client.messages.create(**request, messages=messages, tool_choice={"type": "any"})
+    assert called.stop_reason == "tool_use"
+    (use,) = called.content
+    assert (use.type, use.name, list(use.input)) == ("tool_use", "get_weather", ["location"])
+    result = {"temperature": 4, "sky": "cloudy"}
+    messages += [
+        {"role": "assistant", "content": [use.model_dump(exclude_none=True)]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": use.id, "content": json.dumps(result)}
+            ],
+        },
+    ]
+    said = client.messages.create(**request, messages=messages)
+    assert said.stop_reason == "end_turn"
+    assert "4 degrees" in said.content[0].text
+
+
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",

@@ -62,6 +62,12 @@ def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(config, qk_norm="head", ropes=tuple(ropes))
 
 
+def gemma3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of Gemma 3 with images (4 B and larger); images are refused, and their weights
+    not read."""
+    return gemma3(base, keys)
+
+
 _NAMES = Names(
     attention_out_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
@@ -87,6 +93,24 @@ _GEMMA3 = {
     "rope_local_base_freq": 10_000.0,
 }
 _RENAMED = {"hidden_act": "hidden_activation"}
+_IN_GEMMA3_WITH_IMAGES = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+# As published, and as transformers holds them since 2025.
+_WITH_IMAGES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("vision_tower.", None),
+    ("model.vision_tower.", None),
+    ("multi_modal_projector.", None),
+    ("model.multi_modal_projector.", None),
+)
 
 FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(
@@ -100,4 +124,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma2ForCausalLM": Family(gemma2, _NAMES, {**_DEFAULTS, **_GEMMA2}, _RENAMED),
     "Gemma3ForCausalLM": Family(gemma3, _NAMES, {**_DEFAULTS, **_GEMMA3}, _RENAMED, True),
+    "Gemma3ForConditionalGeneration": Family(
+        gemma3_images,
+        replace(_NAMES, stored_prefixes=_WITH_IMAGES),
+        {**_DEFAULTS, **_GEMMA3, **_IN_GEMMA3_WITH_IMAGES},
+        _RENAMED,
+        True,
+        inner="text_config",
+    ),
 }

@@ -23,6 +23,7 @@ class Family:
     defaults: values of keys that config.json may omit.
     renamed: the family's names of keys that Llama has too.
     ropes_by_layer_type: `rope_parameters` are grouped by layer type ("full_attention", ...).
+    inner: key of the decoder's part of config.json, for models with other parts too.
     """
 
     describe: Callable[[DecoderConfig, Keys], DecoderConfig]
@@ -30,6 +31,7 @@ class Family:
     defaults: JsonObject = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ropes_by_layer_type: bool = False
+    inner: str = ""
 
 
 def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:

@@ -36,6 +36,8 @@ class Names:
     together.
     transposed: linear layers are stored as (in, out) features.
     optional_prefix: prefix that old checkpoints omit.
+    stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
+    is not read.
     """
 
     embedding: str = "model.embed_tokens"
@@ -69,6 +71,7 @@ class Names:
     stacked: StackedNames | None = None
     transposed: bool = False
     optional_prefix: str = ""
+    stored_prefixes: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def gated(self) -> bool:

@@ -32,6 +32,10 @@ QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 # Quantization methods of families with stacked experts.
 STACKED_METHODS = ("mxfp4",)
 
+_OF_WHOLE_MODEL = (
+    "dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings",
+)  # fmt: skip
+
 # Activations by their name in config.json -> their name in `Backend.activate`.
 ACTIVATIONS = {
     "silu": "silu",
@@ -64,6 +68,8 @@ def load_config(folder: Path, ignored_keys: Collection[str] = ()) -> DecoderConf
         )
     if "auto_map" in raw:
         _log.info("%s names code of its own (auto_map), which is not run", path)
+    if family.inner:
+        raw = _inner(path, raw, family.inner)
     keys = Keys(raw, family.defaults, family.renamed)
     try:
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
@@ -74,6 +80,14 @@ def load_config(folder: Path, ignored_keys: Collection[str] = ()) -> DecoderConf
     except (TypeError, ValueError) as bad:
         raise ModelError(f"{path}: {bad}") from bad
     return config
+
+
+def _inner(path: Path, raw: JsonObject, key: str) -> JsonObject:
+    """The decoder's part of a config, with what the whole model's says of it."""
+    inner = raw.get(key)
+    if not isinstance(inner, dict):
+        raise ModelError(f"{path} lacks the key '{key}'")
+    return {**inner, **{k: raw[k] for k in _OF_WHOLE_MODEL if raw.get(k) is not None}}
 
 
 def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...]) -> DecoderConfig:

@@ -22,7 +22,8 @@ from actors.stage.weights.source import WHOLE, Shard
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
+_BASE = "base_model.model."
+_TENSOR = re.compile(re.escape(_BASE) + r"(?P<module>.+)\.lora_[AB]\.weight")
 
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"}
 # Keys of training, of the base model, or implied by the tensors.
@@ -88,7 +89,15 @@ class AdapterFolder:
         self._dtype = dtype
         self._shapes = _module_shapes(config)
         # float32, because weights are scaled before they are rounded to the model's type.
-        self._checkpoint = Checkpoint(folder, torch.float32, single=_WEIGHTS)
+        self._checkpoint = Checkpoint(
+            folder,
+            torch.float32,
+            single=_WEIGHTS,
+            prefixes=tuple(
+                (_BASE + stored, None if ours is None else _BASE + ours)
+                for stored, ours in config.names.stored_prefixes
+            ),
+        )
         try:
             self.modules = frozenset(map(self._module_of, self._checkpoint.names))
             if not self.modules:
@@ -132,7 +141,7 @@ class AdapterFolder:
 
 
 def _tensor(module: str, which: str) -> str:
-    return f"base_model.model.{module}.lora_{which}.weight"
+    return f"{_BASE}{module}.lora_{which}.weight"
 
 
 def _module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:

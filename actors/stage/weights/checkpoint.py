@@ -26,6 +26,7 @@ class Checkpoint:
     """The tensors of one folder by name. Close it to unmap the shards.
 
     optional_prefix: precedes every name but the head's; some checkpoints omit it.
+    prefixes: of stored names, and what they are here; tensors with one of None are left out.
     single: file name of an unsharded checkpoint. device: of the tensors read; they are checked and
     converted there.
     """
@@ -37,6 +38,7 @@ class Checkpoint:
         optional_prefix: str = "",
         single: str = "model.safetensors",
         device: torch.device = CPU,
+        prefixes: tuple[tuple[str, str | None], ...] = (),
     ) -> None:
         self.folder = folder
         self._dtype = dtype
@@ -56,13 +58,19 @@ class Checkpoint:
         for name, shard in indexed.items():
             if self._shard_of.get(name) != shard:
                 raise ModelError(f"{folder / _INDEX} lists {name} in {shard.name}: it is not there")
-        self._left_out = ""
-        if optional_prefix and not any(n.startswith(optional_prefix) for n in self._shard_of):
-            self._left_out = optional_prefix
-            self._shard_of = {
-                name if name.startswith("lm_head.") else optional_prefix + name: shard
-                for name, shard in self._shard_of.items()
-            }
+        self._stored: dict[str, str] = {}  # by name: the stored one
+        omitted = not any(n.startswith(optional_prefix) for n in self._shard_of)
+        for stored in self._shard_of:
+            name = _named(stored, prefixes)
+            if name is not None and omitted and not name.startswith("lm_head."):
+                name = optional_prefix + name
+            if name in self._stored:
+                raise ModelError(
+                    f"{folder}: tensors {self._stored[name]} and {stored} stand for one"
+                )
+            if name is not None:
+                self._stored[name] = stored
+        self._shard_of = {name: self._shard_of[stored] for name, stored in self._stored.items()}
 
     @property
     def names(self) -> Collection[str]:
@@ -79,7 +87,7 @@ class Checkpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor as stored. Raises ModelError if it is missing."""
         shard = self.file_of(name)
-        return tuple(self._handles[shard].get_slice(name.removeprefix(self._left_out)).get_shape())
+        return tuple(self._handles[shard].get_slice(self._stored[name]).get_shape())
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         view, shard = self._view(name, shape), self._shard_of[name]
@@ -98,7 +106,7 @@ class Checkpoint:
 
     def read_raw(self, name: str, row: int | None = None) -> torch.Tensor:
         """A tensor as stored, whole or one row, packed integers and narrow floats included."""
-        shard, stored = self.file_of(name), name.removeprefix(self._left_out)
+        shard, stored = self.file_of(name), self._stored[name]
         try:
             if row is not None:
                 return torch.Tensor.clone(self._handles[shard].get_slice(stored)[row])
@@ -127,7 +135,7 @@ class Checkpoint:
 
     def _view(self, name: str, shape: tuple[int, ...]) -> Any:
         shard = self.file_of(name)
-        view = self._handles[shard].get_slice(name.removeprefix(self._left_out))
+        view = self._handles[shard].get_slice(self._stored[name])
         found = tuple(view.get_shape())
         if found != shape:
             raise ModelError(f"{shard}: tensor {name} has shape {found}, the config says {shape}")
@@ -135,6 +143,14 @@ class Checkpoint:
 
     def close(self) -> None:
         self._handles.clear()
+
+
+def _named(stored: str, prefixes: tuple[tuple[str, str | None], ...]) -> str | None:
+    """The name here of a stored tensor; None for one that is not read."""
+    for prefix, ours in prefixes:
+        if stored.startswith(prefix):
+            return None if ours is None else ours + stored.removeprefix(prefix)
+    return stored
 
 
 def _slice(view: Any, part: Shard, rank: int) -> torch.Tensor:

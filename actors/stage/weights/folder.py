@@ -56,7 +56,11 @@ def open_folder(
         return
     is_plain = config.quantization_config is None and config.names.stacked is None
     checkpoint = Checkpoint(
-        folder, dtype, config.names.optional_prefix, device=device if is_plain else CPU
+        folder,
+        dtype,
+        config.names.optional_prefix,
+        device=device if is_plain else CPU,
+        prefixes=config.names.stored_prefixes,
     )
     try:
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS

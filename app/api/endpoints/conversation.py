@@ -66,9 +66,10 @@ def _text(message: Message) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as an object, as templates expect; anything else is passed on unchanged."""
+    """Arguments as an object, as templates expect; anything else is passed on unchanged. No text
+    is no arguments."""
     try:
-        found = json.loads(text)
+        found = json.loads(text if text.strip() else "{}")
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text

@@ -123,7 +123,8 @@ def _messages(body: ResponseRequest) -> list[Message]:
             else:
                 messages.append(Message(role="assistant", tool_calls=calls))
         if reasoning and messages[-1].role == "assistant":
-            messages[-1].reasoning_content = reasoning
+            last = messages[-1]
+            last.reasoning_content = (last.reasoning_content or "") + reasoning
         reasoning = None
     if not messages:
         raise invalid("The input holds no message.", "input")

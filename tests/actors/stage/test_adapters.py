@@ -138,6 +138,7 @@ def test_two_ranks(
         ("falcon-40b", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
         ("gpt2", ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]),
         ("gemma3", list(tiny_adapters.LLAMA_MODULES)),
+        ("gemma3-images", list(tiny_adapters.LLAMA_MODULES)),  # some are the vision tower's too
         ("qwen3-moe", ["q_proj", "k_proj", "v_proj", "o_proj"]),
     ],
 )

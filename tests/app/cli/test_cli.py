@@ -163,7 +163,9 @@ def test_the_files_that_are_looked_for_are_named_as_given(tmp_path: Path) -> Non
 
 def test_models_and_folders(tmp_path: Path) -> None:
     """The demo model would load; Falcon-180B's config is fine, but there are no weights."""
-    assert "Gemma3ForCausalLM: Gemma 2 with" in runner.invoke(app, ["models"]).stdout
+    listed = runner.invoke(app, ["models"]).stdout
+    assert "Gemma3ForCausalLM: Gemma 2 with" in listed
+    assert "Gemma3ForConditionalGeneration: The decoder of Gemma 3 with images" in listed
     demo = runner.invoke(app, ["check", "configs/models/demo"])
     assert demo.exit_code == 0
     assert "ok. LlamaForCausalLM, 8 layers, 5.8 M parameters" in demo.stdout

@@ -1,6 +1,9 @@
-"""Chat templates in the manner of model families, short: what tells them apart and what they read.
+"""Chat templates in the manner of model families: what tells them apart, what they read, and what
+they refuse.
 
-The tokens that a family's tokenizer calls special are special here too (`SPECIAL`).
+Each is short and in its own words, but as strict as its family's: about ids, roles that take turns,
+results without calls, the type of arguments, calls a message, and where reasoning is. The tokens
+that a family's tokenizer calls special are special here too (`SPECIAL`).
 """
 
 from __future__ import annotations
@@ -10,55 +13,221 @@ from typing import Final
 
 from tests.app.text.tiny_tokenizer import byte_level_folder
 
-_TURNS = (
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{%- for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
-    "{%- endfor %}<|im_end|>\n{% endfor %}"
+_FIRST: Final = (
+    "{%- if messages[0].role == 'system' %}{% set rules = messages[0].content %}"
+    "{% set turns = messages[1:] %}{% else %}{% set rules = '' %}{% set turns = messages %}"
+    "{% endif %}"
 )
-_BEGIN = "{% if add_generation_prompt %}<|im_start|>assistant\n"
-_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+_OBJECT: Final = (
+    "{% if call.function.arguments is not mapping %}{{ raise_exception('no object') }}{% endif %}"
+)
+_ORPHANS: Final = (
+    "{%- for message in turns if message.role == 'tool' %}{% if not turns"
+    "|selectattr('tool_calls', 'defined')|list %}{{ raise_exception('a result without a call') }}"
+    "{% endif %}{% endfor %}"
+)
+_ALTERNATE: Final = (
+    "{%- for message in turns if message.role != 'tool' and not message.tool_calls %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant take turns') }}{% endif %}{% endfor %}"
+)
+_TOOLS: Final = "{% for tool in tools or [] %}{{ '\n' + tool | tojson }}{% endfor %}"
 
-HERMES: Final = (
-    "{% if tools %}<tools>" + _TOOLS + "</tools>\nFor each call return JSON within "
-    "<tool_call></tool_call> tags.{% endif %}" + _TURNS + _BEGIN + "{% endif %}"
+
+def _chatml(how: str, call: str, *, reasoning: str = "", begin: str = "") -> str:
+    """how: tells the model how to call. call: writes one. begin: begins the answer."""
+    return (
+        _FIRST + _ORPHANS + "{% set ns = namespace(last=0) %}{% for message in turns %}"
+        "{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+        "{%- if rules or tools %}<|im_start|>system\n{{ rules }}{% if tools %}\n<tools>"
+        + _TOOLS
+        + f"\n</tools>\n{how}{{% endif %}}<|im_end|>\n{{% endif %}}"
+        "{% for message in turns %}{% if message.role == 'tool' %}<|im_start|>user\n"
+        "<tool_response>{{ message.content }}</tool_response><|im_end|>\n"
+        "{% elif message.role in ['user', 'assistant'] %}<|im_start|>{{ message.role }}\n"
+        + reasoning
+        + "{{ message.content + '' }}{% for call in message.tool_calls or [] %}"
+        + _OBJECT
+        + call
+        + "{% endfor %}<|im_end|>\n{% else %}{{ raise_exception('no such role') }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n" + begin + "{% endif %}"
+    )
+
+
+_JSON_CALL: Final = "<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
+_JSON: Final = "For each call return JSON within <tool_call></tool_call> tags."
+HERMES: Final = _chatml(_JSON, _JSON_CALL)
+QWEN3: Final = _chatml(
+    _JSON,
+    _JSON_CALL,
+    reasoning="{% if message.reasoning_content is string and loop.index0 > ns.last %}<think>\n"
+    "{{ message.reasoning_content }}\n</think>\n\n{% endif %}",
+    begin="{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}",
 )
-QWEN3: Final = (
-    HERMES.removesuffix("{% endif %}")
-    + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
-    "{% endif %}{% endif %}"
+QWEN3_CODER: Final = _chatml(
+    "Reply as in\n<tool_call>\n<function=example>\n<parameter=x>\nvalue\n</parameter>\n</function>"
+    "\n</tool_call>",
+    "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% for key, value in call.function.arguments|items %}"
+    "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
 )
-QWEN3_CODER: Final = (
-    "{% if tools %}" + _TOOLS + "Reply as in\n<tool_call>\n<function=example>\n<parameter=x>\n"
-    "value\n</parameter>\n</function>\n</tool_call>{% endif %}" + _TURNS + _BEGIN + "{% endif %}"
-)
+GRANITE: Final = _chatml(_JSON, _JSON_CALL).replace("<|im_start|>", "<|start_of_role|>")
 R1: Final = (
-    "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}{% else %}<|Assistant|>"
-    "{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+    "{{ bos_token }}{% for message in messages if message.role == 'system' %}{{ message.content }}"
+    "{% endfor %}{% set ns = namespace(result=false) %}{% for message in messages %}"
+    "{% if message.role == 'user' %}<|User|>{{ message.content }}{% endif %}"
+    "{% if message.role == 'assistant' and message.tool_calls %}<|Assistant|>"
+    "{% for call in message.tool_calls %}{{ '<|call|>' + call.function.name + '\n```json\n'"
+    " + call.function.arguments + '\n```' }}{% endfor %}{% endif %}"
+    "{% if message.role == 'assistant' and message.content is not none %}<|Assistant|>"
+    "{{ message.content.split('</think>')[-1] }}{% endif %}"
+    "{% set ns.result = message.role == 'tool' %}"
+    "{% if message.role == 'tool' %}<|output|>{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and not ns.result %}<|Assistant|><think>\n{% endif %}"
 )
-LLAMA_3: Final = (
-    '{% if tools %}Respond in the format {"name": function name, "parameters": dictionary of '
-    "argument name and its value}.\n" + _TOOLS + "{% endif %}{% for m in messages %}"
-    "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
-    "{% if builtin_tools is defined %}<|python_tag|>{% endif %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+
+
+def _llama(how: str, body: str) -> str:
+    """body: writes the calls of a message."""
+    return (
+        "{{ bos_token }}"
+        + _FIRST
+        + "<|start_header_id|>system<|end_header_id|>\n\n{% if tools %}"
+        + how
+        + _TOOLS
+        + "{% endif %}{{ rules }}<|eot_id|>{% for message in turns %}"
+        "{% if message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n"
+        "{{ message.content | tojson }}"
+        "{% elif 'tool_calls' in message %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+        + body
+        + "{% else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+        "{{ message.content | trim }}{% endif %}<|eot_id|>{% endfor %}"
+        "{% if builtin_tools is defined %}<|python_tag|>{% endif %}"
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    )
+
+
+_PYTHONIC: Final = (
+    "{{ message.content }}[{% for call in message.tool_calls %}"
+    + _OBJECT
+    + "{{ call.function.name }}({% for key in call.function.arguments %}{{ key }}="
+    '"{{ call.function.arguments[key] }}"{% if not loop.last %}, {% endif %}{% endfor %})'
+    "{% if not loop.last %}, {% endif %}{% endfor %}]"
 )
-LLAMA_4: Final = (
-    "{% if tools %}Return calls as [func_name1(params_name1=params_value1, params_name2=...), "
-    "func_name2(params)]\n" + _TOOLS + "{% endif %}{% for m in messages %}{{ m.content }}<|eot|>"
-    "{% endfor %}"
+LLAMA_3: Final = _llama(
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and '
+    "its value}.",
+    "{% if message.tool_calls|length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+    "{% set call = message.tool_calls[0] %}"
+    + _OBJECT
+    + '{"name": "{{ call.function.name }}", "parameters": '
+    "{{ call.function.arguments | tojson }}}",
 )
-MISTRAL: Final = (
-    "{% if tools %}[AVAILABLE_TOOLS]" + _TOOLS + "[/AVAILABLE_TOOLS]{% endif %}"
-    "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}"
+LLAMA_3_2: Final = _llama(
+    "Return calls as [func_name1(params_name1=params_value1, params_name2=...), "
+    "func_name2(params)]",
+    _PYTHONIC,
 )
-MAGISTRAL: Final = "First draft your thinking within [THINK]Your draft[/THINK]." + MISTRAL
+LLAMA_4: Final = _llama(
+    "Return calls as <|python_start|>[func_name1(param1=value1), func_name2()]<|python_end|>",
+    _PYTHONIC,
+)
+
+
+def _mistral(assistant: str, result: str, user: str = "[INST]{{ message.content }}[/INST]") -> str:
+    return (
+        "{{ bos_token }}"
+        + _FIRST
+        + _ALTERNATE
+        + "{% if rules %}[SYSTEM_PROMPT]{{ rules }}[/SYSTEM_PROMPT]{% endif %}"
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+        "{% for message in turns %}{% if message.role == 'user' %}"
+        + user
+        + "{% elif message.role == 'assistant' %}"
+        + assistant
+        + "{{ eos_token }}{% elif message.role == 'tool' %}"
+        + result
+        + "{% else %}{{ raise_exception('no such role: ' + message.role) }}{% endif %}{% endfor %}"
+    )
+
+
+_CALL_ID: Final = (
+    "{% if call.id is not string or call.id|length != 9 %}"
+    "{{ raise_exception('nine letters and digits') }}{% endif %}"
+)
+_RESULT_ID: Final = (
+    "{% if message.tool_call_id is not defined or message.tool_call_id|length != 9 %}"
+    "{{ raise_exception('nine letters and digits') }}{% endif %}"
+)
+MISTRAL: Final = _mistral(
+    "{% if message.tool_calls is defined %}[TOOL_CALLS] [{% for call in message.tool_calls %}"
+    + _OBJECT
+    + _CALL_ID
+    + '{{ (call.function|tojson)[:-1] }}, "id": "{{ call.id }}"}{% if not loop.last %}, '
+    "{% endif %}{% endfor %}]{% else %} {{ message.content + '' }}{% endif %}",
+    _RESULT_ID
+    + '[TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}'
+    "[/TOOL_RESULTS]",
+)
+MISTRAL_2506: Final = _mistral(
+    "{{ message.content + '' }}{% for call in message.tool_calls or [] %}"
+    + _OBJECT
+    + _CALL_ID
+    + "[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]"
+    "{{ call.function.arguments | tojson }}{% endfor %}",
+    _RESULT_ID
+    + "[TOOL_RESULTS]{{ message.tool_call_id }}[TOOL_CONTENT]{{ message.content }}[/TOOL_RESULTS]",
+)
+MAGISTRAL: Final = "First draft your thinking within [THINK]Your draft[/THINK]." + _mistral(
+    "{% if not message.content and not message.tool_calls %}{{ raise_exception('empty') }}"
+    "{% endif %}{% if message.content is string %}{{ message.content }}"
+    "{% elif message.content|length > 0 %}{% for block in message['content'] %}"
+    "{% if block['type'] == 'text' %}{{ block['text'] }}{% elif block['type'] == 'thinking' %}"
+    "[THINK]{{ block['thinking'] }}[/THINK]{% else %}{{ raise_exception('no such block') }}"
+    "{% endif %}{% endfor %}{% endif %}{% for call in message.tool_calls or [] %}[TOOL_CALLS]"
+    "{% set arguments = call.function.arguments %}{% if arguments is not string %}"
+    "{% set arguments = arguments|tojson %}{% endif %}"
+    "{{ call.function.name + '[ARGS]' + arguments }}{% endfor %}",
+    "[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]",
+)
 GPT_OSS: Final = (
-    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}\n# Valid channels: "
-    "analysis, commentary, final.<|end|>" + _TOOLS + "{% for m in messages %}<|start|>{{ m.role }}"
-    "<|message|>{{ m.content }}<|end|>{% endfor %}{# <|channel|>analysis #}"
-    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    _FIRST
+    + "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}\n# Valid channels: "
+    "analysis, commentary, final.<|end|>{% if rules or tools %}<|start|>developer<|message|>"
+    "{{ rules }}{% for tool in tools or [] %}{% set tool = tool.function %}"
+    "{{ '\n// ' + tool.description + '\ntype ' + tool.name }}{% endfor %}<|end|>{% endif %}"
+    "{% set last = namespace(name=none) %}{% for message in turns %}"
+    "{% if message.role == 'assistant' and 'tool_calls' in message %}"
+    "{% set later = turns[loop.index:]|selectattr('role', 'equalto', 'assistant')"
+    "|rejectattr('tool_calls', 'defined')|list %}"
+    "{% if message.content and message.thinking %}{{ raise_exception('one of the two') }}"
+    "{% elif (message.content or message.thinking) and not later %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ message.content or message.thinking }}"
+    "<|end|>{% endif %}{# only the first call is written #}"
+    "{% set call = message.tool_calls[0] %}"
+    + _OBJECT
+    + "<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json"
+    "<|message|>{{ call.function.arguments | tojson }}<|call|>"
+    "{% set last.name = call.function.name %}"
+    "{% elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>"
+    "{{ message.content + '' }}<|end|>{% set last.name = none %}"
+    "{% elif message.role == 'tool' %}{% if last.name is none %}"
+    "{{ raise_exception('a result without a call') }}{% endif %}"
+    "<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>"
+    "{{ message.content | tojson }}<|end|>"
+    "{% elif message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+GEMMA_3: Final = (
+    "{{ bos_token }}"
+    + _FIRST
+    + "{% for message in turns %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant take turns') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{% if loop.first and rules %}{{ rules + '\n\n' }}{% endif %}{% if message.content is string %}"
+    "{{ message.content | trim }}{% else %}{{ raise_exception('no text') }}{% endif %}<end_of_turn>"
+    "\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 FAMILIES: Final = {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
@@ -68,6 +237,7 @@ SPECIAL: Final = (
     "<|python_tag|>",
     "[TOOL_CALLS]",
     "[ARGS]",
+    "[CALL_ID]",
     "[THINK]",
     "[/THINK]",
     "<|start|>",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.text.incremental import PrefixDetokenizer, TableDetokenizer
 from app.text.processor import TextProcessor
-from tests.app.text.tiny_tokenizer import sentencepiece_folder, wordpiece_folder
+from tests.app.text.tiny_tokenizer import byte_level_folder, sentencepiece_folder, wordpiece_folder
 
 BYTES = [bytes([byte]) for byte in range(256)]
 
@@ -52,6 +53,24 @@ def test_special_tokens_are_shown_only_on_demand(byte_level: TextProcessor) -> N
     assert byte_level.detokenizer().push([97, end, 98]) == "ab"
     shown = byte_level.detokenizer(skip_special_tokens=False).push([97, end, 98])
     assert shown == "a<|end|>b"
+
+
+def test_special_tokens_without_a_name_are_special(tmp_path: Path) -> None:
+    """As in folders whose tokenizer.json alone marks them: turns of Llama 3, Gemma and Phi-3."""
+    folder = byte_level_folder(tmp_path)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    turns = config.pop("additional_special_tokens")
+    path.write_text(json.dumps(config))
+    text = TextProcessor(folder)
+    try:
+        tokens = [97, *(text.encode_now(turn)[0] for turn in turns), 98]
+        assert len(tokens) == 2 + len(turns)
+        detokenizer = text.detokenizer()
+        assert isinstance(detokenizer, TableDetokenizer)
+        assert detokenizer.push(tokens) == "ab" == text.decode(tokens)
+    finally:
+        text.close()
 
 
 def test_tokens_beyond_the_vocabulary_are_silent(byte_level: TextProcessor) -> None:

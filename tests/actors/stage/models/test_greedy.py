@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from actors.stage.models.config import ModelError
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import (
     GREEDY,
@@ -19,6 +20,8 @@ from tests.actors.stage.greedy_reference import (
     skip_unless_available,
 )
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_chain, make_runner
+
+WEIGHTS = "model.safetensors"
 
 
 def test_reference_varies() -> None:
@@ -87,7 +90,7 @@ def write_internlm2(folder: Path) -> Path:
         "mlp.down_proj": "feed_forward.w2",
     }
     tensors = {}
-    stored = load_file(folder / "model.safetensors")
+    stored = load_file(folder / WEIGHTS)
     for name, tensor in stored.items():
         for ours, theirs in renamed.items():
             name = name.replace(ours, theirs)
@@ -100,7 +103,7 @@ def write_internlm2(folder: Path) -> Path:
             tensors[fused] = torch.cat(groups, dim=1).reshape(-1, 64)
         elif "self_attn" not in name:
             tensors[name] = tensor
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config |= {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
@@ -113,6 +116,41 @@ def test_internlm2(tmp_path: Path) -> None:
     assert MiniPlanner(make_chain(folder, 2), feeds=True).run(make_prompts(), GREEDY) == expected(
         "llama"
     )
+
+
+def renamed(folder: Path, target: Path, names: dict[str, str]) -> Path:
+    """A copy of a model folder, prefixes of its tensors replaced."""
+    shutil.copytree(folder, target)
+    stored = load_file(folder / WEIGHTS)
+    for old, new in names.items():
+        stored = {
+            new + name.removeprefix(old) if name.startswith(old) else name: tensor
+            for name, tensor in stored.items()
+        }
+    save_file(stored, target / WEIGHTS, {"format": "pt"})
+    return target
+
+
+def test_both_names_of_a_decoder_within_a_model_of_images(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_model("gemma3-images")
+    assert any(n.startswith("language_model.model.") for n in load_file(folder / WEIGHTS))
+    newer = {
+        "language_model.model.": "model.language_model.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    }
+    found = renamed(folder, tmp_path / "newer", newer)
+    answers = MiniPlanner(make_chain(found, 2), feeds=True).run(make_prompts(), GREEDY)
+    assert answers == expected("gemma3-images")
+    doubled = tmp_path / "doubled"
+    shutil.copytree(folder, doubled)
+    stored = load_file(folder / WEIGHTS)
+    stored["model.norm.weight"] = stored["language_model.model.norm.weight"].clone()
+    save_file(stored, doubled / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"tensors .*model\.norm\.weight and .* stand for one"):
+        make_chain(doubled)
 
 
 def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import transformers
 
 from actors.stage.models.config import ModelError
 from actors.stage.models.read import FAMILIES, load_config
@@ -31,6 +34,52 @@ def test_layers_are_split_evenly(num_layers: int, num_stages: int) -> None:
 def test_every_family_has_a_tiny_model() -> None:
     """So every one is held against transformers."""
     assert set(FAMILIES) == {architecture(variant) for variant in VARIANTS} | set(BY_OTHER_NAMES)
+
+
+def write_gemma3_4b(folder: Path, **text: Any) -> dict[str, Any]:
+    """The keys that the published config of 4 B has: the others have transformers' defaults."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+            **text,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
+
+
+def test_a_decoder_within_a_model_of_images(tmp_path: Path) -> None:
+    given = write_gemma3_4b(tmp_path)
+    found = load_config(tmp_path)
+    theirs = transformers.Gemma3Config(text_config=given["text_config"]).text_config
+    assert (found.num_heads, found.num_kv_heads) == (
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert (found.head_dim, found.vocab_size) == (theirs.head_dim, theirs.vocab_size)
+    assert found.max_positions == theirs.max_position_embeddings
+    assert found.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert found.tied_embeddings
+    kinds = ["sliding_attention" if w else "full_attention" for w in found.sliding_windows]
+    assert kinds == theirs.layer_types
+    assert (found.eos_token_ids, found.dtype) == ((1, 106), "bfloat16")
+
+
+def test_the_inner_part_is_checked_like_a_whole_config(tmp_path: Path) -> None:
+    write_gemma3_4b(tmp_path, num_experts=4)
+    with pytest.raises(ModelError, match="num_experts 4 changes what a model computes"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["Gemma3ForConditionalGeneration"]}')
+    with pytest.raises(ModelError, match="lacks the key 'text_config'"):
+        load_config(tmp_path)
 
 
 def test_published_configs() -> None:

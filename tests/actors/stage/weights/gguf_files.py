@@ -33,17 +33,22 @@ def write(
     variant: str = "llama",
     kind: Kind = Kind.F32,
     tune: Callable[[gguf.GGUFWriter], None] | None = None,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     **overrides: Any,
 ) -> transformers.PreTrainedModel:
     """Write the file; returns the model in float32 of the weights that it stands for.
 
-    kind: of all matrices. tune: adds to the metadata before it is written.
+    kind: of all matrices. tune: adds to the metadata before it is written. tokenizer: writes
+    another tokenizer's metadata than the tiny models'.
     """
     model = tiny_models.build(variant, **overrides)
     architecture = ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_metadata(writer, architecture, model.config)
-    _write_tokenizer(writer, tiny_models.VOCAB_SIZE)
+    if tokenizer is None:
+        _write_tokenizer(writer, tiny_models.VOCAB_SIZE)
+    else:
+        tokenizer(writer)
     if tune is not None:
         tune(writer)
     code = next(c for c, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)

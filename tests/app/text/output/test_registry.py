@@ -26,10 +26,14 @@ FORMATS_OF = {
     "qwen3_coder": ("qwen3_coder", None),
     "r1": ("hermes", "think"),
     "llama_3": ("llama3_json", None),
+    "llama_3_2": ("pythonic", None),
     "llama_4": ("pythonic", None),
     "mistral": ("mistral", None),
+    "mistral_2506": ("mistral", None),
     "magistral": ("mistral", "mistral"),
     "gpt_oss": ("harmony", "harmony"),
+    "gemma_3": ("hermes", None),
+    "granite": ("hermes", None),
 }
 
 

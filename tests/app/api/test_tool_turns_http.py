@@ -1,0 +1,228 @@
+"""Conversations of two turns with parallel calls, by the packages of OpenAI and Anthropic, for
+every family that has tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from app.text.processor import TextProcessor
+from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.text.families import FAMILIES, family_folder
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+}
+NUMBERS = (11_111_111_111, 22_222_222_222)  # longer than an id, which is random
+ARGUMENTS = [json.dumps({"a": a, "b": "xy"}) for a in NUMBERS]
+OBJECTS = [f'{{"name": "add", "arguments": {one}}}' for one in ARGUMENTS]
+HERMES = "".join(f"<tool_call>{one}</tool_call>" for one in OBJECTS)
+PYTHON = ", ".join(f"add(a={a}, b='xy')" for a in NUMBERS)
+TEKKEN = [f"[ARGS]{one}" for one in ARGUMENTS]
+CODER = "".join(
+    f"<tool_call>\n<function=add>\n<parameter=a>\n{a}\n</parameter>\n<parameter=b>\nxy\n"
+    "</parameter>\n</function>\n</tool_call>"
+    for a in NUMBERS
+)
+HARMONY = "<|start|>assistant".join(
+    f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{one}<|call|>"
+    for one in ARGUMENTS
+)
+# Family -> two parallel calls as its model writes them.
+ANSWERS = {
+    "hermes": HERMES,
+    "granite": HERMES,
+    "r1": f"Two of them.\n</think>\n\n{HERMES}",
+    "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
+    "qwen3_coder": CODER,
+    "llama_3": "; ".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
+    "llama_3_2": f"[{PYTHON}]",
+    "llama_4": f"<|python_start|>[{PYTHON}]<|python_end|>",
+    "mistral": f"[TOOL_CALLS] [{', '.join(OBJECTS)}]",
+    "mistral_2506": "".join(
+        f"[TOOL_CALLS]add[CALL_ID]abcdefgh{number}{one}" for number, one in enumerate(TEKKEN)
+    ),
+    "magistral": "[THINK]Two of them.[/THINK]" + "".join(f"[TOOL_CALLS]add{a}" for a in TEKKEN),
+    "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
+}
+THINKS = ("r1", "qwen3", "magistral", "gpt_oss")
+KEEPS = ("qwen3", "magistral", "gpt_oss")  # the reasoning between calls; r1 drops it
+RESULTS = ("result one", "result two")
+FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))
+STREAM = pytest.mark.parametrize("stream", [False, True])
+Ready = Callable[[str], Any]
+
+
+def test_every_family_with_tools_is_here() -> None:
+    assert set(ANSWERS) == set(FAMILIES) - {"gemma_3"}
+
+
+@pytest.fixture(scope="module")
+def processors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TextProcessor]]:
+    made = {
+        family: TextProcessor(family_folder(Path(tmp_path_factory.mktemp(family)), family))
+        for family in ANSWERS
+    }
+    yield made
+    for processor in made.values():
+        processor.close()
+
+
+@pytest.fixture
+def ready(start_server: StartServer, processors: dict[str, TextProcessor]) -> Ready:
+    """A server whose model writes a family's two calls, and how to read its last prompt."""
+
+    async def start(family: str) -> tuple[Server, Callable[[], str]]:
+        processor = processors[family]
+        server = await start_server(processor=processor)
+        end = server.engine.card.eos_token_ids[0]
+        tokens = [*processor.encode_now(ANSWERS[family]), end]
+        server.engine.script = lambda request, index: tokens
+
+        def shown() -> str:
+            return processor.decode(server.engine.seen[-1].prompt, skip_special_tokens=False)
+
+        return server, shown
+
+    return start
+
+
+@pytest.fixture
+async def anthropic_of() -> AsyncIterator[Callable[[Server], anthropic.AsyncAnthropic]]:
+    made: list[anthropic.AsyncAnthropic] = []
+
+    def make(server: Server) -> anthropic.AsyncAnthropic:
+        made.append(anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0))
+        return made[-1]
+
+    yield make
+    for client in made:
+        await client.close()
+
+
+def check_prompt(family: str, prompt: str) -> None:
+    """The second turn shows both calls, their results and the reasoning between."""
+    for once in (*map(str, NUMBERS), *RESULTS):
+        assert prompt.count(once) == 1, once
+    assert prompt.count("Two of them.") == (family in KEEPS)
+
+
+@FAMILY
+@STREAM
+async def test_chat(ready: Ready, family: str, stream: bool) -> None:
+    server, shown = await ready(family)
+    messages: list[Any] = [{"role": "user", "content": "Sums?"}]
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}],
+    }
+    completions = server.openai.chat.completions
+    if stream:
+        async with completions.stream(**request, messages=messages) as events:
+            choice: Any = (await events.get_final_completion()).choices[0]
+    else:
+        choice = (await completions.create(**request, messages=messages)).choices[0]
+    message = choice.message
+    assert choice.finish_reason == "tool_calls"
+    assert not message.content
+    assert (getattr(message, "reasoning_content", None) or "").strip() == (
+        "Two of them." if family in THINKS else ""
+    )
+    assert [one.function.name for one in message.tool_calls] == ["add", "add"]
+    assert [json.loads(one.function.arguments)["a"] for one in message.tool_calls] == [*NUMBERS]
+    ids = [one.id for one in message.tool_calls]
+    assert len(set(ids)) == 2
+    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+    for call in messages[-1]["tool_calls"]:
+        call.pop("index", None)
+        call["function"].pop("parsed_arguments", None)
+    messages += [
+        {"role": "tool", "tool_call_id": one, "content": content}
+        for one, content in zip(ids, RESULTS, strict=True)
+    ]
+    await completions.create(**request, messages=messages)
+    check_prompt(family, shown())
+
+
+@FAMILY
+@STREAM
+async def test_responses(ready: Ready, family: str, stream: bool) -> None:
+    server, shown = await ready(family)
+    given: list[Any] = [{"role": "user", "content": "Sums?"}]
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
+    }
+    if stream:
+        async with server.openai.responses.stream(**request, input=given) as events:
+            answer: Any = await events.get_final_response()
+    else:
+        answer = await server.openai.responses.create(**request, input=given)
+    kinds = [item.type for item in answer.output]
+    assert kinds == [*(["reasoning"] if family in THINKS else []), *["function_call"] * 2]
+    calls = answer.output[-2:]
+    assert [json.loads(call.arguments)["a"] for call in calls] == [*NUMBERS]
+    given += [
+        item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output
+    ]
+    given += [
+        {"type": "function_call_output", "call_id": call.call_id, "output": output}
+        for call, output in zip(calls, RESULTS, strict=True)
+    ]
+    await server.openai.responses.create(**request, input=given)
+    check_prompt(family, shown())
+
+
+@FAMILY
+@STREAM
+async def test_messages(
+    ready: Ready,
+    anthropic_of: Callable[[Server], anthropic.AsyncAnthropic],
+    family: str,
+    stream: bool,
+) -> None:
+    server, shown = await ready(family)
+    messages: list[Any] = [{"role": "user", "content": "Sums?"}]
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 1000,
+        "tools": [{"name": "add", "input_schema": SCHEMA}],
+    }
+    client = anthropic_of(server)
+    if stream:
+        async with client.messages.stream(**request, messages=messages) as events:
+            answer: Any = await events.get_final_message()
+    else:
+        answer = await client.messages.create(**request, messages=messages)
+    uses = [block for block in answer.content if block.type == "tool_use"]
+    assert [use.input["a"] for use in uses] == [*NUMBERS]
+    assert [b.type for b in answer.content[:-2]] == (["thinking"] if family in THINKS else [])
+    blocks = [block.model_dump(exclude_none=True) for block in answer.content]
+    messages.append({"role": "assistant", "content": blocks})
+    results = [
+        {"type": "tool_result", "tool_use_id": use.id, "content": content}
+        for use, content in zip(uses, RESULTS, strict=True)
+    ]
+    messages.append({"role": "user", "content": results})
+    await client.messages.create(**request, messages=messages)
+    check_prompt(family, shown())
+
+
+async def test_no_arguments_are_an_empty_object(ready: Ready) -> None:
+    server, shown = await ready("qwen3_coder")
+    calls = [{"id": "x", "type": "function", "function": {"name": "now", "arguments": ""}}]
+    await server.openai.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": calls},  # type: ignore[list-item]
+            {"role": "tool", "tool_call_id": "x", "content": "noon"},
+        ],
+    )
+    assert "<function=now>\n</function>" in shown()
