@@ -18,7 +18,7 @@ import pytest
 
 from actors.fleet.snapshot import Role
 from actors.transport.shares import remove_unheld, shares_root
-from app.engine_client.client import EngineUnavailable, TokenChunk
+from app.engine_client.client import EngineUnavailable, GenerationRequest, TokenChunk
 from app.fleet.client import FleetClient
 from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_failover import Answer, mixed, read, through
@@ -109,9 +109,11 @@ async def processes(fleet: Any) -> dict[str, list[int]]:
 
 
 async def struck(
-    front: FleetClient, strikes: Sequence[tuple[int, Callable[[], None]]]
+    front: FleetClient,
+    strikes: Sequence[tuple[int, Callable[[], None]]],
+    requests: Sequence[GenerationRequest] = (),
 ) -> list[Answer]:
-    """The answers to `mixed`, while each strike falls after so many tokens."""
+    """The answers to these, or to `mixed`, while each strike falls after so many tokens."""
     num_tokens, to_come = 0, sorted(strikes, key=lambda strike: strike[0])
 
     def note(chunk: TokenChunk | None) -> None:
@@ -120,7 +122,7 @@ async def struck(
         while to_come and to_come[0][0] <= num_tokens:
             to_come.pop(0)[1]()
 
-    tasks = [asyncio.create_task(read(front, request, note)) for request in mixed()]
+    tasks = [asyncio.create_task(read(front, r, note)) for r in requests or mixed()]
     await asyncio.sleep(0)  # all are submitted
     note(None)
     answers = await asyncio.gather(*tasks)

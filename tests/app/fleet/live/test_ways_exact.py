@@ -19,14 +19,15 @@ from app.engine_client.client import GenerationRequest
 from tests import tiny_adapters
 from tests.app.fleet.live.test_draining import unhurried as unhurried
 from tests.app.fleet.live.test_failover import Answer, through
+from tests.app.fleet.live.test_split import struck
 from tests.live.reference import make_prompts
 from tests.live.test_live_tier import at_rest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
 MAX_TOKENS = 80
-# Three tokens are likelier than all others, so that what is drawn repeats itself and drafts are met;
-# and these streams are the last, so that drafts pay.
+# Three tokens are likelier than all others, so that what is drawn repeats itself and drafts are
+# met; and these streams are the last, so that drafts pay.
 REPEATING = {"logit_bias": ((0, 20.0), (1, 20.0), (2, 20.0)), "max_tokens": 140}
 KINDS: list[dict[str, Any]] = [
     {},
@@ -123,11 +124,17 @@ async def served(fleet: LiveFleet, way: str, has_adapter: bool) -> list[Answer]:
     return answers
 
 
+@pytest.fixture
+def slow_sections(sections: dict[str, Any]) -> dict[str, Any]:
+    Path(sections["scheduling"]["cost_model"]).write_text(SLOW)
+    return sections
+
+
 @pytest.mark.parametrize(("kind", "stages", "ranks"), CASES)
 async def test_the_tokens_of_one_engine(
     ray_cluster: None,
     tiny_model: Callable[..., Path],
-    sections: dict[str, Any],
+    slow_sections: dict[str, Any],
     tmp_path: Path,
     unhurried: None,
     kind: str,
@@ -136,8 +143,7 @@ async def test_the_tokens_of_one_engine(
 ) -> None:
     model = {"model": {"path": str(tiny_model("llama"))}}
     parallel = {"pipeline_stages": stages, "tensor_ranks": ranks, "cpus_per_rank": 0.1}
-    args = merged(sections, model, {"parallel": parallel}, ENGINE_KINDS[kind])
-    Path(args["scheduling"]["cost_model"]).write_text(SLOW)
+    args = merged(slow_sections, model, {"parallel": parallel}, ENGINE_KINDS[kind])
     if has_adapter := "adapters" in args:
         paths = {"a": str(tiny_adapters.write(tmp_path / "adapter"))}
         args["adapters"] = {"max_adapters": 1, "max_rank": 8, "paths": paths}
@@ -165,7 +171,7 @@ async def test_the_tokens_of_one_engine(
             leaving.append(asyncio.create_task(fleet.engines["one"].leave()))
 
         async with fleet.front(build_router("round_robin"), both) as front:
-            answers, _ = await through(front, requests("drained", has_adapter), leave)
+            answers = await struck(front, [(60, leave)], requests("drained", has_adapter))
             moves = (await front.status())["fleet"]
         assert answers == alone
         assert moves["num_moves"] > 0
