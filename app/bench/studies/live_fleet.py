@@ -20,18 +20,18 @@ from app.settings.model_folder import model_config
 from app.simulate.hardware.interconnect import kv_bytes_of
 
 if TYPE_CHECKING:  # they import Ray, which is imported where it is used
-    from actors.engine.config import EngineConfig
     from app.engine_client.live import LiveEngine
     from app.fleet.client import FleetClient
     from app.fleet.registry import Registry
 
 
 class LiveFleet:
-    """engines: by name, in order of their start."""
+    """engines: by name, in order of their start. adapters: folders by slot."""
 
-    def __init__(self, registry: Registry, config: EngineConfig) -> None:
+    def __init__(self, registry: Registry, model_path: str, adapters: Mapping[int, str]) -> None:
         self._registry = registry
-        self._config = config
+        self._model_path = model_path
+        self._adapters = adapters
         self.engines: dict[str, LiveEngine] = {}
 
     @asynccontextmanager
@@ -45,8 +45,7 @@ class LiveFleet:
 
         names = names or self.engines
         finder = Finder(_part_of(self._registry, names), this_node())
-        path, adapters = self._config.stage.model_path, dict(self._config.adapters)
-        front = FleetClient(finder, "bench", path, router, adapters=adapters)
+        front = FleetClient(finder, "bench", self._model_path, router, adapters=self._adapters)
         await front.start()
         try:
             if front.num_engines != len(names):
@@ -92,7 +91,7 @@ async def live_engines(
     # A standby would start, on the same cores, while something is measured.
     found = resolve(parse({**args, "engine": {**(args.get("engine") or {}), "standby": False}}))
     registry = Registry(f"bench-{secrets.token_hex(4)}")
-    fleet = LiveFleet(registry, found)
+    fleet = LiveFleet(registry, found.stage.model_path, dict(found.adapters))
     try:
         for name, role in roles.items():
             config = replace(found, role=role.value)
