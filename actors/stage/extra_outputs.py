@@ -100,11 +100,12 @@ class PromptOutputs:
     def _mean(self, part: Slice, normed_RH: torch.Tensor) -> torch.Tensor:
         """The mean from the first token to the end of this chunk, float32. A repeated chunk counts
         once. Raises ValueError where tokens before the chunk were never seen (a cached prefix).
+
+        Summed in order and in float64, so that chunks change nothing of it on CPUs.
         """
-        sum_H = normed_RH.float().sum(0)
         partial = self.partials.get(part.request_id)
         if part.start == 0:
-            before_H = torch.zeros_like(sum_H)
+            before_H = normed_RH.new_zeros(normed_RH.shape[1], dtype=torch.float64)
         elif partial is not None and partial.end == part.start:
             before_H = partial.sum_at_end_H
         elif partial is not None and partial.start == part.start:
@@ -114,9 +115,9 @@ class PromptOutputs:
                 f"mean pooling of request {part.request_id} needs its tokens from the first on"
             )
         end = part.start + part.num_tokens
-        total_H = before_H + sum_H
+        total_H = torch.cat((before_H[None], normed_RH.double())).cumsum(0)[-1]
         self.partials[part.request_id] = _Partial(part.start, before_H, end, total_H)
-        return total_H / end
+        return (total_H / end).float()
 
 
 def with_prompts(

@@ -37,13 +37,17 @@ class Job:
 
 @dataclass(slots=True)
 class Trace:
-    """One request as its caller saw it; times in seconds since the start of the run."""
+    """One request as its caller saw it; times in seconds since the start of the run.
+
+    tokens: of an engine in this process; a server says only how many there are.
+    """
 
     job: Job
     sent_s: float = 0.0
     event_times_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     error: str | None = None
+    tokens: list[int] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float | None:

@@ -4,19 +4,18 @@ Live engines of one thread each, and a front without HTTP. First an engine compu
 another continues their streams, beside streams that decode there already: the pause of a hand-over
 is the time between a stream's first and second token. Then engines leave one after the other, and
 one stream moves each time; its pause is the longest gap from then on until after its move. The
-engines' event logs tell what a pause consists of, and how fast KV was saved and fetched.
+engines' event logs tell what a pause consists of, and how fast KV was saved and fetched. Afterwards
+one engine computes these streams anew: it must give the same tokens (`tokens_equal`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -24,8 +23,8 @@ from typing import Annotated, Any
 import typer
 
 from actors.fleet.snapshot import Role
-from actors.scheduling.request import SamplingParams
 from app.bench.report import MeasurementError, make_report, publish
+from app.bench.studies.followed import Seen, follow, tokens_equal
 from app.bench.studies.kv_log import (
     Continued,
     EngineLog,
@@ -36,47 +35,14 @@ from app.bench.studies.kv_log import (
 )
 from app.bench.studies.live_fleet import LiveFleet, args_of, block_bytes, live_fleet, router_of
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.engine_client.client import EngineClient, GenerationRequest
+from app.engine_client.client import EngineClient
 from app.telemetry.definitions import quantile
 
-_TOKENS = range(300, 4000)  # ids below may mean something to a tokenizer
 _PROBE_TOKENS = 12  # of each stream that is handed over
 _BESIDE_TOKENS = 64  # the prompt of each stream that decodes beside
 _BETWEEN_MOVES = 60  # tokens
 _TAIL_TOKENS = 20  # after the last move
-
-
-@dataclass(slots=True)
-class Seen:
-    """A stream as its caller sees it: the times of its events, by `time.perf_counter`."""
-
-    num_prompt_tokens: int
-    times_s: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-    came: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def gaps_s(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[float]:
-        """Between events, of which the later one came within these times."""
-        times = self.times_s
-        return [b - a for a, b in itertools.pairwise(times) if from_s <= b <= to_s]
-
-    async def until(self, num_tokens: int) -> None:
-        while self.num_tokens < num_tokens:
-            self.came.clear()
-            await self.came.wait()
-
-
-async def follow(
-    front: EngineClient, name: str, seen: Seen, num_tokens: int, chance: random.Random
-) -> None:
-    """Stream so many tokens after a prompt drawn by chance, so that no engine has cached it."""
-    prompt = tuple(chance.choices(_TOKENS, k=seen.num_prompt_tokens))
-    request = GenerationRequest(name, prompt, SamplingParams(max_tokens=num_tokens))
-    async for chunk in front.generate(request):
-        if chunk.tokens:
-            seen.times_s.append(time.perf_counter())
-            seen.num_tokens += len(chunk.tokens)
-            seen.came.set()
+_PARTS = ("handed_over", "moved")  # of a report
 
 
 async def hand_overs(
@@ -85,19 +51,19 @@ async def hand_overs(
     """(streams that were handed over one after the other, streams that decoded beside)."""
     chance = random.Random()
     most = front.card.max_model_len - _BESIDE_TOKENS
-    beside = [Seen(_BESIDE_TOKENS) for _ in range(num_beside)]
+    beside = [Seen.of_length(_BESIDE_TOKENS, front, chance) for _ in range(num_beside)]
     tasks = [
-        asyncio.create_task(follow(front, f"beside {number}", seen, most, chance))
+        asyncio.create_task(follow(front, f"beside {number}", seen, most))
         for number, seen in enumerate(beside)
     ]
     for number in (64, *lengths):  # sizes of step that nothing has touched yet
-        await follow(front, f"warm-up {number}", Seen(number), 4, chance)
+        await follow(front, f"warm-up {number}", Seen.of_length(number, front, chance), 4)
     begin_s = time.perf_counter()
     probes = []
     for number in range(count):
         for length in lengths:
-            seen = Seen(length)
-            await follow(front, f"{number}-{length}", seen, _PROBE_TOKENS, chance)
+            seen = Seen.of_length(length, front, chance)
+            await follow(front, f"{number}-{length}", seen, _PROBE_TOKENS)
             probes.append(seen)
     for task in tasks:
         task.cancel()
@@ -111,28 +77,29 @@ async def hand_overs(
 
 async def moves(
     fleet: LiveFleet, front: EngineClient, num_tokens: int, count: int
-) -> list[dict[str, float]]:
+) -> tuple[list[dict[str, float]], Seen]:
     """One stream that is `num_tokens` long as the first of its engines leaves: known tokens then,
-    and the pause in ms of each move. Every engine but the last leaves while it has the stream."""
+    and the pause in ms of each move; and the stream. Every engine but the last leaves while it has
+    it."""
     chance = random.Random()
-    await follow(front, "warm-up", Seen(num_tokens), 4, chance)
-    seen = Seen(num_tokens - _BETWEEN_MOVES)
+    await follow(front, "warm-up", Seen.of_length(num_tokens, front, chance), 4)
+    seen = Seen.of_length(num_tokens - _BETWEEN_MOVES, front, chance)
     total = (count + 1) * _BETWEEN_MOVES + 1000  # so long that no engine keeps it to its end
-    stream = asyncio.create_task(follow(front, "moved", seen, total, chance))
+    stream = asyncio.create_task(follow(front, "moved", seen, total))
     found = []
     for number in range(1, count + 1):
         await _reached(seen, number * _BETWEEN_MOVES, stream)
         engines = (await front.status())["engines"]
         (here,) = [engine["id"] for engine in engines if engine["num_streams_here"]]
         begin_s = time.perf_counter()
-        known = seen.num_prompt_tokens + seen.num_tokens
+        known = len(seen.prompt) + len(seen.tokens)
         await fleet.engines[here.rpartition(".")[0]].leave()
-        await _reached(seen, seen.num_tokens + _TAIL_TOKENS, stream)
+        await _reached(seen, len(seen.tokens) + _TAIL_TOKENS, stream)
         found.append({"num_tokens": known, "pause_ms": 1e3 * max(seen.gaps_s(begin_s))})
     stream.cancel()
     with suppress(asyncio.CancelledError):
         await stream
-    return found
+    return found, seen
 
 
 async def _reached(seen: Seen, num_tokens: int, stream: asyncio.Task[None]) -> None:
@@ -150,9 +117,9 @@ def figures(
 ) -> list[dict[str, Any]]:
     """A row per length of prompt: pauses as the caller saw them, their parts by the logs."""
     rows = []
-    for length in sorted({seen.num_prompt_tokens for seen in probes}):
-        pauses_s = sorted(s.gaps_s()[0] for s in probes if s.num_prompt_tokens == length)
-        later_s = sorted(g for s in probes if s.num_prompt_tokens == length for g in s.gaps_s()[1:])
+    for length in sorted({len(seen.prompt) for seen in probes}):
+        pauses_s = sorted(s.gaps_s()[0] for s in probes if len(s.prompt) == length)
+        later_s = sorted(g for s in probes if len(s.prompt) == length for g in s.gaps_s()[1:])
         moved = [stream for stream in streams if stream.num_tokens == length + 1]
         if not moved:
             raise MeasurementError(f"no stream with a prompt of {length} tokens was handed over")
@@ -195,7 +162,10 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Pauses of streams whose KV moves between engines of this machine, and their parts."""
+    """Pauses of streams whose KV moves between engines of this machine, and their parts.
+
+    Exits with status 1 where such a stream has other tokens than on one engine alone.
+    """
     lengths = [int(length) for length in prompts.split(",")]
     args = args_of(config, tbt_ms, 2000.0)
     say_duration(120, 240, "live engines, one thread each")
@@ -207,6 +177,8 @@ def command(
     publish(make_report(context, found), as_json, out)
     if not as_json:
         _show(found)
+    if not all(found[name]["tokens_equal"] for name in _PARTS if name in found):
+        raise typer.Exit(1)
 
 
 async def _split(
@@ -220,12 +192,16 @@ async def _split(
         ):
             console.print("  live: prompts and streams on engines of their own")
             probes, others = await hand_overs(front, lengths, count, num_beside)
-        logs = {name: read_engine(read_rows(Path(folder) / name)) for name in roles}
+            end_s = time.monotonic()
+            async with fleet.front(router_of("colocated"), ("decode",)) as alone:
+                are_equal = await tokens_equal(alone, probes)
+        logs = _logs(Path(folder), roles, end_s)
     size = block_bytes(args)
     gaps_s = sorted(gap for seen in others for gap in seen.gaps_s())
     return {
         "rows": figures(probes, continued(logs)[-len(probes) :], size),
         **rates(logs, size),
+        "tokens_equal": are_equal,
         "beside_tbt_p50_ms": 1e3 * quantile(gaps_s, 0.5) if gaps_s else None,
         "beside_tbt_p99_ms": 1e3 * quantile(gaps_s, 0.99) if gaps_s else None,
         "beside_longest_ms": 1e3 * gaps_s[-1] if gaps_s else None,
@@ -240,14 +216,25 @@ async def _leaving(args: Mapping[str, Any], num_tokens: int, count: int) -> dict
             fleet.front(router_of("colocated")) as front,
         ):
             console.print("  live: engines leave, a stream moves")
-            rows = await moves(fleet, front, num_tokens, count)
-        logs = {name: read_engine(read_rows(Path(folder) / name)) for name in roles}
+            rows, moved = await moves(fleet, front, num_tokens, count)
+            end_s = time.monotonic()
+            are_equal = await tokens_equal(front, [moved])  # by the engine that is left
+        logs = _logs(Path(folder), roles, end_s)
     size = block_bytes(args)
     for row, stream in zip(rows, continued(logs)[-len(rows) :], strict=True):
         row |= {"num_tokens": stream.num_tokens, "fetched_mb": stream.num_fetched * size / 1e6}
         row["early_mb"] = stream.num_early * size / 1e6
         row |= {f"{name}_ms": part for name, part in stream.parts_ms().items()}
-    return {"rows": rows, **rates(logs, size)}
+    return {"rows": rows, **rates(logs, size), "tokens_equal": are_equal}
+
+
+def _logs(folder: Path, names: Iterable[str], end_s: float) -> dict[str, EngineLog]:
+    """Up to that time, by `time.monotonic`; what comes after was not measured."""
+    rows = {name: read_rows(folder / name) for name in names}
+    return {
+        name: read_engine(row for row in found if row["now_s"] <= end_s)
+        for name, found in rows.items()
+    }
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -280,7 +267,10 @@ def _show(found: Mapping[str, Any]) -> None:
         ]
         headings = ("known tokens", "pause, ms", *parts, "KV, MB", "early, MB")
         output.print(table(f"a stream whose engine leaves; {limit}", headings, moves_told))
-    for name in ("handed_over", "moved"):
+    for name in _PARTS:
         if name in found:
             saved, fetched = found[name]["saved_mb_per_s"], found[name]["fetched_mb_per_s"]
-            output.print(f"{name}: saved {saved:.0f} MB/s, fetched {fetched:.0f} MB/s")
+            tokens = "equal" if found[name]["tokens_equal"] else "differ"
+            output.print(
+                f"{name}: saved {saved:.0f} MB/s, fetched {fetched:.0f} MB/s, tokens {tokens}"
+            )

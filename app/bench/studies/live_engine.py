@@ -44,27 +44,36 @@ def read_args(config: Path, *, needs_cost_model: bool = False) -> dict[str, Any]
     return dict(args)
 
 
+def draw_prompt(engine: EngineClient, num_tokens: int, chance: random.Random) -> tuple[int, ...]:
+    size = engine.card.vocab_size
+    return tuple(chance.choices(range(min(_FIRST_TOKEN, size // 2), size), k=num_tokens))
+
+
 async def serve_jobs(
-    engine: EngineClient, jobs: Sequence[Job], chance: random.Random
+    engine: EngineClient, jobs: Sequence[Job], chance: random.Random, salt: str | None = None
 ) -> list[Trace]:
-    """Submit the jobs in open loop, with prompts drawn from `chance`."""
-    vocabulary = range(min(_FIRST_TOKEN, engine.card.vocab_size - 1), engine.card.vocab_size)
-    prompts = [tuple(chance.choices(vocabulary, k=job.num_prompt_tokens)) for job in jobs]
-    return await open_loop(
-        jobs, lambda n, begin_s: _one(engine, f"job {n}", jobs[n], prompts[n], begin_s)
-    )
+    """Submit the jobs in open loop, with prompts drawn from `chance`. Cached prefixes are shared by
+    equal salts."""
+    requests = [
+        GenerationRequest(
+            f"job {number}",
+            draw_prompt(engine, job.num_prompt_tokens, chance),
+            SamplingParams(max_tokens=job.num_output_tokens),  # greedy, no stop tokens
+            cache_salt=salt,
+        )
+        for number, job in enumerate(jobs)
+    ]
+    return await open_loop(jobs, lambda n, begin_s: _one(engine, jobs[n], requests[n], begin_s))
 
 
-async def _one(
-    engine: EngineClient, name: str, job: Job, prompt: tuple[int, ...], begin_s: float
-) -> Trace:
+async def _one(engine: EngineClient, job: Job, request: GenerationRequest, begin_s: float) -> Trace:
     trace = Trace(job, sent_s=time.perf_counter() - begin_s)
-    sampling = SamplingParams(max_tokens=job.num_output_tokens)  # greedy, no stop tokens
     try:
-        async for chunk in engine.generate(GenerationRequest(name, prompt, sampling)):
+        async for chunk in engine.generate(request):
             if chunk.tokens:
                 trace.event_times_s.append(time.perf_counter() - begin_s)
                 trace.num_tokens += len(chunk.tokens)
+                trace.tokens += chunk.tokens
     except EngineError as error:
         trace.error = f"{type(error).__name__}: {error}"
     return trace

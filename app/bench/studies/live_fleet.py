@@ -26,11 +26,12 @@ if TYPE_CHECKING:  # they import Ray, which is imported where it is used
 
 
 class LiveFleet:
-    """engines: by name, in order of their start."""
+    """engines: by name, in order of their start. adapters: folders by slot."""
 
-    def __init__(self, registry: Registry, model_path: str) -> None:
+    def __init__(self, registry: Registry, model_path: str, adapters: Mapping[int, str]) -> None:
         self._registry = registry
         self._model_path = model_path
+        self._adapters = adapters
         self.engines: dict[str, LiveEngine] = {}
 
     @asynccontextmanager
@@ -44,7 +45,7 @@ class LiveFleet:
 
         names = names or self.engines
         finder = Finder(_part_of(self._registry, names), this_node())
-        front = FleetClient(finder, "bench", self._model_path, router)
+        front = FleetClient(finder, "bench", self._model_path, router, adapters=self._adapters)
         await front.start()
         try:
             if front.num_engines != len(names):
@@ -71,29 +72,38 @@ def _part_of(registry: Registry, names: Collection[str]) -> Registry:
 async def live_fleet(
     args: Mapping[str, Any], roles: Mapping[str, Role], logs: Path | None = None
 ) -> AsyncGenerator[LiveFleet, None]:
-    """Start an engine for each name. logs: a folder where each writes its event log, in one of its
-    name; complete once the engines have ended."""
+    """`live_engines` on a Ray cluster of their own."""
     with local_cluster():
-        from app.engine_client.live import LiveEngine
-        from app.fleet.registry import Member, Registry
-        from app.settings.load import parse, resolve
-
-        # A standby would start, on the same cores, while something is measured.
-        settings = parse({**args, "engine": {**(args.get("engine") or {}), "standby": False}})
-        registry = Registry(f"bench-{secrets.token_hex(4)}")
-        fleet = LiveFleet(registry, str(settings.model.path))
-        try:
-            for name, role in roles.items():
-                config = replace(resolve(settings), role=role.value)
-                if logs is not None:
-                    config = replace(config, event_log=str(logs / name))
-                member = Member(registry, name, tcp=False)
-                fleet.engines[name] = LiveEngine(config, "bench", membership=member)
-                await fleet.engines[name].start()
+        async with live_engines(args, roles, logs) as fleet:
             yield fleet
-        finally:
-            for engine in fleet.engines.values():
-                await engine.close()
+
+
+@asynccontextmanager
+async def live_engines(
+    args: Mapping[str, Any], roles: Mapping[str, Role], logs: Path | None = None
+) -> AsyncGenerator[LiveFleet, None]:
+    """Start an engine for each name on this process's Ray cluster. logs: a folder where each writes
+    its event log, in one of its name; complete once the engines have ended."""
+    from app.engine_client.live import LiveEngine
+    from app.fleet.registry import Member, Registry
+    from app.settings.load import parse, resolve
+
+    # A standby would start, on the same cores, while something is measured.
+    found = resolve(parse({**args, "engine": {**(args.get("engine") or {}), "standby": False}}))
+    registry = Registry(f"bench-{secrets.token_hex(4)}")
+    fleet = LiveFleet(registry, found.stage.model_path, dict(found.adapters))
+    try:
+        for name, role in roles.items():
+            config = replace(found, role=role.value)
+            if logs is not None:
+                config = replace(config, event_log=str(logs / name))
+            member = Member(registry, name, tcp=False)
+            fleet.engines[name] = LiveEngine(config, "bench", membership=member)
+            await fleet.engines[name].start()
+        yield fleet
+    finally:
+        for engine in fleet.engines.values():
+            await engine.close()
 
 
 def args_of(config: Path, tbt_ms: float, ttft_ms: float, shared_gib: float = 0.5) -> dict[str, Any]:

@@ -7,6 +7,8 @@ measured at their start. What it is told of the machine (step times over their m
 between steps, how fast KV moves) comes from short runs of other requests before, never from a run
 that it is held against.
 
+Prompts are the same in every way, and so must the tokens be (`tokens_equal`).
+
 Asked is whether both put colocated and split engines in the same order, figure by figure: values
 nearer to each other than `EVEN` are in no order.
 """
@@ -54,6 +56,7 @@ WAYS = {
     "flexible": ("prefill", "one"),
 }
 LOADS = "chat=128x64@4,documents=1500x16@1.5,outputs=64x160@1.5,mixed=sharegpt/4@3"
+_WARM_LENGTHS = (1, 64, 512, 1500)  # of prompts
 _WARM_S = 6.0  # of each load in each way, before what is measured
 
 Traces = dict[tuple[str, str], list[list[Trace]]]  # by load and way, of each round
@@ -95,23 +98,32 @@ async def serve_all(
     chance = random.Random()  # unseeded: prompts that no engine has seen
     warm: list[Warm] = []
 
-    async def serve(way: str, jobs: Sequence[Job]) -> list[Trace]:
+    async def serve(way: str, jobs: Sequence[Job], seed: int) -> list[Trace]:
         async with fleet.front(router_of(way), WAYS[way]) as front:
-            return await serve_jobs(front, jobs, chance)
+            return await serve_jobs(front, jobs, random.Random(seed), salt=f"{way} {seed}")
 
     for way in WAYS:
         # Pages, buffers and sizes of step that nothing has touched yet.
-        await serve(way, [Job(0.0, n, 8) for n in (1, 64, 512, 1500)])
+        await serve(way, [Job(0.0, n, 8) for n in _WARM_LENGTHS], chance.getrandbits(32))
         console.print(f"  warm-up: {way}")
         begin_s = time.monotonic()
         for named in loads:
-            await serve(way, named.warm_up.jobs())
+            await serve(way, named.warm_up.jobs(), chance.getrandbits(32))
         warm.append(Warm(way, begin_s, time.monotonic()))
     traces: Traces = {}
-    for _, named, way in itertools.product(range(repeats), loads, WAYS):
-        console.print(f"  live: {named.name}, {named.load.qps:g} requests/s, {way}")
-        traces.setdefault((named.name, way), []).append(await serve(way, named.load.jobs()))
+    for _, named in itertools.product(range(repeats), loads):
+        seed = chance.getrandbits(32)
+        for way in WAYS:
+            console.print(f"  live: {named.name}, {named.load.qps:g} requests/s, {way}")
+            found = await serve(way, named.load.jobs(), seed)
+            traces.setdefault((named.name, way), []).append(found)
     return warm, traces
+
+
+def tokens_equal(traces: Traces, load: str) -> bool:
+    """Whether every way has given the tokens of the others to every request of this load."""
+    ways = [[[trace.tokens for trace in found] for found in traces[load, way]] for way in WAYS]
+    return all(tokens == ways[0] for tokens in ways)
 
 
 def read_machine(folder: Path, warm: Sequence[Warm], args: Mapping[str, Any]) -> Machine:
@@ -167,6 +179,7 @@ def measure(
                 "lengths": named.load.lengths,
                 "qps": named.load.qps,
                 "num_requests": len(jobs),
+                "tokens_equal": tokens_equal(traces, named.name),
                 "live": live,
                 "simulated": simulated,
                 "orders": orders(live, simulated),
@@ -201,7 +214,7 @@ def command(
 ) -> None:
     """Colocated, split and flexible engines of this machine, live and simulated: the same order?
 
-    Exits with status 1 where a figure of a load has them in opposite orders.
+    Exits with status 1 where a figure of a load has them in opposite orders, or tokens differ.
     """
     named = [NamedLoad.parse(text, seconds, seed) for text in loads.split(",")]
     if only:
@@ -214,7 +227,9 @@ def command(
     publish(make_report(context, found), as_json, out)
     if not as_json:
         _show(found)
-    if any(o["verdict"] == "opposite" for row in found["loads"] for o in row["orders"].values()):
+    rows = found["loads"]
+    is_opposite = any(o["verdict"] == "opposite" for row in rows for o in row["orders"].values())
+    if is_opposite or not all(row["tokens_equal"] for row in rows):
         raise typer.Exit(1)
 
 
@@ -246,6 +261,8 @@ def _show(found: Mapping[str, Any]) -> None:
     ]
     title = f"the better of colocated and split, live / simulated; even within {EVEN:.0%}"
     output.print(table(title, ("load", "TTFT P50", "TTFT P99", "TBT P99", "goodput"), better))
+    differ = [row["load"] for row in found["loads"] if not row["tokens_equal"]]
+    output.print(f"tokens of the ways: {'differ in ' + ', '.join(differ) if differ else 'equal'}")
     link = found["link"]
     output.print(
         f"KV: {link['bytes_per_s'] / 1e6:.0f} MB/s, {1e3 * link['latency_s']:.1f} ms before a fetch"

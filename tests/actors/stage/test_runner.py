@@ -269,6 +269,18 @@ def test_embeddings_equal_transformers(
         assert torch.tensor(pooled[request_id]).allclose(want, atol=1e-4)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_do_not_depend_on_chunks(tiny_model: Callable[..., Path], pooling: str) -> None:
+    skip_unless_available("cpu")
+    execute = make_chain(tiny_model("qwen3"), backend="cpu")
+    found = []
+    for chunk in (5, 64):
+        planner = MiniPlanner(execute, chunk=chunk)
+        planner.run(make_prompts(), GREEDY, pooling)
+        found.append(dict(entry for result in planner.results for entry in result.pooled))
+    assert found[0] == found[1]
+
+
 def test_mean_of_a_cached_prefix_is_refused(tiny_model: Callable[..., Path]) -> None:
     runner = make_runner(tiny_model("llama"))
     plan = StepPlan(0, (Slice(1, 8, 13, False),), started=(start(pooling="mean"),))

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from app.bench.report import MeasurementError
-from app.bench.studies.handover import Seen, figures, moves
+from app.bench.studies.followed import Seen
+from app.bench.studies.handover import figures, moves
 from app.bench.studies.kv_log import Continued
 from app.engine_client.client import GenerationRequest, TokenChunk
 
 
 def seen(num_tokens: int, *times_s: float) -> Seen:
-    return Seen(num_tokens, list(times_s), len(times_s))
+    return Seen((0,) * num_tokens, list(times_s))
 
 
 def moved(num_tokens: int, num_fetched: int, pause_s: float) -> Continued:
@@ -38,12 +39,10 @@ def test_the_pause_is_the_gap_before_the_second_token() -> None:
         figures(probes, streams[:2], 2e6)
 
 
-def test_gaps_count_by_their_end() -> None:
-    assert seen(8, 1.0, 2.0, 4.0, 4.5).gaps_s(1.5, 4.0) == [1.0, 2.0]
-
-
 class Front:
     """Its stream is at the first engine that has not left; every move takes ten naps."""
+
+    card = SimpleNamespace(vocab_size=1000)
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -60,7 +59,7 @@ class Front:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         for number in range(request.sampling.max_tokens):
             await asyncio.sleep(0)
-            yield TokenChunk(0, number, (number,))
+            yield TokenChunk(0, number, [number])
 
     def engine(self, name: str) -> Any:
         async def leave() -> None:
@@ -72,7 +71,8 @@ class Front:
 async def test_engines_leave_while_they_have_the_stream() -> None:
     front = Front(["engine-0", "engine-1", "engine-2"])
     fleet = SimpleNamespace(engines={name: front.engine(name) for name in front.names})
-    rows = await moves(fleet, front, 2000, 2)  # type: ignore[arg-type]
+    rows, seen = await moves(fleet, front, 2000, 2)  # type: ignore[arg-type]
     assert front.left == ["engine-0", "engine-1"]
     assert [row["num_tokens"] for row in rows] == pytest.approx([2000, 2060], abs=25)
     assert all(row["pause_ms"] > 0 for row in rows)
+    assert len(seen.prompt) + len(seen.tokens) > 2060

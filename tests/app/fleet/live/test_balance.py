@@ -124,7 +124,9 @@ async def test_engines_that_decode_relieve_each_other(
     assert ways == {("replica-1", "replica-2")}
 
 
-@pytest.mark.parametrize("who", ["target", pytest.param("source", marks=pytest.mark.long)])
+# The same copies as at a drain, where such deaths are tested in the short run too.
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["target", "source"])
 async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
@@ -149,6 +151,6 @@ async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
     assert answers == unfailed
     assert killed
     assert fleet.front.num_open == 0
-    assert fleet.front._placement._copies.open == {}
+    await until(lambda: not fleet.front._placement._copies.open)
     await until(lambda: all(engine.is_ready() for engine in fleet.engines))
     await all_at_rest(fleet)

@@ -67,23 +67,6 @@ def leaves(fleet: Any) -> tuple[Callable[[], None], list[asyncio.Task[None]]]:
     return lambda: leaving.append(asyncio.create_task(fleet.engines[0].leave())), leaving
 
 
-async def test_streams_are_copied_before_they_move(
-    make_fleet: Callable[..., Any], sections: dict[str, Any]
-) -> None:
-    fleet = await make_fleet(2, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
-    _, before = await all_at_rest(fleet)
-    assert before["num_early_blocks"] == 0
-    leave, leaving = leaves(fleet)
-    answers, _ = await through(fleet.front, mixed(), leave)
-    assert answers == unfailed
-    await asyncio.wait_for(leaving[0], 60)
-    _, after = await all_at_rest(fleet)
-    num_fetched = after["num_fetched_blocks"] - before["num_fetched_blocks"]
-    assert 0 < after["num_early_blocks"] <= num_fetched
-    assert (await fleet.front.status())["fleet"]["num_moves"] > 0
-
-
 async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],

@@ -26,7 +26,7 @@ LENGTHS = (3, 17, 40, 60, 5, 81, 22, 9)
 
 def mixed() -> list[GenerationRequest]:
     """Streams of every kind: greedy, drawn, bound to a grammar, with log-probabilities, several
-    of one prompt, an embedding."""
+    of one prompt."""
     kinds: list[dict[str, Any]] = [
         {},
         {"temperature": 1.0, "seed": 7, "top_k": 20},
@@ -43,7 +43,8 @@ def mixed() -> list[GenerationRequest]:
     return requests
 
 
-Answer = dict[int, list[Any]]  # continuation -> tokens, then log-probabilities, then the reason
+# continuation -> tokens, then log-probabilities and what is pooled, then the reason
+Answer = dict[int, list[Any]]
 
 
 async def read(
@@ -54,7 +55,7 @@ async def read(
     async for chunk in front.generate(request):
         assert chunk.first == len(tokens[chunk.index]), "a token was lost or doubled"
         tokens[chunk.index] += chunk.tokens
-        rest[chunk.index] += [*chunk.prompt_logprobs, *chunk.logprobs]
+        rest[chunk.index] += [*chunk.prompt_logprobs, *chunk.logprobs, *chunk.pooled]
         if chunk.finish_reason is not None:
             rest[chunk.index].append(chunk.finish_reason)
         on_chunk(chunk)
