@@ -121,7 +121,7 @@ def layout_table(results: Sequence[LayoutResult], num_gpus: int) -> Table:
     table.add_column("engines", no_wrap=True)
     for name in ("QPS per GPU", "TTFT P50 s", "TTFT P99 s", "TBT P99 ms"):
         table.add_column(name, justify="right")
-    table.add_column("stopped by")
+    table.add_column("stopped by", min_width=10)
     for result in results:
         at = result.figures
         table.add_row(
