@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from app.simulate import tables
+from app.simulate.effects import check_effect
+from app.simulate.hardware.deployments import load_model
 from app.simulate.options import (
     EngineOptions,
     RunOptions,
@@ -25,12 +27,21 @@ from app.simulate.paper import evaluation, figure7
 from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
-from app.simulate.run.config_search import candidates, search_configs
+from app.simulate.run.config_search import Candidate, candidates, is_cost_model, search_configs
 from app.simulate.run.record import write_requests
-from app.simulate.run.simulation import Deployment, simulate
+from app.simulate.run.simulation import simulate
+from app.simulate.run.ways_search import (
+    Question,
+    advice,
+    fitting,
+    judge_kinds,
+    kinds_for,
+    pairs,
+    search_ways,
+    warning,
+)
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
-from app.simulate.workload.specs import parse_lengths
 
 # Name -> what yields its rows, and how they are shown.
 STUDIES: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
@@ -56,8 +67,7 @@ def run(
 ) -> None:
     console = Console(stderr=options.as_json)
     try:
-        if ways != WayOptions() and (other := task.without_deployment):
-            raise ValueError(f"--way has no effect with {other}, which has deployments of its own")
+        check_effect(traffic, engines, ways, task, options)
         if task.figure7:
             result = _figure7(console, options.out)
         elif task.paper:
@@ -65,11 +75,11 @@ def run(
         elif task.study:
             result = _study(console, task.study, engines, traffic.seed, options)
         elif task.search:
-            result = _search(console, task.search, traffic, engines.tbt_s, options.workers)
+            result = _search(console, task, traffic, engines, ways, options.workers)
         elif task.capacity:
             result = _capacity(console, engines, ways, traffic)
         else:
-            result = _run(console, engines.deployment(ways), traffic, options.out)
+            result = _run(console, engines, ways, traffic, options.out)
     except OSError as error:
         raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
     except (ConfigError, ValueError, KeyError) as error:
@@ -79,13 +89,18 @@ def run(
 
 
 def _run(
-    console: Console, deployment: Deployment, traffic: TrafficOptions, out: Path | None
+    console: Console,
+    engines: EngineOptions,
+    ways: WayOptions,
+    traffic: TrafficOptions,
+    out: Path | None,
 ) -> dict[str, Any]:
-    workload = traffic.generate()
+    deployment, workload = engines.deployment(ways), traffic.generate()
     result = simulate(workload, deployment, seed=traffic.seed, keep_steps=out is not None)
     summary = result.summary()
     title = f"{deployment.model.name}, {workload.name}, {_words(deployment.config)}"
     tables.show(console, tables.summary_table(summary, title))
+    objective_s = _objective(console, engines, deployment.config)
     if out is not None:
         from app.simulate.run import plots
 
@@ -95,14 +110,14 @@ def _run(
         plots.save_run(result, out)
         console.print(f"written to {out}")
     if result.handovers is None:
-        return summary.to_dict()
+        return {**summary.to_dict(), **objective_s}
     moved = result.handovers.to_dict()
     console.print(
         f"{moved['num_requests']} requests moved with {moved['num_bytes'] / 1e9:.3g} GB of KV, "
         f"the busiest link {moved['busiest_link']:.1%} of the time; from the first token to the "
         f"next step {moved['handover_p50_s']:.3g} s, P99 {moved['handover_p99_s']:.3g} s"
     )
-    return {**summary.to_dict(), "handovers": moved}
+    return {**summary.to_dict(), **objective_s, "handovers": moved}
 
 
 def _words(config: SchedulerConfig) -> str:
@@ -110,43 +125,84 @@ def _words(config: SchedulerConfig) -> str:
     return f"{config.policy}, {config.budget}{size} budget"
 
 
+def _objective(
+    console: Console, engines: EngineOptions, config: SchedulerConfig
+) -> dict[str, float]:
+    assert config.tbt_s is not None
+    rule = f", the {engines.slo} one of this cost model" if engines.slo else ""
+    console.print(f"TBT objective {1e3 * config.tbt_s:.4g} ms{rule}")
+    return {"tbt_objective_s": config.tbt_s}
+
+
 def _capacity(
     console: Console, engines: EngineOptions, ways: WayOptions, traffic: TrafficOptions
 ) -> dict[str, Any]:
+    deployment, served = engines.deployment(ways), traffic.of_search().read()
+    objective = _objective(console, engines, deployment.config)
     found = search_capacity(
-        engines.deployment(ways),
-        parse_lengths(traffic.workload),
-        engines.tbt_s,
-        guess_qps=traffic.qps,
-        num_requests=traffic.requests,
-        seed=traffic.seed,
+        deployment,
+        served,
+        objective["tbt_objective_s"],
+        guess_qps=traffic.rate,
         on_probe=lambda p: console.print(
             f"{p.qps:8.3f} QPS  {'pass' if p.passed else 'fail'}  P99 TBT {p.tbt_p99:.3f} s  "
             f"median delay {p.scheduling_delay_p50:.2f} s"
         ),
     )
     console.print(f"capacity {found.qps:.3f} QPS, stopped by {found.limit}")
-    return found.to_dict()
+    return {**found.to_dict(), **objective}
 
 
 def _search(
-    console: Console, target: str, traffic: TrafficOptions, tbt_s: float, workers: int
+    console: Console,
+    task: TaskOptions,
+    traffic: TrafficOptions,
+    engines: EngineOptions,
+    ways: WayOptions,
+    workers: int,
 ) -> dict[str, Any]:
-    model, _, device = target.partition("/")
-    found = candidates(model, device or "a100")
+    found, spec = candidates(task.search), traffic.of_search()
+    spec.read()  # what is wrong in it is said once, before anything is searched
+    model = load_model(task.search) if is_cost_model(task.search) else None
+    tbt_s = engines.tbt_s(model)
+    if task.ways:
+        asked = task.ways_searched
+        name = model.name if model else task.search
+        division = ways.divided(asked[-1], 1, name) if len(asked) > 1 else None
+        question = Question(spec, tbt_s, task.gpus or 1, asked, division)
+        return _search_ways(console, found, question, workers)
     with _progress(console) as progress:
         bar = progress.add_task("configurations", total=len(found))
         verdicts = search_configs(
-            found,
-            traffic.workload,
-            tbt_s,
-            traffic.qps,
-            workers=workers,
-            num_requests=traffic.requests,
-            on_verdict=lambda _: progress.advance(bar),
+            found, spec, tbt_s, traffic.rate, workers, lambda: progress.advance(bar)
         )
-    tables.show(console, tables.verdict_table(verdicts, traffic.qps))
+    tables.show(console, tables.verdict_table(verdicts, traffic.rate))
     return {"verdicts": [v.to_dict() for v in verdicts]}
+
+
+def _search_ways(
+    console: Console, options: list[Candidate], question: Question, workers: int
+) -> dict[str, Any]:
+    fit = fitting(options, question.num_gpus)
+    with _progress(console) as progress:
+        bar = progress.add_task("kinds of engines", total=len(fit))
+        verdicts = judge_kinds(fit, question, workers, lambda: progress.advance(bar))
+        kinds = kinds_for(verdicts, question.num_gpus)
+        then = progress.add_task("ways", total=len(pairs(kinds, question)))
+        results = search_ways(kinds, question, workers, lambda: progress.advance(then))
+    told = advice(results, question)
+    tables.show(console, tables.layout_table(results, question.num_gpus))
+    console.print(told, highlight=False, soft_wrap=True)
+    doubt = warning(results, question.traffic.read().num_requests)
+    if doubt:
+        console.print(doubt, highlight=False, soft_wrap=True)
+    return {
+        "kinds": [v.to_dict() for v in verdicts],
+        "layouts": [result.to_dict() for result in results],
+        "tbt_objective_s": question.tbt_s,
+        "advice": told,
+        "warning": doubt,
+    }
 
 
 def _paper(console: Console, task: TaskOptions, options: RunOptions) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import typer
 
 from actors.fleet.roles import WAYS
 from actors.fleet.routers import ROUTERS
+from actors.scheduling.build import DECODE_STEPS, build_core
+from actors.scheduling.cost.model import CostModel
 from app.paths import locate
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import (
@@ -22,9 +24,16 @@ from app.simulate.hardware.interconnect import (
 )
 from app.simulate.run.deployment import Division
 from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.workload.arrivals import Arrivals
 from app.simulate.workload.requests import Workload, generate
-from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
-from app.simulate.workload.traces import read_trace
+from app.simulate.workload.specs import (
+    TrafficSpec,
+    names_yaml,
+    parse_arrivals,
+    parse_lengths,
+    read_file,
+)
+from app.simulate.workload.traces import SUFFIXES, read_trace
 
 
 def command_of(run: Callable[..., None], *groups: type) -> Callable[..., None]:
@@ -51,21 +60,47 @@ class TrafficOptions:
         typer.Option(help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf; or a file."),
     ] = "sharegpt4"
     arrivals: Annotated[
-        str, typer.Option(help="poisson, gamma[:cv], bursty, diurnal, fixed or trace.")
-    ] = "poisson"
-    qps: Annotated[float, typer.Option(help="Requests per second.", min=1e-6)] = 1.0
-    requests: Annotated[int, typer.Option(help="How many requests.", min=1)] = 512
+        str, typer.Option(help="poisson (default), gamma[:cv], bursty, diurnal, fixed or trace.")
+    ] = ""
+    qps: Annotated[float | None, typer.Option(help="Requests per second (1).", min=1e-6)] = None
+    requests: Annotated[int | None, typer.Option(help="How many requests (512).", min=1)] = None
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0
 
+    @property
+    def rate(self) -> float:
+        """The load of a run, or where a search begins."""
+        return 1.0 if self.qps is None else self.qps
+
     def generate(self) -> Workload:
-        file = locate(self.workload)
-        if file.suffix in (".csv", ".parquet"):
-            qps = None if self.arrivals == "trace" else self.qps
-            return read_trace(str(file), qps, self.seed)
-        if file.suffix in (".yaml", ".yml"):
-            return load_workload(file, self.seed)
-        arrivals, lengths = parse_arrivals(self.arrivals, self.qps), parse_lengths(self.workload)
-        return generate(arrivals, lengths, self.requests, self.seed, self.workload)
+        """The requests of one run; all of a file's."""
+        if names_yaml(self.workload):
+            self._refuse("requests", "arrivals", "qps")
+            return read_file(self.workload, self.seed)
+        if self.workload.endswith(SUFFIXES):
+            as_recorded = self.arrivals == "trace"
+            self._refuse("requests", *(("qps",) if as_recorded else ()))
+            process = None if as_recorded else self._process
+            return read_trace(locate(self.workload), process, self.seed)
+        lengths = parse_lengths(self.workload)
+        return generate(self._process, lengths, self.num_requests, self.seed, self.workload)
+
+    def of_search(self) -> TrafficSpec:
+        if self.arrivals == "trace":
+            self._refuse("requests")
+        return TrafficSpec(self.workload, self.arrivals or "poisson", self.num_requests, self.seed)
+
+    @property
+    def num_requests(self) -> int:
+        return 512 if self.requests is None else self.requests
+
+    @property
+    def _process(self) -> Arrivals:
+        return parse_arrivals(self.arrivals or "poisson", self.rate)
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name):
+                raise ValueError(f"--{name} has no effect: {self.workload} says it")
 
 
 @dataclass(frozen=True)
@@ -80,7 +115,10 @@ class EngineOptions:
     token_budget: Annotated[
         int | None, typer.Option(help="Tokens of a fixed budget; 512 if absent.", min=1)
     ] = None
-    tbt_ms: Annotated[float, typer.Option(help="TBT objective.", min=0.001)] = 200.0
+    tbt_ms: Annotated[float | None, typer.Option(help="TBT objective (200).", min=0.001)] = None
+    slo: Annotated[
+        str, typer.Option(help="In its place strict or relaxed: 5 or 25 decode steps of 32 at 4k.")
+    ] = ""
     max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128
     admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all"
     order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto"
@@ -91,9 +129,20 @@ class EngineOptions:
         str, typer.Option(help=f"{', '.join(ROUTERS)}; with --study: some of them, else all.")
     ] = ""
 
-    @property
-    def tbt_s(self) -> float:
-        return self.tbt_ms / 1e3
+    def tbt_s(self, model: CostModel | None) -> float:
+        """The TBT objective of engines with this cost model; None: they have several."""
+        if not self.slo:
+            return (200.0 if self.tbt_ms is None else self.tbt_ms) / 1e3
+        if self.slo not in DECODE_STEPS:
+            raise ValueError(f"unknown --slo {self.slo!r}; known: {', '.join(DECODE_STEPS)}")
+        if self.tbt_ms is not None:
+            raise ValueError(f"--tbt-ms has no effect with --slo {self.slo}")
+        if model is None:
+            raise ValueError("--slo is of one cost model: give --tbt-ms, the same for all engines")
+        ruled = scheduler_config(model, tbt_rule=self.slo, max_requests=self.max_requests)
+        tbt_s = build_core(ruled).config.tbt_s
+        assert tbt_s is not None
+        return tbt_s
 
     def deployment(self, ways: WayOptions) -> Deployment:
         """Raises ValueError for options without effect or that contradict each other."""
@@ -104,7 +153,7 @@ class EngineOptions:
             policy=self.policy,
             budget=self.budget,
             token_budget=self.token_budget,
-            tbt_s=self.tbt_s,
+            tbt_s=self.tbt_s(truth),
             max_requests=self.max_requests,
             admission=self.admission,
             order=self.order,
@@ -169,13 +218,18 @@ class WayOptions:
         """None: colocated."""
         if self.way == "colocated":
             return None
+        return self.divided(self.way, self.prefill_engines or 0, model)
+
+    def divided(self, way: str, num_prefill: int, model: str) -> Division:
+        """Raises ValueError where the size of KV is unknown."""
         shape = self.shape or shape_of(model)
         if not shape:
-            raise ValueError(f"--way {self.way} needs --shape: {model!r} names no shape")
+            raise ValueError(f"{way} engines need --shape: {model!r} names no shape")
         interconnect = parse_interconnect(self.interconnect or "nvlink")
-        return Division(
-            self.way, self.prefill_engines or 0, interconnect, kv_bytes_per_token(shape)
-        )
+        return Division(way, num_prefill, interconnect, kv_bytes_per_token(shape))
+
+
+TASKS = ("figure7", "paper", "study", "search", "capacity")  # the first one given is run
 
 
 @dataclass(frozen=True)
@@ -186,8 +240,18 @@ class TaskOptions:
         bool, typer.Option("--capacity", help="Search the highest load that meets the objective.")
     ] = False
     search: Annotated[
-        str, typer.Option(help="MODEL/DEVICE: the cheapest TP, PP and budget for --qps.")
+        str,
+        typer.Option(
+            help="MODEL/DEVICE or a cost model: the cheapest TP, PP and budget for --qps, or with "
+            "--ways what holds most on --gpus."
+        ),
     ] = ""
+    ways: Annotated[
+        str, typer.Option(help=f"With --search: some of {','.join(WAYS)}, all engines divided so.")
+    ] = ""
+    gpus: Annotated[
+        int | None, typer.Option(help="With --ways: the GPUs that every candidate has.", min=1)
+    ] = None
     paper: Annotated[bool, typer.Option("--paper", help="Reproduce the paper's evaluation.")] = (
         False
     )
@@ -201,10 +265,17 @@ class TaskOptions:
     ] = None
 
     @property
-    def without_deployment(self) -> str:
-        """The option of a task that simulates deployments of its own; "": of none."""
-        tasks = ("search", "paper", "figure7", "study")
-        return next((f"--{name}" for name in tasks if getattr(self, name)), "")
+    def name(self) -> str:
+        """The field of the task that is asked for; "": one run."""
+        return next((name for name in TASKS if getattr(self, name)), "")
+
+    @property
+    def ways_searched(self) -> tuple[str, ...]:
+        """Those of --ways in the order of `WAYS`; colocated ones stand beside any."""
+        asked = {"colocated", *self.ways.split(",")}
+        if unknown := sorted(asked - {*WAYS}):
+            raise ValueError(f"unknown --ways {', '.join(unknown)}; known: {', '.join(WAYS)}")
+        return tuple(way for way in WAYS if way in asked)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 from app.simulate.paper.published import PublishedRow
 from app.simulate.run.config_search import CandidateResult
 from app.simulate.run.record import Summary
+from app.simulate.run.ways_search import LayoutResult
 
 
 def number(value: float | None) -> str:
@@ -111,6 +112,28 @@ def verdict_table(verdicts: Sequence[CandidateResult], load_qps: float) -> Table
                 number(v.ttft_p50),
                 v.limit,
             )
+    return table
+
+
+def layout_table(results: Sequence[LayoutResult], num_gpus: int) -> Table:
+    """Layouts, those that hold most first; latencies each at its own capacity."""
+    table = Table(title=f"On {num_gpus} GPUs, each at its capacity", header_style="bold")
+    table.add_column("engines", no_wrap=True)
+    for name in ("QPS per GPU", "TTFT P50 s", "TTFT P99 s", "TBT P99 ms"):
+        table.add_column(name, justify="right")
+    table.add_column("stopped by", min_width=10)
+    for result in results:
+        at = result.figures
+        table.add_row(
+            f"{result.layout.label}\n{result.layout.engines}",
+            number(result.qps_per_gpu),
+            *(
+                (number(at.ttft_p50), number(at.ttft_p99), number(1e3 * at.tbt_p99))
+                if at
+                else "---"
+            ),
+            result.limit,
+        )
     return table
 
 

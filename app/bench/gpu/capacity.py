@@ -21,6 +21,7 @@ from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import sharegpt4
 from app.simulate.workload.requests import generate
+from app.simulate.workload.specs import TrafficSpec
 
 FIXED = (512, 1024, 2048)
 _TOLERANCE = 0.05
@@ -101,8 +102,8 @@ def _search(
         token_budget=budget, tbt_s=tbt_ms / 1000, max_requests=contender.max_requests,
     )  # fmt: skip
     found = search_capacity(
-        Deployment(config, model), sharegpt4(), tbt_ms / 1000, guess_qps=4.0,
-        num_requests=num_requests, tolerance=_TOLERANCE,
+        Deployment(config, model), TrafficSpec("sharegpt4", num_requests=num_requests).read(),
+        tbt_ms / 1000, guess_qps=4.0, tolerance=_TOLERANCE,
     )  # fmt: skip
     return CapacityRow(
         model.name, contender.policy, tbt_ms, budget, contender.max_requests, found.qps, found.limit

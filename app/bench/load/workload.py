@@ -18,19 +18,19 @@ from app.simulate.workload.lengths import (
     sharegpt4,
 )
 from app.simulate.workload.requests import Workload, generate
-from app.simulate.workload.specs import names_trace, parse_lengths
+from app.simulate.workload.specs import names_file, parse_lengths
 
 LengthsOption = Annotated[
     str,
     typer.Option(
-        help="sharegpt, arxiv or a CSV or Parquet trace, each with /DIVISOR; or PROMPTxOUTPUT."
+        help="sharegpt, arxiv or a CSV, Parquet or YAML file, each with /DIVISOR; or PROMPTxOUTPUT."
     ),
 ]
 
 
 def lengths_of(name: str) -> Lengths:
-    """Lengths by name. Raises typer.BadParameter for an unknown name or an unreadable trace."""
-    if names_trace(name):
+    """Lengths by name. Raises typer.BadParameter for an unknown name or an unreadable file."""
+    if names_file(name):
         try:
             return parse_lengths(name)
         except (OSError, ValueError) as error:

@@ -26,7 +26,7 @@ from actors.fleet.roles import WAYS
 from app.bench.report import make_report, publish
 from app.bench.studies.ways_capacity import COMPARED, LEAST_REQUESTS, TOLERANCE, Case, study
 from app.bench.studies.ways_ledger import Ledger
-from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT_STEPS, Work
+from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT_STEPS, work_of
 from app.bench.terminal import Json, Out, console, output, table
 from app.simulate.hardware.interconnect import INTERCONNECTS
 from app.simulate.paper.published import DEPLOYMENTS
@@ -199,7 +199,7 @@ def command(
         publish(make_report(context, {"tolerance": TOLERANCE, "rows": rows}), False, out)
         names = []
     for name, dataset, slo in itertools.product(names, sets, slos):
-        expected = seconds * Work.of(name, dataset).qps(0, engines)
+        expected = seconds * work_of(name, dataset).qps(0, engines)
         case = Case(known[name], dataset, slo, engines, max(LEAST_REQUESTS, round(expected)), seed)
         for row in study(case, asked, joined, ledger, compare):
             rows.append(row)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from app.bench.report import commit
 from app.bench.studies.ways_ledger import Ledger
-from app.bench.studies.ways_loads import CONVERSATIONS, OBJECTIVES, Work, requests_at, tight_s
+from app.bench.studies.ways_loads import CONVERSATIONS, OBJECTIVES, requests_at, tight_s, work_of
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import (
     INTERCONNECTS,
@@ -27,6 +27,7 @@ from app.simulate.run.capacity import Probe, probe_load
 from app.simulate.run.deployment import Deployment, Division
 from app.simulate.run.record import Summary
 from app.simulate.run.simulation import SimulatedRun, scheduler_config, simulate
+from app.simulate.run.work import Work
 
 COMPARED = 0.5  # of the colocated capacity: the load at which latencies are compared
 TOLERANCE = 0.05  # the next load that was tried, and failed, is at most so far above a capacity
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def work(self) -> Work:
-        return Work.of(self.deployment.model, self.dataset)
+        return work_of(self.deployment.model, self.dataset)
 
     def key(self, way: str, link: str, slo: str = "") -> str:
         """Names a row. slo: another objective's."""
@@ -187,12 +188,11 @@ def search(case: Case, way: str, link: str, ledger: Ledger) -> Best:
         guess_qps = known["capacity_qps"] if known else work.qps(0, num_engines)
         found = case.capacity(Place(way, 0, link), guess_qps, ledger)
         return Best(0, found, {0: found.qps})
-    splits = range(1, num_engines)
     if way == "split":
-        order = sorted(splits, key=lambda n: (-work.qps(n, num_engines), n))
+        order = work.divisions(num_engines)
         guess_qps = work.qps(order[0], num_engines)
     else:
-        order = list(splits)
+        order = list(range(1, num_engines))
         guess_qps = rows[case.key("colocated", "")]["capacity_qps"]
     if known:
         first = known["prefill_engines"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from actors.scheduling.build import CONTEXT, DECODE_STEPS, STREAMS
@@ -10,7 +9,7 @@ from actors.scheduling.cost.mix import Mix
 from app.simulate.hardware.deployments import load_model
 from app.simulate.paper.published import DATASETS as PAPER
 from app.simulate.paper.published import SLOS
-from app.simulate.run.deployment import PREFILL_STEP_TOKENS
+from app.simulate.run.work import Work
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, generate, multi_turn
 from app.simulate.workload.specs import parse_lengths
@@ -29,35 +28,9 @@ def tight_s(model: str, strict_s: float) -> float:
     return TIGHT_STEPS * min(strict_s / DECODE_STEPS["strict"], step_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Seconds of an engine's stages that a request takes on average: its prompt, in long steps,
-    and its share of full steps of decodes. A rough figure: where to start searching."""
-
-    prompt_s: float
-    output_s: float
-
-    @classmethod
-    def of(cls, model: str, dataset: str, max_requests: int = 128) -> Work:
-        cost = load_model(model)
-        drawn = requests_at(1.0, dataset, 2000, 0)
-        prompt = float((drawn.prompt_tokens - drawn.shared_tokens).mean())  # the rest is cached
-        output = float(drawn.output_tokens.mean())
-        held = float(drawn.prompt_tokens.mean()) + output / 2
-        streams = max(1, int(min(max_requests, cost.kv_tokens / held)) // cost.num_stages)
-        chunk = Mix()
-        chunk.add(round(prompt / 2), PREFILL_STEP_TOKENS)
-        decodes = Mix(streams, round(streams * held))
-        return cls(
-            cost.stage_s(chunk) * prompt / PREFILL_STEP_TOKENS,
-            cost.stage_s(decodes) * output / streams,
-        )
-
-    def qps(self, num_prefill: int, num_engines: int) -> float:
-        """Of split engines; with num_prefill 0 of colocated ones."""
-        if not num_prefill:
-            return num_engines / (self.prompt_s + self.output_s)
-        return min(num_prefill / self.prompt_s, (num_engines - num_prefill) / self.output_s)
+def work_of(model: str, dataset: str) -> Work:
+    """Of a request of a dataset, on an engine of a deployment."""
+    return Work.of(load_model(model), requests_at(1.0, dataset, 2000, 0))
 
 
 @lru_cache(maxsize=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.simulate.paper import capacities, published, steps
 from app.simulate.run.campaign import CapacityJob
-from app.simulate.workload.traces import trace_lengths
+from app.simulate.workload.specs import names_file, parse_lengths
 
 # A short run flatters every policy: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
@@ -19,10 +19,10 @@ def parse_traces(texts: Sequence[str]) -> dict[str, str]:
     traces = {}
     for text in texts:
         dataset, _, file = text.partition("=")
-        if dataset not in published.DATASETS or not file:
+        if dataset not in published.DATASETS or not names_file(file):
             known = ", ".join(published.DATASETS)
             raise ValueError(f"--trace {text}: use DATASET=FILE with one of {known}")
-        trace_lengths(file)
+        parse_lengths(file)
         traces[dataset] = file
     return traces
 

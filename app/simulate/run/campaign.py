@@ -15,7 +15,7 @@ from typing import Any
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
-from app.simulate.workload.specs import parse_lengths
+from app.simulate.workload.specs import TrafficSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,9 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
     deployment = Deployment(config, model)
     found = search_capacity(
         deployment,
-        parse_lengths(job.lengths or job.dataset),
+        TrafficSpec(job.lengths or job.dataset, "poisson", job.num_requests, job.seed).read(),
         job.tbt_s,
         guess_qps=job.guess_qps,
-        num_requests=job.num_requests,
-        seed=job.seed,
     )
     return found.to_dict()
 

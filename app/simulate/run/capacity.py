@@ -1,4 +1,4 @@
-"""Capacity: the highest Poisson load that meets its objectives (Sarathi-Serve, section 5.1).
+"""Capacity: the highest load that meets its objectives (Sarathi-Serve, section 5.1).
 
 A load passes when P99 TBT <= objective and the median scheduling delay <= 2 s. The search brackets
 the capacity by doubling or halving from a guess and bisects until the bracket is narrower than
@@ -16,9 +16,8 @@ import numpy as np
 
 from app.simulate.run.record import RunRecord, Summary
 from app.simulate.run.simulation import Deployment, simulate
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import Lengths
-from app.simulate.workload.requests import Workload, generate
+from app.simulate.workload.requests import Workload
+from app.simulate.workload.specs import Traffic
 
 MEDIAN_DELAY_LIMIT_S = 2.0
 
@@ -58,25 +57,28 @@ class FoundCapacity:
 
 def search_capacity(
     deployment: Deployment,
-    lengths: Lengths,
+    traffic: Traffic,
     tbt_s: float,
     *,
     guess_qps: float = 1.0,
-    num_requests: int = 1024,
+    stride: float = 2.0,
     tolerance: float = 0.025,
     delay_limit_s: float = MEDIAN_DELAY_LIMIT_S,
     max_probes: int = 16,
-    seed: int = 0,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> FoundCapacity:
-    """Search the capacity of one deployment under one workload and one P99 TBT objective."""
-    base = generate(poisson(1.0), lengths, num_requests, seed=seed)
+    """Search the capacity of one deployment under one workload and one P99 TBT objective.
+
+    stride: from a guess to the next load, until one has passed and one has not.
+    """
     probes: list[Probe] = []
     best: Summary | None = None
     low, high = 0.0, math.inf
     qps = guess_qps
     while len(probes) < max_probes:
-        probe, summary = probe_load(deployment, base, qps, tbt_s, delay_limit_s, seed)
+        probe, summary = probe_load(
+            deployment, traffic.at(qps), qps, tbt_s, delay_limit_s, traffic.seed
+        )
         probes.append(probe)
         if on_probe is not None:
             on_probe(probe)
@@ -86,9 +88,9 @@ def search_capacity(
             high = qps
         if high == math.inf:
             # Far from saturation there is no delay, so a larger stride is safe.
-            qps *= 2.0
+            qps *= stride
         elif low == 0.0:
-            qps /= 2.0
+            qps /= stride
             if qps < guess_qps * 1e-3:
                 break
         elif (high - low) / high <= tolerance:

@@ -1,8 +1,9 @@
-"""Configuration search: the cheapest deployment that meets the objectives at a load.
+"""Configuration search: the cheapest kind of engine that meets the objectives at a load.
 
 Candidates (tensor ranks x stages x policy x budget x admission) are judged in parallel processes by
 their capacity; replicas follow from load / capacity, cost from devices x replicas. The cost model
-of every degree is composed from operator timings (`hardware.deployments.compose`).
+of every degree is composed from operator timings (`hardware.deployments.compose`); a cost model
+that is given instead has one degree. `ways_search` asks where on given hardware the work runs.
 """
 
 from __future__ import annotations
@@ -11,18 +12,26 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from app.simulate.hardware.deployments import compose
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware.deployments import compose, load_model
+from app.simulate.hardware.shapes import MODELS
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
-from app.simulate.workload.lengths import Lengths
-from app.simulate.workload.specs import parse_lengths
+from app.simulate.run.work import Work
+from app.simulate.workload.specs import TrafficSpec
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to serve: devices a replica = tensor_ranks x num_stages."""
+    """A kind of engine: devices a replica = tensor_ranks x num_stages.
+
+    device: "": model is the name or file of a cost model.
+    """
 
     model: str
     device: str
@@ -40,6 +49,21 @@ class Candidate:
     def label(self) -> str:
         size = f" {self.token_budget}" if self.budget == "fixed" else ""
         return f"TP{self.tensor_ranks} PP{self.num_stages} {self.policy} {self.budget}{size}"
+
+    def cost_model(self) -> CostModel:
+        """Raises ValueError for what has no published timings, and if the weights do not fit."""
+        if not self.device:
+            return load_model(self.model)
+        return compose(self.model, self.device, self.tensor_ranks, self.num_stages)
+
+    def config(self, model: CostModel, tbt_s: float) -> SchedulerConfig:
+        return scheduler_config(
+            model,
+            policy=self.policy,
+            budget=self.budget,
+            token_budget=self.token_budget if self.budget == "fixed" else None,
+            tbt_s=tbt_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,57 +97,59 @@ class CandidateResult:
         }
 
 
+BUDGETS = (("adaptive", 512), ("fixed", 512), ("fixed", 2048))
+
+
 def candidates(
-    model: str,
-    device: str,
+    target: str,
     *,
     tensor_ranks: Sequence[int] = (1, 2, 4, 8),
     num_stages: Sequence[int] = (1, 2, 4),
     policies: Sequence[str] = ("sarathi",),
-    budgets: Sequence[tuple[str, int]] = (("adaptive", 512), ("fixed", 512), ("fixed", 2048)),
+    budgets: Sequence[tuple[str, int]] = BUDGETS,
     max_devices: int = 8,
 ) -> list[Candidate]:
-    """Every combination on at most `max_devices` devices a replica."""
+    """Every combination on at most `max_devices` devices a replica.
+
+    target: `MODEL/DEVICE` (MODEL: on an A100), or the name or file of a cost model. Raises
+    ValueError or OSError for a cost model that is not there.
+    """
+    model, _, device = target.partition("/")
+    if is_cost_model(target):
+        known = load_model(target)
+        degrees = [(known.tensor_ranks, known.num_stages)]
+        model, device = target, ""
+    else:
+        device = device or "a100"
+        degrees = [(r, s) for r in tensor_ranks for s in num_stages if r * s <= max_devices]
     return [
         Candidate(model, device, ranks, stages, policy, budget, tokens)
-        for ranks in tensor_ranks
-        for stages in num_stages
-        if ranks * stages <= max_devices
+        for ranks, stages in degrees
         for policy in policies
         for budget, tokens in budgets
     ]
 
 
+def is_cost_model(target: str) -> bool:
+    """Whether a target of a search is a cost model, and not MODEL/DEVICE."""
+    return target.endswith(".json") or ("/" not in target and target not in MODELS)
+
+
 def judge(
-    candidate: Candidate,
-    lengths: Lengths,
-    tbt_s: float,
-    load_qps: float,
-    num_requests: int = 384,
-    seed: int = 0,
+    candidate: Candidate, traffic: TrafficSpec, tbt_s: float, load_qps: float
 ) -> CandidateResult:
     """Capacity of one candidate and the replicas that `load_qps` needs."""
     try:
-        model = compose(
-            candidate.model, candidate.device, candidate.tensor_ranks, candidate.num_stages
-        )
+        model = candidate.cost_model()
     except ValueError as error:
         return CandidateResult(candidate, 0.0, 0, 0, math.nan, math.nan, "", f"{error}")
-    config = scheduler_config(
-        model,
-        policy=candidate.policy,
-        budget=candidate.budget,
-        token_budget=candidate.token_budget if candidate.budget == "fixed" else None,
-        tbt_s=tbt_s,
-    )
+    served = traffic.read()
     found = search_capacity(
-        Deployment(config, model),
-        lengths,
+        Deployment(candidate.config(model, tbt_s), model),
+        served,
         tbt_s,
-        guess_qps=max(load_qps / 4.0, 0.05),
-        num_requests=num_requests,
+        guess_qps=Work.of(model, served.at(1.0)).qps(0, 1),
         tolerance=0.05,
-        seed=seed,
     )
     if not found.qps or found.summary is None:
         return CandidateResult(
@@ -143,34 +169,34 @@ def judge(
 
 def search_configs(
     options: Sequence[Candidate],
-    lengths_name: str,
+    traffic: TrafficSpec,
     tbt_s: float,
     load_qps: float,
-    *,
     workers: int = 1,
-    num_requests: int = 384,
-    on_verdict: Callable[[CandidateResult], None] | None = None,
+    on_verdict: Callable[[], None] | None = None,
 ) -> list[CandidateResult]:
     """Every candidate's verdict, cheapest first (fewest devices, then highest capacity)."""
-    verdicts: list[CandidateResult] = []
-    arguments = [(c, lengths_name, tbt_s, load_qps, num_requests) for c in options]
-    if workers <= 1:
-        for item in arguments:
-            verdicts.append(_judge_named(*item))
-            if on_verdict is not None:
-                on_verdict(verdicts[-1])
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            futures = [pool.submit(_judge_named, *item) for item in arguments]
-            for future in as_completed(futures):
-                verdicts.append(future.result())
-                if on_verdict is not None:
-                    on_verdict(verdicts[-1])
+    asked = [(candidate, traffic, tbt_s, load_qps) for candidate in options]
+    verdicts = each(judge, asked, workers, on_verdict)
     return sorted(verdicts, key=lambda v: (bool(v.impossible), v.num_devices, -v.capacity_qps))
 
 
-def _judge_named(
-    candidate: Candidate, lengths_name: str, tbt_s: float, load_qps: float, num_requests: int
-) -> CandidateResult:
-    """`judge` with picklable arguments: lengths by name."""
-    return judge(candidate, parse_lengths(lengths_name), tbt_s, load_qps, num_requests)
+def each(
+    find: Callable[..., Found],
+    asked: Sequence[tuple[Any, ...]],
+    workers: int = 1,
+    on_found: Callable[[], None] | None = None,
+) -> list[Found]:
+    """`find(*arguments)` of each, in their order, in up to `workers` processes."""
+    done = on_found or (lambda: None)
+    if workers <= 1:
+        found = []
+        for arguments in asked:
+            found.append(find(*arguments))
+            done()
+        return found
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(find, *arguments) for arguments in asked]
+        for _ in as_completed(futures):
+            done()
+        return [future.result() for future in futures]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from app.paths import locate
 from app.simulate.workload.arrivals import Arrivals, bursty, diurnal, fixed_interval, gamma, poisson
 from app.simulate.workload.lengths import (
     Lengths,
@@ -24,7 +25,10 @@ from app.simulate.workload.requests import (
     generate,
     multi_turn,
 )
-from app.simulate.workload.traces import SUFFIXES, read_trace, trace_lengths
+from app.simulate.workload.traces import SUFFIXES, lengths_among, read_trace, trace_lengths
+
+_YAML = (".yaml", ".yml")
+_FILES = (*SUFFIXES, *_YAML)
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
@@ -47,18 +51,22 @@ _ARRIVALS: dict[str, Callable[..., Arrivals]] = {
 
 
 def parse_lengths(text: str) -> Lengths:
-    """`name`, `name:a,b,c` or a CSV or Parquet trace; a final `/8` divides lengths by eight.
+    """`name`, `name:a,b,c` or a file; a final `/8` divides lengths by eight.
 
-    Raises ValueError naming the distributions there are, or the arguments one takes; OSError for
-    a trace that is not there.
+    Of a file (a CSV or Parquet trace, a YAML workload) lengths are drawn from its requests. Raises
+    ValueError naming the distributions there are, the arguments one takes or what is wrong in a
+    file; OSError for a file that is not there.
     """
     body, divisor = text, ""
-    if not text.endswith(SUFFIXES):
+    if not text.endswith(_FILES):
         head, slash, tail = text.rpartition("/")
-        if slash and (head.endswith(SUFFIXES) or "/" not in head):
+        if slash and (head.endswith(_FILES) or "/" not in head):
             body, divisor = head, tail
     if body.endswith(SUFFIXES):
-        lengths = trace_lengths(body)
+        lengths = trace_lengths(locate(body))
+    elif body.endswith(_YAML):
+        own = load_workload(body)
+        lengths = lengths_among(own.prompt_tokens, own.output_tokens)
     else:
         name, arguments = _split(body)
         lengths = _call(_LENGTHS, "length distribution", name, arguments)
@@ -70,9 +78,62 @@ def parse_lengths(text: str) -> Lengths:
         raise ValueError(f"{text!r}: a number must follow '/'") from error
 
 
-def names_trace(text: str) -> bool:
+def names_file(text: str) -> bool:
     """Whether `parse_lengths` would read a file."""
-    return text.endswith(SUFFIXES) or text.rpartition("/")[0].endswith(SUFFIXES)
+    return text.endswith(_FILES) or text.rpartition("/")[0].endswith(_FILES)
+
+
+def names_yaml(text: str) -> bool:
+    """Whether the text names a YAML workload."""
+    return text.endswith(_YAML)
+
+
+def read_file(text: str, seed: int = 0) -> Workload:
+    """A workload file's requests, as they arrive in it. Raises as `parse_lengths`."""
+    return load_workload(text, seed) if names_yaml(text) else read_trace(locate(text))
+
+
+class Traffic(NamedTuple):
+    """What a search serves at every load. arrivals: a rate -> when requests come."""
+
+    lengths: Lengths
+    arrivals: Callable[[float], Arrivals]
+    num_requests: int
+    seed: int
+
+    def at(self, qps: float) -> Workload:
+        """The same requests at every rate, near which they arrive."""
+        return generate(self.arrivals(qps), self.lengths, self.num_requests, self.seed)
+
+
+class TrafficSpec(NamedTuple):
+    """Traffic by names, which other processes can read.
+
+    arrivals: a process, or `trace`: a file's own pattern, stretched to each rate.
+    """
+
+    workload: str
+    arrivals: str = "poisson"
+    num_requests: int = 512
+    seed: int = 0
+
+    def read(self) -> Traffic:
+        """Raises as `parse_lengths`."""
+        if self.arrivals == "trace":
+            if not self.workload.endswith(_FILES):
+                raise ValueError(f"arrivals trace: the workload {self.workload!r} is not a file")
+            own = read_file(self.workload, self.seed)
+            lengths, times = (own.prompt_tokens, own.output_tokens), own.arrival_s
+            return Traffic(
+                lambda n, rng: lengths, lambda qps: lambda n, rng: times, len(own), self.seed
+            )
+        parse_arrivals(self.arrivals, 1.0)  # a wrong name is refused before anything is simulated
+        return Traffic(
+            parse_lengths(self.workload),
+            lambda qps: parse_arrivals(self.arrivals, qps),
+            self.num_requests,
+            self.seed,
+        )
 
 
 def parse_arrivals(text: str, qps: float) -> Arrivals:
@@ -99,13 +160,23 @@ def _call(table: Mapping[str, Callable[..., Any]], kind: str, name: str, argumen
 
 
 def load_workload(path: str | Path, seed: int = 0) -> Workload:
-    """A YAML file of `configs/workloads`. Raises ValueError naming a wrong or missing key."""
+    """A YAML file as in `configs/workloads`.
+
+    Raises OSError for no file, ValueError naming the file and a wrong or missing key.
+    """
     import yaml
 
-    data = yaml.safe_load(Path(path).read_text("utf-8"))
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: expected a mapping")
-    return build_workload(data, seed)
+    text = locate(path).read_text("utf-8")
+    try:
+        data = yaml.safe_load(text)
+        if not isinstance(data, dict):
+            raise ValueError("expected a mapping of keys to values")
+        workload = build_workload(data, seed)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not len(workload):
+        raise ValueError(f"{path} holds no request")
+    return workload
 
 
 def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
@@ -116,15 +187,20 @@ def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
     values.pop("description", None)
     try:
         if "phases" in values:
-            parts = [build_workload(p, seed + i) for i, p in enumerate(values.pop("phases"))]
+            phases = values.pop("phases")
+            if not isinstance(phases, list) or not phases:
+                raise ValueError(f"workload {name!r}: phases are a list of workloads")
+            parts = [build_workload(phase, seed + i) for i, phase in enumerate(phases)]
             built = concatenate(parts, name)
         elif "trace" in values:
-            built = read_trace(values.pop("trace"), values.pop("qps", None), seed)
+            qps = values.pop("qps", None)
+            arrivals = None if qps is None else poisson(float(qps))
+            built = read_trace(locate(values.pop("trace")), arrivals, seed)
         elif "sessions" in values:
             built = multi_turn(
                 float(values.pop("session_qps")),
                 float(values.pop("turns")),
-                parse_lengths(values.pop("lengths")),
+                parse_lengths(str(values.pop("lengths"))),
                 int(values.pop("sessions")),
                 float(values.pop("think_s", 20.0)),
                 int(values.pop("max_total", 8192)),
@@ -132,8 +208,8 @@ def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
             )
         elif "documents" in values:
             built = about_documents(
-                parse_arrivals(values.pop("arrivals", "poisson"), float(values.pop("qps"))),
-                parse_lengths(values.pop("lengths")),
+                parse_arrivals(str(values.pop("arrivals", "poisson")), float(values.pop("qps"))),
+                parse_lengths(str(values.pop("lengths"))),
                 int(values.pop("documents")),
                 int(values.pop("requests")),
                 int(values.pop("question_tokens", 64)),
@@ -141,8 +217,10 @@ def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
                 seed,
             )
         else:
-            arrivals = parse_arrivals(values.pop("arrivals", "poisson"), float(values.pop("qps")))
-            lengths = parse_lengths(values.pop("lengths"))
+            arrivals = parse_arrivals(
+                str(values.pop("arrivals", "poisson")), float(values.pop("qps"))
+            )
+            lengths = parse_lengths(str(values.pop("lengths")))
             built = generate(arrivals, lengths, int(values.pop("requests")), seed, name)
     except KeyError as error:
         raise ValueError(f"workload {name!r}: missing key {error}") from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.arrivals import Arrivals
 from app.simulate.workload.lengths import Ints, Lengths, Rng
 from app.simulate.workload.requests import Workload
 
@@ -19,23 +19,23 @@ _ALIASES = {
 }
 
 
-def read_trace(path: str | Path, qps: float | None = None, seed: int = 0) -> Workload:
+def read_trace(path: str | Path, arrivals: Arrivals | None = None, seed: int = 0) -> Workload:
     """A CSV or Parquet file with prompt and output lengths, and arrival times if it has them.
 
-    Column names of the common public traces are understood. Without arrivals (or with `qps`
-    given) requests arrive as a Poisson process. Raises ValueError naming a missing column.
+    Column names of the common public traces are understood. arrivals: in place of the file's.
+    Raises ValueError naming a missing column.
     """
     path = Path(path)
     columns = _read_columns(path)
     prompts, outputs = columns["prompt_tokens"], columns["output_tokens"]
-    if "arrival_s" in columns and qps is None:
-        arrivals = columns["arrival_s"].astype(np.float64)
-        order = np.argsort(arrivals, kind="stable")
-        return Workload(arrivals[order], prompts[order], outputs[order], name=path.stem)
-    if qps is None:
+    if arrivals is not None:
+        times = arrivals(len(prompts), np.random.default_rng(seed))
+        return Workload(times, prompts, outputs, name=path.stem)
+    if "arrival_s" not in columns:
         raise ValueError(f"{path} has no arrival times: give a rate")
-    arrivals = poisson(qps)(len(prompts), np.random.default_rng(seed))
-    return Workload(arrivals, prompts, outputs, name=path.stem)
+    times = columns["arrival_s"].astype(np.float64)
+    order = np.argsort(times, kind="stable")
+    return Workload(times[order], prompts[order], outputs[order], name=path.stem)
 
 
 def trace_lengths(path: str | Path) -> Lengths:
@@ -44,7 +44,11 @@ def trace_lengths(path: str | Path) -> Lengths:
     Raises OSError for no file, ValueError naming a missing column.
     """
     columns = _read_columns(Path(path))
-    prompts, outputs = columns["prompt_tokens"], columns["output_tokens"]
+    return lengths_among(columns["prompt_tokens"], columns["output_tokens"])
+
+
+def lengths_among(prompts: Ints, outputs: Ints) -> Lengths:
+    """Draws among these pairs, with replacement."""
 
     def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
         rows = rng.integers(0, len(prompts), n)
@@ -58,11 +62,12 @@ def _read_columns(path: Path) -> dict[str, Any]:
     import pyarrow.csv
     import pyarrow.parquet
 
-    table: Any = (
-        pyarrow.parquet.read_table(path)
-        if path.suffix == ".parquet"
-        else pyarrow.csv.read_csv(path)
-    )
+    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
+    try:
+        with path.open("rb") as file:
+            table: Any = read(file)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     columns: dict[str, Any] = {}
     for name, aliases in _ALIASES.items():
         found = next((a for a in aliases if a in table.column_names), None)

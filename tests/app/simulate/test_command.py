@@ -10,7 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from actors.scheduling.cost.mix import Mix
 from app.simulate.command import register
+from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import evaluation, published
 from app.simulate.paper.capacities import (
     capacity_jobs,
@@ -66,6 +68,48 @@ def test_capacity_prints_its_probes() -> None:
     assert found["qps"] == max(p["qps"] for p in found["probes"] if p["passed"])
 
 
+QUICK = ["mistral-7b-a100", "--capacity", "--requests", "60", "--tbt-ms", "100", "--qps", "8",
+         "--json"]  # fmt: skip
+
+
+def test_capacity_of_a_yaml_workload_and_of_its_own_pattern(tmp_path: Path) -> None:
+    file = tmp_path / "load.yaml"
+    file.write_text("{lengths: 'fixed:500,20', arrivals: fixed, qps: 1, requests: 50}")
+    found = []
+    for arrivals in ("poisson", "trace"):
+        given = [*QUICK[:2], *QUICK[4:]] if arrivals == "trace" else QUICK
+        result = runner.invoke(app, [*given, "--workload", f"{file}", "--arrivals", arrivals])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+    assert [f["summary"]["num_requests"] for f in found] == [60, 50]
+    assert found[0]["probes"][0] != found[1]["probes"][0]
+
+
+def test_arrivals_act_on_a_capacity() -> None:
+    """In bursts, requests meet a queue that they do not when they come evenly."""
+    found = []
+    for arrivals in ("fixed", "bursty:20,3,9"):
+        result = runner.invoke(
+            app,
+            ["mistral-7b-a100", "--capacity", "--requests", "60", "--tbt-ms", "100", "--qps", "2",
+             "--workload", "fixed:2000,20", "--arrivals", arrivals, "--json"],
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["probes"][0]["ttft_p50"])
+    assert found[1] > found[0]
+
+
+def test_an_objective_by_rule_is_decode_steps_of_the_cost_model() -> None:
+    found = []
+    for slo in ("strict", "relaxed"):
+        result = runner.invoke(app, ["mistral-7b-a100", "--requests", "5", "--slo", slo, "--json"])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["tbt_objective_s"])
+        assert f"TBT objective {1e3 * found[-1]:.4g} ms" in result.stderr
+    step_s = load_model("mistral-7b-a100").latency_s(Mix(32, 32 * 4096))
+    assert found == pytest.approx([5 * step_s, 25 * step_s])
+
+
 def test_a_way_of_dividing_engines_runs_and_has_a_capacity() -> None:
     split = ["mistral-7b-a100", "--way", "split", "--prefill-engines", "1", "--decode-engines", "1",
              "--interconnect", "ethernet", "--workload", "fixed:500,20", "--requests", "60",
@@ -78,6 +122,32 @@ def test_a_way_of_dividing_engines_runs_and_has_a_capacity() -> None:
     result = runner.invoke(app, [*split, "--capacity"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["qps"] > 4.0
+
+
+ON_FOUR = ["--search", "yi-34b/a100", "--gpus", "4"]
+
+
+def test_a_search_over_ways_advises() -> None:
+    result = runner.invoke(
+        app, ["--search", "mistral-7b-a100", "--gpus", "2", "--ways", "split", "--slo", "relaxed",
+              "--interconnect", "ethernet", "--workload", "fixed:2000,10", "--requests", "100",
+              "--json"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [kind["budget"] for kind in found["kinds"]] == ["adaptive", "fixed", "fixed"]
+    by_way = {row["way"]: row for row in found["layouts"]}
+    assert {*by_way} == {"colocated", "split"}
+    assert by_way["split"]["prefill_engines"] == by_way["split"]["other_engines"] == 1
+    for row in by_way.values():
+        assert row["capacity_qps_per_gpu"] == row["capacity_qps"] / 2 > 0.0
+        assert row["at_capacity"]["tbt_p99"] <= found["tbt_objective_s"]
+    # Nearly all work is prompts, which half of the split engines compute.
+    ratio = by_way["split"]["capacity_qps"] / by_way["colocated"]["capacity_qps"]
+    assert 0.2 < ratio < 0.7
+    assert found["advice"].startswith("Choose colocated 2 of TP1 PP1")
+    assert f"split 1+1 holds {ratio:.2f} of colocated" in found["advice"]
+    assert found["advice"] in result.stderr
 
 
 TWO = ["--prefill-engines", "1", "--decode-engines", "1"]
@@ -102,12 +172,33 @@ TWO = ["--prefill-engines", "1", "--decode-engines", "1"]
         (["--routing", "teleport", "--replicas", "2"], "teleport"),
         (["--search", "yi-34b/abacus"], "abacus"),
         (["--capacity", "--workload", "gone.csv"], "gone.csv"),
+        (["--capacity", "--workload", "workloads/chat.yaml"], "workloads/chat.yaml: No such file"),
         (["--paper", "--trace", "novels=a.csv"], "sharegpt4, arxiv"),
+        (["--paper", "--trace", "arxiv=gone.yaml"], "gone.yaml"),
+        (["--paper", "--trace", "arxiv=novels"], "FILE"),
+        (["--slo", "lax"], "strict, relaxed"),
+        (["--slo", "strict", "--tbt-ms", "50"], "--tbt-ms"),
+        (["--search", "yi-34b/a100", "--slo", "strict"], "--slo"),
+        (["--search", "yi-34b/a100", "--policy", "vllm"], "--policy has no effect with --search"),
+        (["--search", "yi-34b/a100", "--way", "split"], "--way has no effect with --search"),
+        (["--search", "yi-34b/a100", "--gpus", "4"], "--gpus"),
+        (["--search", "yi-34b/a100", "--ways", "split"], "--ways needs --gpus"),
+        (["--search", "yi-34b/a100", "--interconnect", "nvlink"], "--interconnect"),
+        ([*ON_FOUR, "--ways", "split", "--qps", "3"], "--qps has no effect with --gpus"),
+        ([*ON_FOUR, "--ways", "colocated", "--shape", "yi-34b"], "--shape"),
+        ([*ON_FOUR, "--ways", "apart"], "apart"),
+        (["--search", "yi-34b-a100-tp2", "--ways", "split", "--gpus", "3"], "--gpus 3"),
+        (["--search", "yi-34b-a100-tp2", "--ways", "split", "--gpus", "2"], "one engine"),
+        (["--search", "nope", "--ways", "split", "--gpus", "2"], "nope"),
+        (["--ways", "split"], "--ways has no effect without --search"),
+        (["--capacity", "--out", "folder"], "--out has no effect with --capacity"),
+        (["--workload", "configs/workloads/chat.yaml", "--qps", "3"], "--qps has no effect"),
+        (["--capacity", "--arrivals", "trace"], "not a file"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str) -> None:
-    result = runner.invoke(app, [*arguments, "--requests", "5", "--json"])
-    if "--search" in arguments:  # a search reports each impossible candidate instead of stopping
+    result = runner.invoke(app, [*arguments, "--json"], env={"COLUMNS": "300"})
+    if message == "abacus":  # a search reports each impossible candidate instead of stopping
         assert message in json.loads(result.stdout)["verdicts"][0]["impossible"]
     else:
         assert result.exit_code == 2

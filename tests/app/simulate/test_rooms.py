@@ -10,7 +10,8 @@ import app.simulate
 ROOM = Path(app.simulate.__file__).parent
 HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "studies": 3, "command": 4}
 HEIGHT["what_if"] = 4
-HEIGHT["options"] = 3
+HEIGHT["options"] = 2
+HEIGHT["effects"] = 3  # of the options
 HEIGHT["tables"] = 3  # prints what run and paper find, for the command
 
 

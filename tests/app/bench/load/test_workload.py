@@ -42,5 +42,6 @@ def test_lengths_may_be_a_trace(tmp_path: Path) -> None:
     file.write_text("num_prefill_tokens,num_decode_tokens\n80,16\n")
     prompts, outputs = lengths_of(f"{file}/8")(3, np.random.default_rng(0))
     assert (prompts.tolist(), outputs.tolist()) == ([10] * 3, [2] * 3)
+    assert lengths_of("configs/workloads/laptop.yaml")(3, np.random.default_rng(0))
     with pytest.raises(typer.BadParameter, match=r"gone\.csv"):
         lengths_of("gone.csv")

@@ -20,7 +20,7 @@ from app.bench.studies.ways import (
 )
 from app.bench.studies.ways_capacity import Case, study
 from app.bench.studies.ways_ledger import Ledger
-from app.bench.studies.ways_loads import Work
+from app.bench.studies.ways_loads import work_of
 from app.simulate.paper.published import DEPLOYMENTS
 
 
@@ -116,7 +116,7 @@ def test_rows_of_any_length_are_reported_in_order(tmp_path: Path) -> None:
 def test_rows_found_earlier_become_one_report(tmp_path: Path) -> None:
     """Nothing is simulated: the cost model would need minutes for so many requests."""
     cache, out, markdown = (tmp_path / name for name in ("c.json", "o.json", "m.md"))
-    num_requests = round(1e5 * Work.of("yi-34b-a100-tp2", "arxiv").qps(0, 4))
+    num_requests = round(1e5 * work_of("yi-34b-a100-tp2", "arxiv").qps(0, 4))
     for slo in ("strict", "relaxed"):
         case = Case(DEPLOYMENTS[1], "arxiv", slo, 4, num_requests, 0)
         found = [row("colocated", 0.25, slo=slo), row("split", 0.2, 3, slo)]

@@ -8,21 +8,15 @@ import numpy as np
 import pytest
 
 from app.bench.studies.ways_capacity import Case
-from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, Work, requests_at
+from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, requests_at, work_of
 from app.simulate.paper.published import DATASETS as PAPER
 from app.simulate.paper.published import DEPLOYMENTS
-
-
-def test_work_of_a_request_by_hand() -> None:
-    work = Work(prompt_s=3.0, output_s=1.0)
-    assert work.qps(0, 4) == 1.0
-    assert [work.qps(n, 4) for n in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d.model)
 @pytest.mark.parametrize("dataset", PAPER)
 def test_prompts_are_most_of_the_work_of_documents(deployment: Any, dataset: str) -> None:
-    work = Work.of(deployment.model, dataset)
+    work = work_of(deployment.model, dataset)
     assert (work.prompt_s > 2.5 * work.output_s) == (dataset == "arxiv")
 
 

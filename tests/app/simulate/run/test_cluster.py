@@ -17,6 +17,7 @@ from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config,
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import concatenate, generate, multi_turn
+from app.simulate.workload.specs import TrafficSpec
 
 pytestmark = pytest.mark.heavy
 
@@ -52,11 +53,11 @@ def test_looking_before_routing_beats_taking_turns() -> None:
 
 
 def test_replicas_multiply_capacity() -> None:
-    lengths = fixed_lengths(400, 40)
     found = [
         search_capacity(
             Deployment(CONFIG, MODEL, num_replicas=n, routing="least_loaded"),
-            lengths, 0.1, guess_qps=8.0, num_requests=1000 * n, tolerance=0.05,
+            TrafficSpec("fixed:400,40", num_requests=1000 * n).read(),
+            0.1, guess_qps=8.0, tolerance=0.05,
         ).qps
         for n in (1, 2)
     ]  # fmt: skip
@@ -102,16 +103,15 @@ def test_conversations_find_their_prefix_in_the_cache() -> None:
 
 
 def test_capacity_is_bracketed_and_says_what_broke() -> None:
-    found = search_capacity(
-        Deployment(CONFIG, MODEL), fixed_lengths(400, 40), 0.1, guess_qps=1.0, num_requests=200
-    )
+    traffic = TrafficSpec("fixed:400,40", num_requests=200).read()
+    found = search_capacity(Deployment(CONFIG, MODEL), traffic, 0.1, guess_qps=1.0)
     passed = [p.qps for p in found.probes if p.passed]
     failed = [p.qps for p in found.probes if not p.passed]
     assert found.qps == max(passed) < min(failed) <= found.qps / 0.97
     assert found.limit == "scheduling delay"
     strict = search_capacity(
         Deployment(scheduler_config(MODEL, policy="orca"), MODEL),
-        fixed_lengths(1500, 40), 0.05, guess_qps=1.0, num_requests=200,
+        TrafficSpec("fixed:1500,40", num_requests=200).read(), 0.05, guess_qps=1.0,
     )  # fmt: skip
     assert strict.limit == "P99 TBT"
 

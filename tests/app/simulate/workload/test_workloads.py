@@ -121,12 +121,12 @@ def test_traces_are_read_from_csv_and_parquet(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "a.csv")
     assert trace.arrival_s.tolist() == [0.5, 2.0]
     assert trace.prompt_tokens.tolist() == [9, 7]
-    assert read_trace(tmp_path / "b.parquet", qps=3.0).output_tokens.tolist() == [1, 2]
+    assert read_trace(tmp_path / "b.parquet", poisson(3.0)).output_tokens.tolist() == [1, 2]
     with pytest.raises(ValueError, match="rate"):
         read_trace(tmp_path / "b.parquet")
     (tmp_path / "c.csv").write_text("num_prefill_tokens\n3\n")
     with pytest.raises(ValueError, match="output_tokens"):
-        read_trace(tmp_path / "c.csv", qps=1.0)
+        read_trace(tmp_path / "c.csv", poisson(1.0))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,59 @@ def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
         specs.parse_lengths(str(file))
     with pytest.raises(OSError, match=r"missing\.csv"):
         specs.parse_lengths("missing.csv")
+
+
+def test_a_yaml_workload_gives_lengths_and_its_own_pattern(tmp_path: Path) -> None:
+    text = "configs/workloads/shift.yaml"
+    own = specs.load_workload(text)
+    pairs = {*zip(own.prompt_tokens.tolist(), own.output_tokens.tolist(), strict=True)}
+    drawn = specs.TrafficSpec(text, num_requests=64).read()
+    found = [drawn.at(qps) for qps in (1.0, 5.0)]
+    for load in found:
+        assert {*zip(load.prompt_tokens.tolist(), load.output_tokens.tolist(), strict=True)} < pairs
+    assert found[0].prompt_tokens.tolist() == found[1].prompt_tokens.tolist()
+    assert found[1].qps == pytest.approx(5.0, rel=0.3)
+    as_written = specs.TrafficSpec(text, "trace", num_requests=64).read().at(5.0)
+    assert as_written.arrival_s.tolist() == own.arrival_s.tolist()
+    assert as_written.prompt_tokens.tolist() == own.prompt_tokens.tolist()
+
+
+def test_traffic_arrives_as_its_process_says() -> None:
+    even = specs.TrafficSpec("fixed:9,9", "fixed", 10).read().at(4.0)
+    assert np.diff(even.arrival_s) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "expected a mapping"),
+        ("lengths: [", "while parsing"),
+        ("lengths: sharegpt4", "missing key 'qps'"),
+        ("{lengths: 5, qps: 1, requests: 9}", "unknown length distribution '5'"),
+        ("{lengths: zipf, qps: fast, requests: 9}", "fast"),
+        ("phases: 3", "phases are a list"),
+        ("{lengths: zipf, qps: 1, requests: 0}", "no request"),
+    ],
+)
+def test_malformed_yaml_is_refused_by_its_name(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "load.yaml"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=rf"load\.yaml.*{message}"):
+        specs.parse_lengths(f"{file}")
+
+
+@pytest.mark.parametrize("name", ["workloads/chat.yaml", "gone.yml", "gone.yaml/8", "gone.csv"])
+def test_a_file_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(OSError, match="No such file") as refusal:
+        specs.parse_lengths(name)
+    assert f"{refusal.value.filename}" == name.removesuffix("/8")
+
+
+def test_a_pattern_needs_a_file() -> None:
+    with pytest.raises(ValueError, match="'sharegpt4' is not a file"):
+        specs.TrafficSpec("sharegpt4", "trace").read()
+    with pytest.raises(ValueError, match="unknown arrival process 'sometimes'"):
+        specs.TrafficSpec("sharegpt4", "sometimes").read()
 
 
 @pytest.mark.parametrize(
