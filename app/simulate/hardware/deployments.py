@@ -67,7 +67,7 @@ def compose(
     shape, target = MODELS[model], DEVICES[device]
     data = read_operators(device)["layers"][shape.profiled]
     layers = -(-shape.num_layers // num_stages)
-    tokens, layer_s = _layer_seconds(shape, data, tensor_ranks)
+    tokens, layer_s = _layer_seconds(shape, device, tensor_ranks)
     sizes = [2.0 * n * shape.hidden for n in tokens]
     collective_s = [
         shape.all_reduces * layers * s for s in all_reduce_s(network, tensor_ranks, sizes)
@@ -104,10 +104,12 @@ def kv_capacity_tokens(shape: ModelShape, device: Device, num_devices: int) -> i
     return int(free / shape.kv_bytes_per_token)
 
 
-def _layer_seconds(
-    shape: ModelShape, data: dict[str, Any], tensor_ranks: int
-) -> tuple[list[int], list[float]]:
-    """Seconds of one layer's linear and element-wise operators by token count."""
+def operator_ms(
+    shape: ModelShape, device: str, tensor_ranks: int
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Milliseconds of one layer's matrices ("qkv", "out", "up", "down") and "other" operators by
+    token count. Raises ValueError for ranks without published timings."""
+    data = read_operators(device)["layers"][shape.profiled]
     profiled = data["shape"]
     if str(tensor_ranks) not in data["ms"]:
         raise ValueError(f"no published timings with {tensor_ranks} tensor ranks")
@@ -126,10 +128,16 @@ def _layer_seconds(
     ).matrices
     scale = {group: size / reference[group] for group, size in shape.matrices.items()}
     scale["other"] = shape.hidden / profiled["hidden"]
-    tokens = [int(n) for n in table["tokens"]]
-    seconds = [
-        sum(scale[group] * table[group][i] for group in scale) / 1e3 for i in range(len(tokens))
-    ]
+    groups = {group: [factor * ms for ms in table[group]] for group, factor in scale.items()}
+    return [int(n) for n in table["tokens"]], groups
+
+
+def _layer_seconds(
+    shape: ModelShape, device: str, tensor_ranks: int
+) -> tuple[list[int], list[float]]:
+    """Seconds of one layer's linear and element-wise operators by token count."""
+    tokens, groups = operator_ms(shape, device, tensor_ranks)
+    seconds = [sum(column) / 1e3 for column in zip(*groups.values(), strict=True)]
     return tokens, np.maximum.accumulate(seconds).tolist()
 
 
