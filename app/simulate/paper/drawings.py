@@ -20,6 +20,8 @@ from app.simulate.run.plots import COLORS, plain
 
 Rows = Sequence[PublishedRow]
 COLOR_OF = {"orca": COLORS[6], "vllm": COLORS[0], "sarathi": COLORS[1], "vllm TP8": COLORS[5]}
+DPI = 72  # of a notebook that stays small
+PALE = "#EEEEEE"  # within the outlines of published bars
 SLO_LABELS = {"strict": "SLO-S", "relaxed": "SLO-R"}
 
 
@@ -35,7 +37,7 @@ def _values(rows: Rows, figure: str) -> dict[tuple[str, str], PublishedRow]:
 
 
 def _grid(num_rows: int, num_columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
         plain(axes)
@@ -49,20 +51,21 @@ def _bars(
     colors: Sequence[str],
     published_names: Sequence[str] = (),
 ) -> None:
-    """Grouped bars with their values; series named in published_names are hatched outlines."""
+    """Grouped bars with their values; series named in published_names are outlines."""
     width = 0.84 / len(series)
     for index, (name, heights) in enumerate(series.items()):
         where = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
         drawn = [(x, h) for x, h in zip(where, heights, strict=True) if h is not None]
         style: dict[str, Any] = {"color": colors[index]}
         if name in published_names:
-            style = {"facecolor": "none", "edgecolor": colors[index], "hatch": "////"}
+            style = {"facecolor": PALE, "edgecolor": colors[index]}
         bars = axes.bar(
             [x for x, _ in drawn], [h for _, h in drawn], width * 0.92, label=name, **style
         )
         axes.bar_label(bars, fmt="%.2g", fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), groups)
     axes.margins(y=0.14)
+    axes.set_axisbelow(True)
 
 
 def capacities(rows: Rows, figure_name: str) -> Figure:
@@ -74,7 +77,7 @@ def capacities(rows: Rows, figure_name: str) -> Figure:
     found = _values(rows, figure_name)
     settings = {setting for setting, _ in found}
     deployments = [d for d in published.DEPLOYMENTS if any(s.startswith(d.label) for s in settings)]
-    figure, grid = _grid(len(published.DATASETS), len(deployments), (10.0, 6.4))
+    figure, grid = _grid(len(published.DATASETS), len(deployments), (9.0, 5.8))
     names = [*published.SYSTEMS, "sarathi, published over Orca"]
     for column, d in enumerate(deployments):
         for line, dataset in enumerate(published.DATASETS):
@@ -98,7 +101,7 @@ def capacities(rows: Rows, figure_name: str) -> Figure:
 
 def objectives(rows: Rows) -> Figure:
     """Figure 12: capacity against the objective; a star is best vLLM times the published ratio."""
-    figure, grid = _grid(1, len(published.CURVE_OBJECTIVES), (10.0, 4.2))
+    figure, grid = _grid(1, len(published.CURVE_OBJECTIVES), (9.0, 4.2))
     names = ("vllm 32", "vllm 64", "vllm 128", "sarathi 512", "sarathi 2048")
     colors = (COLORS[5], COLORS[0], COLORS[6], COLORS[1], COLORS[4])
     markers = ("v", "s", "x", "o", "^")
@@ -134,7 +137,7 @@ def interference(rows: Rows) -> Figure:
     """Figure 9: an iteration with a whole prompt, or a chunk, over one of decodes alone."""
     found = _values(rows, "Figure 9")
     settings = list(dict.fromkeys(s for s, _ in found if s != "largest"))
-    figure, grid = _grid(1, 1, (10.0, 4.2))
+    figure, grid = _grid(1, 1, (9.0, 4.2))
     axes = grid[0][0]
     series = {
         "decode + full prefill": [
@@ -145,13 +148,14 @@ def interference(rows: Rows) -> Figure:
         ],
     }
     _bars(axes, [_lines(s) for s in settings], series, (COLOR_OF["orca"], COLOR_OF["sarathi"]))
-    axes.axhline(published.INTERFERENCE, color="black", linestyle=":")
-    axes.text(
-        0.995, published.INTERFERENCE, f"published: up to {published.INTERFERENCE}", ha="right",
-        va="bottom", transform=axes.get_yaxis_transform(),
-    )  # fmt: skip
+    axes.axhline(
+        published.INTERFERENCE,
+        color="black",
+        linestyle=":",
+        label=f"published: up to {published.INTERFERENCE}",
+    )
     axes.set_ylabel("iteration / decode-only iteration")
-    axes.legend(frameon=False, loc="upper left")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -162,7 +166,7 @@ def _lines(setting: str) -> str:
 
 def across_nodes(rows: Rows) -> Figure:
     """Figure 13: Falcon-180B with TP 8 over two nodes: decodes (a) and capacity (b)."""
-    figure, grid = _grid(1, 2, (10.0, 3.8))
+    figure, grid = _grid(1, 2, (9.0, 3.8))
     left, right = grid.flat
     ratio = next(r for r in rows if r.figure == "Figure 13a")
     _bars(
@@ -201,7 +205,7 @@ def across_nodes(rows: Rows) -> Figure:
 def chunking(rows: Rows) -> Figure:
     """Figure 14: prefill time with chunks over that of a whole prompt (Yi-34B)."""
     found = _values(rows, "Figure 14")
-    figure, grid = _grid(1, len(published.CHUNKING_MS), (10.0, 3.4))
+    figure, grid = _grid(1, len(published.CHUNKING_MS), (9.0, 3.4))
     chunks = (512, 1024, 2048)
     for axes, prompt in zip(grid.flat, published.CHUNKING_MS, strict=True):
         chosen = [found[f"Yi-34B, prompt {prompt}, chunk {c}", "time / whole"] for c in chunks]
@@ -220,9 +224,9 @@ def chunking(rows: Rows) -> Figure:
 
 
 def ablation(rows: Rows) -> Figure:
-    """Table 4: TTFT and TBT of each technique alone and of both (Yi-34B), on log axes."""
+    """Table 4: TTFT and TBT of each technique alone and of both (Yi-34B)."""
     found = _values(rows, "Table 4")
-    figure, grid = _grid(2, 2, (10.0, 6.0))
+    figure, grid = _grid(2, 2, (9.0, 6.0))
     for line, quantity in enumerate(("P50 TTFT, s", "P99 TBT, s")):
         for axes, dataset in zip(grid[line], published.DATASETS, strict=True):
             chosen = [found[f"Yi-34B, {dataset}, {p}", quantity] for p in published.ABLATION]
@@ -232,7 +236,6 @@ def ablation(rows: Rows) -> Figure:
             }
             labels = [p.replace("_", "-") for p in published.ABLATION]
             _bars(axes, labels, series, (COLORS[0], COLORS[0]), ["published"])
-            axes.set_yscale("log")
             axes.set_title(dataset, loc="left", fontsize=10)
             axes.set_ylabel(quantity.replace(", s", " (s)"))
     grid[0][0].legend(frameon=False)
