@@ -172,7 +172,7 @@ def across_nodes(rows: Rows) -> Figure:
     _bars(
         left,
         ["TP4-PP2", "TP8"],
-        {"simulated": [1.0, ratio.simulated], "published": [1.0, ratio.published]},
+        {"simulated": (1.0, ratio.simulated), "published": (1.0, ratio.published)},
         (COLORS[5], COLORS[5]),
         ["published"],
     )
@@ -209,7 +209,7 @@ def chunking(rows: Rows) -> Figure:
     chunks = (512, 1024, 2048)
     for axes, prompt in zip(grid.flat, published.CHUNKING_MS, strict=True):
         chosen = [found[f"Yi-34B, prompt {prompt}, chunk {c}", "time / whole"] for c in chunks]
-        series = {
+        series: dict[str, list[float | None]] = {
             "simulated": [r.simulated for r in chosen],
             "published": [r.published for r in chosen],
         }
@@ -230,7 +230,7 @@ def ablation(rows: Rows) -> Figure:
     for line, quantity in enumerate(("P50 TTFT, s", "P99 TBT, s")):
         for axes, dataset in zip(grid[line], published.DATASETS, strict=True):
             chosen = [found[f"Yi-34B, {dataset}, {p}", quantity] for p in published.ABLATION]
-            series = {
+            series: dict[str, list[float | None]] = {
                 "simulated": [r.simulated for r in chosen],
                 "published": [r.published for r in chosen],
             }

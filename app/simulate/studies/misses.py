@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,10 @@ from app.simulate.hardware.shapes import MODELS
 from app.simulate.paper import published
 from app.simulate.paper.costs import decodes, whole_prompts
 from app.simulate.paper.published import PublishedRow
-from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.studies.missed_capacities import arxiv_rows, capacity_qps, pipeline_rows
 from app.simulate.tables import paper_markdown
 from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import ARXIV, Lengths, LengthStatistics, from_statistics
 from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
@@ -39,7 +39,8 @@ def rows() -> Iterator[PublishedRow]:
     yield from interference_rows()
     yield from ethernet_rows()
     yield from ablation_rows()
-    yield from capacity_rows()
+    yield from arxiv_rows()
+    yield from pipeline_rows()
 
 
 # ---- Figure 9 -------------------------------------------------------------------------
@@ -144,20 +145,33 @@ def latency(
     return Latency(*np.mean(found, axis=0).tolist())
 
 
-def ablation_rows() -> Iterator[PublishedRow]:
+def ablation_rows(datasets: Sequence[str] = published.DATASETS) -> Iterator[PublishedRow]:
     """Table 4: the same runs at other loads, and with the token budget that its caption names."""
-    for dataset, loads in LOADS.items():
+    for dataset in datasets:
+        loads = LOADS[dataset]
+        where = f"{dataset}, {loads[-1]:g} QPS, the artifact's prefill steps"
+        busy = loads[-1] * _artifact_prefill_s(dataset)
+        yield PublishedRow("Table 4", where, "time for prompts alone, share", busy)
         target_s = published.ABLATION["sarathi"][dataset][0]
-        matched = bisect(
-            lambda qps, dataset=dataset: latency("sarathi", dataset, qps).ttft_p50_s,
-            target_s, loads[0], loads[-1], 0.02,
-        )  # fmt: skip
+        measure = partial(_sarathi_ttft_s, dataset)
+        matched = bisect(measure, target_s, loads[0], loads[-1], 0.02)
         for qps in (*loads, matched):
             note = ", sarathi's TTFT matched" if qps == matched else ""
             for policy in published.ABLATION:
                 yield from _ablation(policy, dataset, qps, note)
         for policy in ("chunked_only", "sarathi"):
             yield from _ablation(policy, dataset, matched, ", budget 1024", 1024)
+
+
+def _artifact_prefill_s(dataset: str) -> float:
+    """Mean seconds of a whole prompt, interpolated between the artifact's measured steps."""
+    prompts = generate(poisson(1.0), parse_lengths(dataset), 4096).prompt_tokens
+    steps_ms = published.PREFILL_MS
+    return float(np.interp(prompts, list(steps_ms), list(steps_ms.values())).mean()) / 1e3
+
+
+def _sarathi_ttft_s(dataset: str, qps: float) -> float:
+    return latency("sarathi", dataset, qps).ttft_p50_s
 
 
 def _ablation(
@@ -170,98 +184,6 @@ def _ablation(
     yield PublishedRow("Table 4", where, "P99 TBT, s", found.tbt_p99_s, tbt_s)
     if policy == "hybrid_only":
         yield PublishedRow("Table 4", where, "tokens later than 0.2 s, share", found.late)
-
-
-# ---- Figure 10, arxiv -----------------------------------------------------------------
-
-
-def capacity_rows(num_requests: int = 384) -> Iterator[PublishedRow]:
-    """Figure 10, arxiv, strict: capacity over Orca under other costs, lengths and seeds."""
-    factor = attention_factor()
-    arxiv = parse_lengths("arxiv")
-    for d in published.DEPLOYMENTS[:2]:
-        model = load_model(d.model)
-        cheaper = replace(
-            model,
-            prefill_pair_s=factor * model.prefill_pair_s,
-            prefill_square_s=factor * model.prefill_square_s,
-        )
-        variants: dict[str, tuple[CostModel, Lengths, int]] = {
-            "as is": (model, arxiv, 0),
-            "seed 1": (model, arxiv, 1),
-            "seed 2": (model, arxiv, 2),
-            f"prefill attention x {factor:.2f}": (cheaper, arxiv, 0),
-            "prompts x 1.1": (model, _stretched(1.1, 1.0), 0),
-            "outputs x 1.5": (model, _stretched(1.0, 1.5), 0),
-        }
-        stated = published.OVER_ORCA[d.model]["arxiv"][0]
-        for name, (variant, lengths, seed) in variants.items():
-            found = [
-                capacity_qps(
-                    variant, policy, lengths, d.strict_s, cap, guess, num_requests, seed
-                )
-                for policy, cap, guess in (
-                    ("orca", d.orca_batch, d.guesses[1] / 2), ("sarathi", 128, d.guesses[1]),
-                )
-            ]  # fmt: skip
-            where = f"{d.label}, arxiv, strict, {name}"
-            for policy, qps in zip(("orca", "sarathi"), found, strict=True):
-                yield PublishedRow("Figure 10", where, f"{policy} capacity, QPS", qps)
-            yield PublishedRow("Figure 10", where, "sarathi / orca", found[1] / found[0], stated)
-            if name == "as is":
-                qps = found[1] / stated
-                late = _late_share(variant, "orca", lengths, qps, d.strict_s, d.orca_batch)
-                where = f"{d.label}, arxiv, orca at sarathi's {found[1]:.3g} / {stated} QPS"
-                yield PublishedRow(
-                    "Figure 10", where, "tokens later than the objective, share", late, 0.01
-                )
-
-
-def attention_factor() -> float:
-    """Times prefill attention, so that 16384 tokens take what the artifact measured."""
-    model = load_model(YI)
-    whole_s = model.latency_s(whole_prompts(model, 16384))
-    bare = replace(model, prefill_pair_s=0.0, prefill_square_s=0.0)
-    bare_s = bare.latency_s(whole_prompts(model, 16384))
-    return (published.PREFILL_MS[16384] / 1e3 - bare_s) / (whole_s - bare_s)
-
-
-def _stretched(prompt: float, output: float) -> Lengths:
-    """The arxiv dataset with longer prompts or outputs, under the same cap."""
-    prompts, outputs = (
-        LengthStatistics(s.median * factor, s.p90 * factor, s.std * factor)
-        for s, factor in zip(ARXIV, (prompt, output), strict=True)
-    )
-    return from_statistics(prompts, outputs, 16384)
-
-
-def _late_share(
-    model: CostModel, policy: str, lengths: Lengths, qps: float, tbt_s: float, cap: int
-) -> float:
-    """Share of tokens later than the objective at a load."""
-    config = scheduler_config(model, policy=policy, token_budget=512, max_requests=cap)
-    result = simulate(generate(poisson(qps), lengths, 384), Deployment(config, model))
-    return float((np.frombuffer(result.record.gaps_s, np.float64) > tbt_s).mean())
-
-
-def capacity_qps(
-    model: CostModel,
-    policy: str,
-    lengths: Lengths,
-    tbt_s: float,
-    max_requests: int,
-    guess_qps: float,
-    num_requests: int = 384,
-    seed: int = 0,
-) -> float:
-    """A capacity with a token budget of 512, requests per second."""
-    config = scheduler_config(
-        model, policy=policy, token_budget=512, tbt_s=tbt_s, max_requests=max_requests
-    )
-    return search_capacity(
-        Deployment(config, model), lengths, tbt_s,
-        guess_qps=guess_qps, num_requests=num_requests, seed=seed,
-    ).qps  # fmt: skip
 
 
 def bisect(
