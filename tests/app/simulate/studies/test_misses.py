@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.networks import ETHERNET_LATENCY_S
 from app.simulate.paper import published
+from app.simulate.paper.published import PublishedRow
 from app.simulate.studies import misses
+from app.simulate.tables import paper_markdown
 
 
 def test_the_decode_step_is_what_misses_figure_9() -> None:
@@ -46,3 +50,17 @@ def test_prompts_alone_take_most_of_the_time_at_table_4s_load() -> None:
 
 def test_a_rising_function_is_bisected() -> None:
     assert misses.bisect(lambda x: x * x, 2.0, 0.0, 2.0) == pytest.approx(2.0**0.5, rel=1e-3)
+
+
+def test_the_committed_experiments_are_those_of_today() -> None:
+    """The quick ones are run again; the table is made of the rows."""
+    results = Path(misses.__file__).parents[1] / "results"
+    committed = [
+        PublishedRow.from_dict(row)
+        for row in json.loads((results / "misses.json").read_text("utf-8"))["rows"]
+    ]
+    assert (results / "misses.md").read_text("utf-8") == paper_markdown(committed)
+    fresh = [*misses.interference_rows(), *itertools.islice(misses.ethernet_rows(), 6)]
+    for row, old in zip(fresh, committed, strict=False):
+        assert (row.setting, row.quantity) == (old.setting, old.quantity)
+        assert row.simulated == pytest.approx(old.simulated, rel=1e-6)
