@@ -26,6 +26,13 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.0%}"
 
 
+def _published(row: PublishedRow) -> tuple[str, str]:
+    """The published value or bound, and the deviation from it."""
+    off = row.deviation
+    held = row.bound and off == 0.0
+    return f"{row.bound} {number(row.published)}".strip(), "holds" if held else percent(off)
+
+
 def paper_table(rows: Iterable[PublishedRow]) -> Table:
     """Simulated beside published numbers; misses beyond 20 % stand out."""
     table = Table(title="The paper's evaluation, simulated", header_style="bold")
@@ -41,8 +48,7 @@ def paper_table(rows: Iterable[PublishedRow]) -> Table:
             row.setting,
             row.quantity,
             number(row.simulated),
-            number(row.published),
-            percent(off),
+            *_published(row),
             style=style,
         )
     return table
@@ -55,8 +61,8 @@ def paper_markdown(rows: Iterable[PublishedRow]) -> str:
         "|---|---|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {r.figure} | {r.setting} | {r.quantity} | {number(r.simulated)} "
-        f"| {number(r.published)} | {percent(r.deviation)} |"
+        " | ".join((f"| {r.figure}", r.setting, r.quantity, number(r.simulated), *_published(r)))
+        + " |"
         for r in rows
     ]
     return "\n".join(lines) + "\n"

@@ -94,7 +94,7 @@ def compose(
     target = DEVICES[device]
     data = read_operators(device)["layers"][shape.profiled]
     layers = -(-shape.num_layers // num_stages)
-    tokens, layer_s = _layer_seconds(shape, data, tensor_ranks)
+    tokens, layer_s = _layer_seconds(shape, device, tensor_ranks)
     sizes = [2.0 * n * shape.hidden for n in tokens]
     collective_s = [
         shape.all_reduces * layers * s for s in all_reduce_s(network, tensor_ranks, sizes)
@@ -135,10 +135,13 @@ def kv_capacity_tokens(shape: ModelShape, device: Device, num_devices: int) -> i
     return int(free / shape.kv_bytes_per_token)
 
 
-def _layer_seconds(
-    shape: ModelShape, data: dict[str, Any], tensor_ranks: int
-) -> tuple[list[int], list[float]]:
-    """Seconds of one layer's linear and element-wise operators by token count, experts included."""
+def operator_ms(
+    shape: ModelShape, device: str, tensor_ranks: int
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Milliseconds of one layer's matrices ("qkv", "out", "up", "down"), "other" operators and
+    "experts", if it has any, by token count. Raises ValueError for ranks without published
+    timings."""
+    data = read_operators(device)["layers"][shape.profiled]
     profiled = data["shape"]
     if str(tensor_ranks) not in data["ms"]:
         raise ValueError(f"no published timings with {tensor_ranks} tensor ranks")
@@ -158,19 +161,27 @@ def _layer_seconds(
     scale = {group: size / reference[group] for group, size in shape.matrices.items()}
     scale["other"] = shape.hidden / profiled["hidden"]
     tokens = [int(n) for n in table["tokens"]]
-    seconds = [
-        sum(scale[group] * table[group][i] for group in scale) / 1e3 for i in range(len(tokens))
-    ]
+    groups = {group: [factor * ms for ms in table[group]] for group, factor in scale.items()}
     if (experts := shape.experts) is not None:
         sizes = shape.mlp(experts.width)
-        for i, n in enumerate(tokens):
+        groups["experts"] = []
+        for n in tokens:
             touched = experts_touched(experts.number, experts.per_token, n)
             each = n * experts.per_token / touched  # tokens
             one = sum(
                 sizes[group] / reference[group] * float(np.interp(each, tokens, table[group]))
                 for group in sizes
             )
-            seconds[i] += shape.expert_share * touched * one / 1e3
+            groups["experts"].append(shape.expert_share * touched * one)
+    return tokens, groups
+
+
+def _layer_seconds(
+    shape: ModelShape, device: str, tensor_ranks: int
+) -> tuple[list[int], list[float]]:
+    """Seconds of one layer's operators but attention by token count."""
+    tokens, groups = operator_ms(shape, device, tensor_ranks)
+    seconds = [sum(column) / 1e3 for column in zip(*groups.values(), strict=True)]
     return tokens, np.maximum.accumulate(seconds).tolist()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.simulate.paper import capacities, published, steps
+from app.simulate.paper import capacities, costs, motivation, published, steps
 from app.simulate.run.campaign import CapacityJob
 from app.simulate.workload.specs import names_file, parse_lengths
 
@@ -56,7 +56,8 @@ def rows(
     traces: Mapping[str, str],
 ) -> list[published.PublishedRow]:
     """Rows of all figures. results: of the planned searches, as `run_jobs` returns them."""
-    found = steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
+    found = motivation.motivation_rows(traces) + costs.cost_rows()
+    found += steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
     found += steps.ablation_rows(seeds=(0,) if quick else range(5), traces=traces)
     found += capacities.capacity_rows(results, num_requests)
     if not quick:

@@ -30,11 +30,12 @@ def _axes(title: str, x: str, y: str, size: tuple[float, float] = (7.0, 4.0)) ->
     axes.set_title(title, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    _plain(axes)
+    plain(axes)
     return figure, axes
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
+    """A light grid, and no frame above and at the right."""
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -105,8 +106,8 @@ def budget_trace(
     below.set_ylabel("tokens in the step")
     below.set_xlabel("time (s)")
     below.set_xlim(low, high)
-    _plain(above)
-    _plain(below)
+    plain(above)
+    plain(below)
     return figure
 
 

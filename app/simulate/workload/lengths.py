@@ -127,11 +127,13 @@ def sharegpt4() -> Lengths:
     )
 
 
+# Prompts and outputs of arxiv_summarization.
+ARXIV = (LengthStatistics(7059, 12985, 3638), LengthStatistics(208, 371, 265))
+
+
 def arxiv_summarization() -> Lengths:
     """arxiv_summarization, from the statistics the paper publishes (output deviation as above)."""
-    return from_statistics(
-        LengthStatistics(7059, 12985, 3638), LengthStatistics(208, 371, 265), 16384
-    )
+    return from_statistics(*ARXIV, 16384)
 
 
 def mixed(one: Lengths, other: Lengths, share: float = 0.5) -> Lengths:
