@@ -64,12 +64,13 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
-def commit() -> str:
-    """The checkout's commit, or "unknown" outside one."""
+def commit(folder: Path = Path(__file__).resolve().parent) -> str:
+    """The commit of the checkout that holds a folder, with "-dirty" where a tracked file differs
+    from it; "unknown" outside a checkout."""
     try:
         answer = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).resolve().parent,
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=folder,
             capture_output=True,
             text=True,
         )
