@@ -22,6 +22,7 @@ import typer
 
 _PACKAGES = ("torch", "ray", "numpy", "transformers", "triton", "flash_attn")
 _NOT_SETTINGS = {"as_json", "out"}
+_FOLDER = Path(__file__).resolve().parent
 
 
 class MeasurementError(Exception):
@@ -64,7 +65,7 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
-def commit(folder: Path = Path(__file__).resolve().parent) -> str:
+def commit(folder: Path = _FOLDER) -> str:
     """The commit of the checkout that holds a folder, with "-dirty" where a tracked file differs
     from it; "unknown" outside a checkout."""
     try:
