@@ -15,6 +15,9 @@ _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 # The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
+# Shared memory that a program may take, by compute capability; of others at least the last.
+_SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+_LEAST_SHARED_KIB = 99  # 8.6, 8.9, 12.0 and 12.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,16 @@ def target_arch() -> int:
         return 90
     major, minor = torch.cuda.get_device_capability()
     return 10 * major + minor
+
+
+def most_shared_bytes(arch: int) -> int:
+    """Shared memory that one program may take: on this GPU as its driver says, on others of a
+    compute capability as CUDA documents."""
+    if torch.cuda.is_available() and arch == target_arch():
+        properties = torch.cuda.get_device_properties()
+        if told := getattr(properties, "shared_memory_per_block_optin", 0):
+            return int(told)
+    return 1024 * _SHARED_KIB.get(arch, _LEAST_SHARED_KIB)
 
 
 @functools.cache

@@ -1,10 +1,11 @@
-"""Launches of the largest shapes that models have: grids within CUDA's limits."""
+"""Launches within CUDA's limits: grids of the largest shapes that models have, and memory."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from kernels.triton.backend import TritonBackend
 from kernels.triton.cache import allocate
 from kernels.triton.dense import DenseLinear
 from kernels.triton.linear import QuantizedLinear
+from kernels.triton.tiles import most_shared_bytes
 
 KERNELS = Path(__file__).parents[3] / "kernels" / "triton"
 CPU = torch.device("cpu")
@@ -127,3 +129,17 @@ def test_no_grid_is_larger_than_cuda_allows(grids: dict[str, set[tuple[int, ...]
     assert not beyond
     # The shapes are large enough to tell: rows of a head do not fit the second dimension.
     assert max(grid[0] for grid in grids["_dequantize_kernel"]) >= VOCABULARY
+
+
+def test_shared_memory_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kib = {arch: most_shared_bytes(arch) / 1024 for arch in (80, 86, 89, 90, 100, 120, 999)}
+    assert kib == {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99, 999: 99}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (99, 9))
+    told = SimpleNamespace(shared_memory_per_block_optin=12345)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: told)
+    assert most_shared_bytes(999) == 12345
+    assert most_shared_bytes(90) == 227 * 1024  # of GPUs that are not here
+    told = SimpleNamespace()  # an older torch
+    assert most_shared_bytes(999) == 99 * 1024
