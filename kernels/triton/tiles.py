@@ -107,17 +107,19 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
 
     On Ampere both operands of an mma come from registers: with head_dim 128 only a tile of 32
     positions fits without spilling (by the compiler's report). Wider heads and float32 get
-    fewer rows for the same reason.
+    fewer rows for the same reason, and the widest in float32 half the positions where a program
+    may take 99 KiB of shared memory.
     """
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     narrow_rows = 64 if arch // 10 == 9 and dtype.itemsize == 2 else 128
     rows = narrow_rows if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
     rows = max(rows, _power_of_two_at_least(group))
     roomy = row_bytes <= (256 if arch >= 90 else 128)
+    tight = row_bytes > 512 and most_shared_bytes(arch) <= _LEAST_SHARED_KIB * 1024
     return PrefillTile(
         tokens=rows // group,
         rows=rows,
-        block_k=64 if roomy else 32,
+        block_k=64 if roomy else 16 if tight else 32,
         num_warps=8 if rows >= 128 else 4,
         num_stages=3 if roomy else 2,
     )

@@ -149,12 +149,12 @@ def test_steps_with_swaps_are_launched_ahead(
             launched.append(plan)
 
     monkeypatch.setattr(RunAhead, "_launch", noted)
-    wanted = requests([SamplingParams(24)] * len(LENGTHS))
+    wanted = requests([SamplingParams(12)] * len(LENGTHS))
     alone = Engine(make(), lookahead=False).answer(wanted)
     assert not launched
     # Of 4 positions each: two of the three requests at their ends.
-    few = {"num_blocks": 16, "num_host_blocks": 32, "swap": "always"}
-    assert Engine(make(16, 32), **few).answer(wanted) == alone
+    few = {"num_blocks": 10, "num_host_blocks": 32, "swap": "always"}
+    assert Engine(make(10, 32), **few).answer(wanted) == alone
     assert any(plan.swap_out for plan in launched)
     assert any(plan.swap_in for plan in launched)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -69,6 +70,31 @@ def test_nothing_compiles_while_serving() -> None:
         assert counted.pop("_expert_linear_kernel") == 2
     assert set(counts["variants"].values()) == {1}
     assert counts["before_warming"] == counts["variants"]
+
+
+@pytest.mark.tensors
+def test_the_widest_heads_fit_the_least_shared_memory() -> None:
+    """In float32, where the rows of K and V are twice as long."""
+    script = """
+import torch
+from app.bench.gpu.checks import AttentionCase, attention_inputs
+from kernels.triton.backend import TritonBackend
+from kernels.triton.compile import compiling_for
+
+case, cpu = AttentionCase("", (2, 1, 256), 16, ((33, 1), (60, 20))), torch.device("cpu")
+backend = TritonBackend()
+q_TND, batch, cache = attention_inputs(case, backend, torch.float32, cpu)
+with compiling_for(86) as compiled:
+    backend.attention(q_TND, batch, cache, case.shape)
+print({kernel.name: kernel.shared_bytes for kernel in compiled})
+"""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shared_bytes = ast.literal_eval(done.stdout)
+    assert shared_bytes.keys() >= {"_prefill_kernel", "_decode_kernel"}
+    assert max(shared_bytes.values()) <= SHARED_BYTES[86]
 
 
 @pytest.mark.tensors
