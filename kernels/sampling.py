@@ -5,11 +5,13 @@ Shape suffixes: S rows that sample, R rows of logits, K likeliest tokens, W word
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from kernels.token_counts import TokenCounts
 
 # (logprob_R, rank_R of each row's token; top_RK, ids_RK of the likeliest).
 ChosenLogprobs = tuple[
@@ -44,6 +46,7 @@ class Adjustment:
 
     allowed_W: int32 bit mask of the grammar, lowest bit the lowest id; None allows everything.
     forbidden: ids that may not be drawn (stop tokens before min_tokens).
+    counts: of the request, from its last draw.
     """
 
     row: int
@@ -55,3 +58,18 @@ class Adjustment:
     frequency_penalty: float = 0.0
     forbidden: tuple[int, ...] = ()
     allowed_W: torch.Tensor | None = None
+    counts: TokenCounts = field(default_factory=TokenCounts)
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether tokens of the output are penalized as such."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def counted(self) -> TokenCounts | None:
+        """The counts of what is penalized, until the next draw of the request; None: nothing is.
+        The prompt is counted for the repetition penalty alone."""
+        repeats = self.repetition_penalty != 1.0
+        if not repeats and not self.counts_output:
+            return None
+        self.counts.advance(self.prompt if repeats else self.prompt[:0], self.output)
+        return self.counts

@@ -6,6 +6,20 @@ import torch
 
 from kernels.interface import Batch
 
+MOST_BYTES = 1 << 29  # of KV that a measurement takes, all layers together
+
+
+def decodes_within(wanted: int, context: int, block_size: int, block_bytes: int) -> int:
+    """How many of the decodes wanted fit `MOST_BYTES` in one layer, at least one."""
+    context_bytes = -(-(context + 1) // block_size) * block_bytes
+    return max(1, min(wanted, MOST_BYTES // context_bytes))
+
+
+def layers_within(wanted: int, num_blocks: int, block_bytes: int) -> int:
+    """How many of the layers wanted fit `MOST_BYTES`, at least one. They are used in turn: a single
+    small one would stay in the L2 cache."""
+    return max(1, min(wanted, MOST_BYTES // (num_blocks * block_bytes)))
+
 
 def typical_batch(
     num_decodes: int, context: int, chunk: int, block_size: int, device: torch.device

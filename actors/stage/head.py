@@ -31,6 +31,7 @@ from actors.stage.vocab_parallel import VocabParallelSampler
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 from kernels.sampling import Adjustment
+from kernels.token_counts import TokenCounts
 
 # (request id, token) of each draw, and (request id, log-probabilities) of those that request them.
 _Sampled = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]
@@ -54,9 +55,8 @@ class Head:
         self._input_batch = input_batch
         self._sampler = sampler
         self._group = group
-        self._vocab_parallel = VocabParallelSampler(
-            decoder, backend, input_batch, group
-        )  # where there are several
+        # Where there are several ranks.
+        self._vocab_parallel = VocabParallelSampler(decoder, backend, input_batch, group)
         self._share_tokens = share_tokens and group.size > 1
         self._backend = backend
         self._prompts = PromptOutputs(decoder, input_batch, backend)
@@ -110,12 +110,10 @@ class Head:
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that have left or start again."""
-        if self._prompts.partials:
-            for request_id in request_ids:
-                self._prompts.partials.pop(request_id, None)
-        if self._sampler is not None and self._sampler.grammars.matchers:
-            for request_id in request_ids:
-                self._sampler.grammars.release(request_id)
+        for request_id in request_ids:
+            self._prompts.partials.pop(request_id, None)
+        if self._sampler is not None:
+            self._sampler.release(request_ids)
 
     def _draw(
         self,
@@ -200,6 +198,13 @@ class Sampler:
         self._backend = backend
         self._vocab_size = vocab_size
         self.grammars = GrammarMasks(folder, vocab_size, eos_token_ids)
+        self._counts: dict[int, TokenCounts] = {}  # of requests with penalties
+
+    def release(self, request_ids: Sequence[int]) -> None:
+        """Forget requests that have left or start again."""
+        for request_id in request_ids:
+            self._counts.pop(request_id, None)
+            self.grammars.release(request_id)
 
     def tokens(
         self,
@@ -260,6 +265,7 @@ class Sampler:
             allowed_W=self.grammars.mask(info.request_id, p.grammar, output)
             if p.grammar is not None
             else None,
+            counts=self._counts.setdefault(info.request_id, TokenCounts()),
         )
 
 

@@ -22,6 +22,7 @@ import typer
 
 _PACKAGES = ("torch", "ray", "numpy", "transformers", "triton", "flash_attn")
 _NOT_SETTINGS = {"as_json", "out"}
+_FOLDER = Path(__file__).resolve().parent
 
 
 class MeasurementError(Exception):
@@ -64,12 +65,13 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
-def commit() -> str:
-    """The checkout's commit, or "unknown" outside one."""
+def commit(folder: Path = _FOLDER) -> str:
+    """The commit of the checkout that holds a folder, with "-dirty" where a tracked file differs
+    from it; "unknown" outside a checkout."""
     try:
         answer = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).resolve().parent,
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=folder,
             capture_output=True,
             text=True,
         )

@@ -16,16 +16,17 @@ import torch
 
 from kernels.flash.library import PAGE_MULTIPLE, FlashLibrary
 from kernels.interface import AttentionShape, Batch
-from kernels.triton.cache import PagedKV, allocate
-from kernels.typical_batch import typical_batch
+from kernels.triton.cache import PagedKV, allocate, block_bytes
+from kernels.typical_batch import decodes_within, layers_within, typical_batch
 
 _log = logging.getLogger(__name__)
 
-# Measured batches: one chunk and some decodes, the paper's typical hybrid iteration.
+# Measured batches: one chunk and some decodes, the paper's typical hybrid iteration; fewer decodes
+# where their contexts would take more memory.
 _CHUNK = 512
 _DECODES = 32
 _CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
-_LAYERS = 4  # used in turn: a single one would stay in the L2 cache
+_MOST_LAYERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +143,34 @@ def measure_crossover(
     """
     crossover = 0
     for context in _CONTEXTS:
-        batch, num_blocks = typical_batch(_DECODES, context, _CHUNK, PAGE_MULTIPLE, device)
-        layers = allocate(_LAYERS, num_blocks, PAGE_MULTIPLE, shape, dtype, device)
-        for layer in layers:
-            layer.keys.normal_()
-            layer.values.normal_()
-        lengths = SeqLens.of(batch)
-        size = (_DECODES + _CHUNK, shape.num_heads, shape.head_dim)
-        q_TND = torch.randn(size, dtype=dtype, device=device)
-        calls = [(flash, q_TND, batch, lengths, layer, shape) for layer in layers]
-        once = time_s([partial(one_call, *arguments) for arguments in calls])
-        twice = time_s([partial(two_calls, *arguments) for arguments in calls])
+        once, twice = _times_s(flash, shape, dtype, device, context, time_s)
         _log.debug("flash-attn, context %d: one call %.6f s, two %.6f s", context, once, twice)
         if once > twice:
             break
         crossover = context
     return crossover
+
+
+def _times_s(
+    flash: FlashLibrary,
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    context: int,
+    time_s: Callable[[Sequence[Callable[[], object]]], float],
+) -> tuple[float, float]:
+    """Of a batch in one call and in two."""
+    one_block = block_bytes(PAGE_MULTIPLE, shape, dtype)
+    num_decodes = decodes_within(_DECODES, context, PAGE_MULTIPLE, one_block)
+    batch, num_blocks = typical_batch(num_decodes, context, _CHUNK, PAGE_MULTIPLE, device)
+    num_layers = layers_within(_MOST_LAYERS, num_blocks, one_block)
+    layers = allocate(num_layers, num_blocks, PAGE_MULTIPLE, shape, dtype, device)
+    for layer in layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+    lengths = SeqLens.of(batch)
+    size = (num_decodes + _CHUNK, shape.num_heads, shape.head_dim)
+    q_TND = torch.randn(size, dtype=dtype, device=device)
+    calls = [(flash, q_TND, batch, lengths, layer, shape) for layer in layers]
+    once = time_s([partial(one_call, *arguments) for arguments in calls])
+    return once, time_s([partial(two_calls, *arguments) for arguments in calls])

@@ -57,16 +57,18 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
 
 
 def _penalize(logits_V: torch.Tensor, a: Adjustment) -> None:
-    device = logits_V.device
+    counts, device = a.counted(), logits_V.device
+    if counts is None:
+        return
     if a.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.union1d(a.prompt, a.output).astype(np.int64)).to(device)
+        seen = torch.from_numpy(counts.ids[counts.totals > 0].astype(np.int64)).to(device)
         old = logits_V[seen]
         factor = a.repetition_penalty
         logits_V[seen] = torch.where(old > 0, old / factor, old * factor)
-    if (a.presence_penalty or a.frequency_penalty) and len(a.output):
-        ids, counts = np.unique(a.output, return_counts=True)
-        penalty = a.frequency_penalty * counts + a.presence_penalty
-        at = torch.from_numpy(ids.astype(np.int64)).to(device)
+    if a.counts_output:
+        is_out = counts.in_output > 0
+        penalty = a.frequency_penalty * counts.in_output[is_out] + a.presence_penalty
+        at = torch.from_numpy(counts.ids[is_out].astype(np.int64)).to(device)
         logits_V[at] -= torch.from_numpy(penalty.astype(np.float32)).to(device)
 
 

@@ -19,7 +19,7 @@ from kernels.triton.kv_tiles import constants
 from kernels.triton.prefill import prefill_attention, tile_of
 from kernels.triton.prefill_tiles import PrefillTiles
 from kernels.triton.work_list import WorkList, WorkLists
-from kernels.typical_batch import typical_batch
+from kernels.typical_batch import decodes_within, layers_within, typical_batch
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ _log = logging.getLogger(__name__)
 _CHUNK = 1984
 _DECODES = 64
 _CONTEXT = 1023
-_MOST_BYTES = 1 << 29
-_MOST_LAYERS = 8  # used in turn: a small one would stay in the L2 cache
+_MOST_LAYERS = 8
 
 
 class Attention:
@@ -115,10 +114,9 @@ def one_launch_is_faster(
         return False
     shape = replace(shape, sinks_N=None, alibi_NP=None)  # of a layer, and of as many positions
     one_block = block_bytes(block_size, shape, kv_dtype)
-    context_bytes = -(-(_CONTEXT + 1) // block_size) * one_block
-    num_decodes = max(1, min(_DECODES, _MOST_BYTES // context_bytes))
+    num_decodes = decodes_within(_DECODES, _CONTEXT, block_size, one_block)
     batch, num_blocks = typical_batch(num_decodes, _CONTEXT, _CHUNK, block_size, device)
-    num_layers = max(1, min(_MOST_LAYERS, _MOST_BYTES // (num_blocks * one_block)))
+    num_layers = layers_within(_MOST_LAYERS, num_blocks, one_block)
     layers = allocate(num_layers, num_blocks, block_size, shape, kv_dtype, device)
     for layer in layers:  # products of zeros run faster than others
         for stored in (layer.keys, layer.values):

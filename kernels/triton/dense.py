@@ -11,15 +11,18 @@ import triton
 import triton.language as tl
 
 from kernels.torch.linear import TorchLinear
-from kernels.triton.tiles import target_arch
+from kernels.triton.tiles import most_shared_bytes, target_arch
 
-_TILES = (16, 32)  # tokens
-MOST_TOKENS = _TILES[-1]
+TILES = (16, 32)  # tokens
+MOST_TOKENS = TILES[-1]
 # Weight rows and input features of a tile: a warpgroup multiplies 64 rows, and four tiles in
 # flight per multiprocessor keep its share of the memory busy.
 _BLOCK_O = 64
 _BLOCK_K = 256
 _NUM_STAGES = 4
+# Measured on Hopper; among newer GPUs those of workstations have too little shared memory.
+_LEAST_ARCH = 90
+_SHARED_BYTES = _NUM_STAGES * (_BLOCK_O + MOST_TOKENS) * _BLOCK_K * 2
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -54,6 +57,10 @@ def _few_tokens_kernel(
     tl.store(place, acc_OT.to(out_ptr.dtype.element_ty), mask=inside_T[None, :])
 
 
+def _is_faster(arch: int) -> bool:
+    return arch >= _LEAST_ARCH and most_shared_bytes(arch) > _SHARED_BYTES
+
+
 class DenseLinear(TorchLinear):
     """A row's bits are the same whatever the other rows of its tile of 16 or 32."""
 
@@ -64,7 +71,7 @@ class DenseLinear(TorchLinear):
 
     def warm(self) -> None:
         """Compile the kernel's variants for this layer, where it has some."""
-        for tokens in _TILES:
+        for tokens in TILES:
             self(self.weight_OK.new_zeros(tokens, self.in_features))
 
     def _fits(self, x_TK: torch.Tensor) -> bool:
@@ -73,7 +80,7 @@ class DenseLinear(TorchLinear):
             and x_TK.dtype.itemsize == 2
             and self.out_features % _BLOCK_O == 0
             and self.in_features % _BLOCK_K == 0
-            and target_arch() >= 90
+            and _is_faster(target_arch())
         )
 
     def multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
@@ -89,7 +96,7 @@ class DenseLinear(TorchLinear):
             OUT=self.out_features,
             K=self.in_features,
             HAS_BIAS=self.bias_O is not None,
-            BLOCK_T=next(tile for tile in _TILES if tile >= T),
+            BLOCK_T=next(tile for tile in TILES if tile >= T),
             BLOCK_O=_BLOCK_O,
             BLOCK_K=_BLOCK_K,
             num_warps=4,

@@ -180,8 +180,11 @@ def _dequantize_kernel(
     HAS_ZEROS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    row = tl.program_id(1).to(tl.int64)
-    g = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    # Programs of a row side by side, all in the grid's first dimension: a head has more rows than
+    # the second may have.
+    per_row: tl.constexpr = (NUM_GROUPS + AT_ONCE - 1) // AT_ONCE
+    row = (tl.program_id(0) // per_row).to(tl.int64)
+    g = tl.program_id(0) % per_row * AT_ONCE + tl.arange(0, AT_ONCE)
     inside_G = g < NUM_GROUPS
     place_G = row * NUM_GROUPS + g
     scale_G1 = tl.load(scale_ptr + place_G, mask=inside_G, other=0.0).to(tl.float32)[:, None]
@@ -222,7 +225,7 @@ class QuantizedLinear(TorchQuantizedLinear):
         weight_OK = torch.empty(size, dtype=dtype, device=packed.codes.device)
         num_groups = packed.scales.shape[1]
         at_once = min(_DEQUANTIZED_AT_ONCE // packed.width, triton.next_power_of_2(num_groups))
-        _dequantize_kernel[(triton.cdiv(num_groups, at_once), self.out_features)](
+        _dequantize_kernel[(self.out_features * triton.cdiv(num_groups, at_once),)](
             packed.codes,
             packed.scales,
             packed.codes if packed.zeros is None else packed.zeros,

@@ -69,20 +69,33 @@ def edits_of(a: Adjustment, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
 
     A token becomes (x + bias) divided (if positive, else multiplied) by factor, less penalty.
     """
-    seen = np.union1d(a.prompt, a.output) if a.repetition_penalty != 1.0 else ()
-    counted, counts = np.unique(a.output, return_counts=True)
-    if not (a.presence_penalty or a.frequency_penalty):
-        counted, counts = counted[:0], counts[:0]
-    biased = [token for token, _ in a.bias]
-    tokens = np.unique(np.concatenate((seen, counted, biased, forbidden)).astype(np.int32))
-    edits = np.zeros((len(tokens), 5), dtype=np.int32)
+    counts, ids = a.counted(), np.zeros(0, dtype=np.int32)
+    if counts is not None:
+        ids = counts.ids
+    # Behind the counted tokens those that are only biased or forbidden: one edit a token.
+    others: dict[int, int] = {}
+    for token in (*(token for token, _ in a.bias), *forbidden):
+        if counts is None or counts.place(token) is None:
+            others.setdefault(token, len(ids) + len(others))
+
+    def place(token: int) -> int:
+        found = None if counts is None else counts.place(token)
+        return others[token] if found is None else found
+
+    edits = np.zeros((len(ids) + len(others), 5), dtype=np.int32)
     numbers = edits.view(np.float32)
-    edits[:, 0], edits[:, 1], numbers[:, 3] = a.row, tokens, 1.0
+    edits[:, 0], numbers[:, 3] = a.row, 1.0
+    edits[: len(ids), 1], edits[len(ids) :, 1] = ids, [*others]
     for token, bias in a.bias:
-        numbers[np.searchsorted(tokens, token), 2] += bias
-    numbers[np.searchsorted(tokens, seen), 3] = a.repetition_penalty
-    numbers[np.searchsorted(tokens, counted), 4] = a.frequency_penalty * counts + a.presence_penalty
-    numbers[np.searchsorted(tokens, forbidden), 4] = np.inf
+        numbers[place(token), 2] += bias
+    if counts is not None:
+        if a.repetition_penalty != 1.0:
+            numbers[: len(ids), 3][counts.totals > 0] = a.repetition_penalty
+        if a.counts_output:
+            penalty = a.frequency_penalty * counts.in_output + a.presence_penalty
+            numbers[: len(ids), 4] = np.where(counts.in_output > 0, penalty, 0.0)
+    for token in forbidden:
+        numbers[place(token), 4] = np.inf
     return edits
 
 

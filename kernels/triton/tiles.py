@@ -15,6 +15,9 @@ _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 # The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
+# Shared memory that a program may take, by compute capability; of others at least the last.
+_SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+_LEAST_SHARED_KIB = 99  # 8.6, 8.9, 12.0 and 12.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,16 @@ def target_arch() -> int:
     return 10 * major + minor
 
 
+def most_shared_bytes(arch: int) -> int:
+    """Shared memory that one program may take: on this GPU as its driver says, on others of a
+    compute capability as CUDA documents."""
+    if torch.cuda.is_available() and arch == target_arch():
+        properties = torch.cuda.get_device_properties()
+        if told := getattr(properties, "shared_memory_per_block_optin", 0):
+            return int(told)
+    return 1024 * _SHARED_KIB.get(arch, _LEAST_SHARED_KIB)
+
+
 @functools.cache
 def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> PrefillTile:
     """On Hopper 64 rows, one warpgroup: two programs share a multiprocessor, and one multiplies
@@ -94,17 +107,19 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
 
     On Ampere both operands of an mma come from registers: with head_dim 128 only a tile of 32
     positions fits without spilling (by the compiler's report). Wider heads and float32 get
-    fewer rows for the same reason.
+    fewer rows for the same reason, and the widest in float32 half the positions where a program
+    may take 99 KiB of shared memory.
     """
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     narrow_rows = 64 if arch // 10 == 9 and dtype.itemsize == 2 else 128
     rows = narrow_rows if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
     rows = max(rows, _power_of_two_at_least(group))
     roomy = row_bytes <= (256 if arch >= 90 else 128)
+    tight = row_bytes > 512 and most_shared_bytes(arch) <= _LEAST_SHARED_KIB * 1024
     return PrefillTile(
         tokens=rows // group,
         rows=rows,
-        block_k=64 if roomy else 32,
+        block_k=64 if roomy else 16 if tight else 32,
         num_warps=8 if rows >= 128 else 4,
         num_stages=3 if roomy else 2,
     )

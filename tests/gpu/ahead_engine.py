@@ -31,13 +31,11 @@ class Engine:
     """The real core with lookahead over a stage; `ahead` lists the steps launched early."""
 
     def __init__(self, runner: Runner, **changes: object) -> None:
-        config = {"token_budget": 16, "lookahead": True, "prefix_cache": False, **changes}
-        self.core = build_core(
-            SchedulerConfig(
-                num_blocks=256, block_size=4, max_requests=4, max_model_len=64,
-                max_step_tokens=64, **config,
-            )  # type: ignore[arg-type]
-        )  # fmt: skip
+        config: dict[str, object] = {
+            "num_blocks": 256, "block_size": 4, "max_requests": 4, "max_model_len": 64,
+            "max_step_tokens": 64, "token_budget": 16, "lookahead": True, "prefix_cache": False,
+        }  # fmt: skip
+        self.core = build_core(SchedulerConfig(**{**config, **changes}))  # type: ignore[arg-type]
         self.runner = runner
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, list[int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from actors.scheduling.events import Abort, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda.graphs import StepGraphs
+from actors.stage.cuda.run_ahead import RunAhead
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
 from tests.actors.stage.greedy_reference import expected, make_prompts
@@ -29,9 +31,10 @@ SPEC = {"max_requests": 4, "graph_tokens": 16, "max_model_len": 64}
 
 
 @pytest.fixture
-def make(tiny_model: Callable[..., Path]) -> Callable[[], StageRunner]:
-    def make() -> StageRunner:
-        runner = make_runner(tiny_model("llama"), backend="triton", **SPEC)
+def make(tiny_model: Callable[..., Path]) -> Callable[..., StageRunner]:
+    def make(num_blocks: int = 256, num_host_blocks: int = 0) -> StageRunner:
+        folder = tiny_model("llama")
+        runner = make_runner(folder, num_blocks, num_host_blocks, backend="triton", **SPEC)
         runner.capture(EagerCapture())
         return runner
 
@@ -130,6 +133,30 @@ def test_a_plan_that_comes_while_tokens_are_on_their_way_is_still_launched(
     wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
     assert [engine.outputs[i] for i in range(3)] == wanted
     assert len(engine.ahead) >= 4
+
+
+@pytest.mark.long
+def test_steps_with_swaps_are_launched_ahead(
+    make: Callable[..., StageRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks leave and return behind the step that runs, and what they hold is what it wrote."""
+    launched: list[StepPlan] = []
+    launch = RunAhead._launch
+
+    def noted(self: RunAhead, plan: StepPlan, *rest: Any) -> None:
+        launch(self, plan, *rest)
+        if self._launched is not None:
+            launched.append(plan)
+
+    monkeypatch.setattr(RunAhead, "_launch", noted)
+    wanted = requests([SamplingParams(12)] * len(LENGTHS))
+    alone = Engine(make(), lookahead=False).answer(wanted)
+    assert not launched
+    # Of 4 positions each: two of the three requests at their ends.
+    few = {"num_blocks": 10, "num_host_blocks": 32, "swap": "always"}
+    assert Engine(make(10, 32), **few).answer(wanted) == alone
+    assert any(plan.swap_out for plan in launched)
+    assert any(plan.swap_in for plan in launched)
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.typical_batch import typical_batch
+from kernels.typical_batch import MOST_BYTES, decodes_within, layers_within, typical_batch
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(31, 70), (100, 20)])
@@ -22,3 +22,13 @@ def test_every_slice_has_blocks_of_its_own(context: int, chunk: int) -> None:
         for block in table[: -(-end // 16)]
     ]
     assert sorted(used) == list(range(num_blocks))
+
+
+def test_decodes_and_layers_fit_the_memory() -> None:
+    page_bytes = 1 << 20  # of Llama 3 8B, 256 positions
+    assert decodes_within(32, 1024, 256, page_bytes) == 32
+    assert decodes_within(32, 8192, 256, page_bytes) == MOST_BYTES // (33 * page_bytes)
+    assert decodes_within(32, 8192, 256, MOST_BYTES) == 1
+    assert layers_within(4, 100, page_bytes) == 4
+    assert layers_within(4, 200, page_bytes) == 2
+    assert layers_within(4, 1000, page_bytes) == 1

@@ -101,9 +101,9 @@ class RunAhead:
             self._launched = Launched(plan.step_id, host, output)
 
     def _may_follow(self, plan: StepPlan, host: HostBatch) -> bool:
-        """Rows of the current step must stay until its tokens are noted, and a swap would wait for
-        the device."""
-        if not plan.slices or plan.drafts or plan.swap_out or plan.swap_in:
+        """Rows of the current step must stay until its tokens are noted. Swaps and copies are
+        queued behind the current step and wait for nothing."""
+        if not plan.slices or plan.drafts:
             return False
         current = set(host.rows_S.tolist())
         changed = (*plan.released, *(start.request_id for start in plan.started))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from kernels.layer_weights import LayerWeights
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
 
+TraceFunction = Callable[[FrameType, str, object], Any]
 BATCHES = (1, 32, 64, 128)
 LIMIT_US = {64: 250.0}  # what a step of so many decodes may cost the host
 _CONTEXT = 1024
@@ -53,7 +56,8 @@ class StepAnatomy:
 
     host_us: median of Python's time. num_replays: launches of a graph. num_operations: torch's
     operations beside them, each a launch or a copy; bytes_copied: what copies between host and
-    device move.
+    device move. num_instructions: those of Python, which beside the time say how a step's work
+    grows with its rows.
     """
 
     sampling: str
@@ -62,6 +66,7 @@ class StepAnatomy:
     num_replays: float
     num_operations: float
     bytes_copied: float
+    num_instructions: float
 
     @property
     def met(self) -> bool:
@@ -139,11 +144,31 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
+class _Instructions:
+    """Counts the instructions that Python executes, in its own functions and those they call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Instructions:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> TraceFunction:
+        frame.f_trace_opcodes = True
+        self.count += event == "opcode"
+        return self._trace
+
+
 def _measure(folder: Path, sampling: str, num_decodes: int, num_steps: int) -> StepAnatomy:
     replays = _Replays()
     runner = _runner(folder, num_decodes, replays)
     counted, warm = 20, num_steps // 2
-    total = warm + num_steps + counted + 1  # and the one that the last is launched ahead of
+    total = warm + num_steps + 2 * counted + 1  # and the one that the last is launched ahead of
     plans = [pack(plan) for plan in _plans(num_decodes, SAMPLINGS[sampling], total)]
     walk = _Walk(runner, plans)
     for _ in range(warm):
@@ -158,13 +183,18 @@ def _measure(folder: Path, sampling: str, num_decodes: int, num_steps: int) -> S
     with _Operations() as operations:
         for _ in range(counted):
             walk.step()
+    num_replays = replays.count
+    with _Instructions() as instructions:
+        for _ in range(counted):
+            walk.step()
     return StepAnatomy(
         sampling,
         num_decodes,
         1e6 * statistics.median(times),
-        replays.count / counted,
+        num_replays / counted,
         operations.count / counted,
         operations.bytes_copied / counted,
+        instructions.count / counted,
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Triton is optional; the command says so where it is missing
     from app.bench.gpu.checks import AttentionCase, ExpertCase
     from kernels.triton.compile import CompiledKernel
 
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 _LLAMA = (32, 8, 128)
 _VOCABULARY = 128_256
 
@@ -92,6 +92,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     from kernels.triton.backend import TritonBackend
     from kernels.triton.cache import allocate
     from kernels.triton.compile import compiling_for
+    from kernels.triton.dense import TILES as DENSE_TILES
 
     cpu, backend = torch.device("cpu"), TritonBackend()
     with compiling_for(arch) as compiled:
@@ -107,7 +108,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             check_experts(mixture, backend, dtype, cpu)
         for adapted in adapter_cases():
             check_adapters(adapted, backend, dtype, cpu)
-        check_dense(dtype, cpu, 1, (512, 256), biased=True)
+        for tokens in DENSE_TILES:
+            check_dense(dtype, cpu, tokens, (512, 256), biased=True)
         for tokens in (1, 40, 80, 200):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
             for stored in STORED_CASES:
@@ -124,7 +126,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
 def command(
     context: typer.Context,
     arches: Annotated[
-        list[int] | None, typer.Argument(help="Compute capabilities; 80, 90 and 100 if absent.")
+        list[int] | None,
+        typer.Argument(help="Compute capabilities; 80, 86, 89, 90, 100 and 120 if absent."),
     ] = None,
     as_json: Json = False,
     out: Out = None,

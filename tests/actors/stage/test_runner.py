@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
+from kernels.token_counts import TokenCounts
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import (
     GREEDY,
@@ -191,6 +194,27 @@ def test_repetition_penalty_equals_transformers(tiny_model: Callable[..., Path])
     outputs = MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], penalized)
     assert outputs == [ids[0, 40:].tolist()]
     assert outputs != MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], GREEDY)
+
+
+def test_penalties_count_a_prompt_once(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later draws of a request count what is new."""
+    counted: list[int] = []
+    begin = TokenCounts._begin
+
+    def noted(self: TokenCounts, prompt: NDArray[np.int32]) -> None:
+        counted.append(len(prompt))
+        begin(self, prompt)
+
+    monkeypatch.setattr(TokenCounts, "_begin", noted)
+    lengths = (3, 13, 40)
+    penalized = replace(GREEDY, repetition_penalty=1.8)
+    run = make_chain(tiny_model("llama"))
+    MiniPlanner(run).run(make_prompts(lengths), penalized)
+    assert sorted(counted) == sorted(lengths)
+    MiniPlanner(run).run(make_prompts(lengths), penalized)  # the same ids start again
+    assert sorted(counted) == sorted(lengths * 2)
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(tiny_model: Callable[..., Path]) -> None:

@@ -75,6 +75,17 @@ def test_a_captured_step_is_one_launch_and_a_transfer_each_way() -> None:
         assert row.bytes_copied < 4096 + 128 * 80, "block tables stay on the device"
 
 
+def test_the_host_s_work_grows_little_with_the_rows() -> None:
+    """Rows are columns of arrays: of each, Python looks the request up and names it in the
+    answer."""
+    rows = 128 - 32
+    for few, many in zip(anatomy((32,), num_steps=4), anatomy((128,), num_steps=4), strict=True):
+        assert (many.num_replays, many.num_operations) == (few.num_replays, few.num_operations)
+        assert many.bytes_copied - few.bytes_copied <= 16 * rows
+        assert many.num_instructions <= 2 * few.num_instructions
+        assert many.num_instructions - few.num_instructions <= 40 * rows
+
+
 def context() -> typer.Context:
     return typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
 

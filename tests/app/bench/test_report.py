@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.testing import CliRunner
 
-from app.bench.report import make_report, publish
+from app.bench.report import commit, make_report, publish
 
 
 def report_of(arguments: list[str]) -> dict[str, object]:
@@ -57,3 +58,24 @@ def test_a_figure_that_is_no_number_is_null() -> None:
     assert report["gap"] is None
     assert report["rows"] == [{"error": None}]
     assert report["pair"] == [1, 2]
+
+
+def test_a_checkout_with_changes_is_no_commit_s(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert commit(tmp_path) == "unknown"
+    git("init")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "--message=begin")
+    git("tag", "--annotate", "--message=first", "v1")
+    clean = git("rev-parse", "--short", "HEAD")
+    assert commit(tmp_path) == clean
+    (tmp_path / "report.json").write_text("{}\n")
+    assert commit(tmp_path) == clean, "a file that is not tracked changes nothing"
+    (tmp_path / "code.py").write_text("a = 2\n")
+    assert commit(tmp_path) == f"{clean}-dirty"

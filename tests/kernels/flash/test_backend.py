@@ -22,7 +22,7 @@ from kernels.flash import backend as flash_backend
 from kernels.flash.backend import FlashBackend
 from kernels.flash.hybrid import SeqLens, measure_crossover
 from kernels.flash.library import FlashLibrary
-from kernels.triton.cache import FLOAT8, allocate
+from kernels.triton.cache import FLOAT8, allocate, block_bytes
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
@@ -209,3 +209,22 @@ def test_what_is_measured_are_the_two_forms() -> None:
     shape = AttentionCase("", (2, 1, 32), 256, ()).shape
     measure_crossover(fake.library, shape, torch.float16, torch.device("cpu"), time_s)
     assert fake.calls[:3] == [("varlen", 33, 512), ("with_kvcache", 32, 1), ("varlen", 1, 512)]
+
+
+def test_a_measurement_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At long contexts fewer layers in turn, then fewer decodes."""
+    shape = AttentionCase("", (2, 1, 32), 256, ()).shape
+    one_page = block_bytes(256, shape, torch.float16)
+    most = 200 * one_page
+    monkeypatch.setattr("kernels.typical_batch.MOST_BYTES", most)
+    seen: list[tuple[int, int]] = []
+
+    def time_s(works: Sequence[Callable[[], object]]) -> float:
+        layers = [work.args[4] for work in works]  # type: ignore[attr-defined]
+        chunk_bytes = len(layers) * 2 * one_page
+        assert sum(x.keys.nbytes + x.values.nbytes for x in layers) <= most + chunk_bytes
+        seen.append((len(layers), works[0].args[2].num_decodes))  # type: ignore[attr-defined]
+        return 1.0
+
+    measure_crossover(FakeFlash().library, shape, torch.float16, torch.device("cpu"), time_s)
+    assert seen[::2] == seen[1::2] == [(3, 32), (2, 32), (1, 32), (1, 22), (1, 11), (1, 6)]

@@ -85,7 +85,7 @@ def test_what_one_launch_leaves_out_is_compiled_beside_the_first_of_a_kind(
 
 def test_contexts_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     one_context = 3 * 16 * 2 * 32 * 2  # blocks, tokens, K and V, numbers, bytes
-    monkeypatch.setattr(attention, "_MOST_BYTES", 2 * one_context)
+    monkeypatch.setattr("kernels.typical_batch.MOST_BYTES", 2 * one_context)
     seen: list[int] = []
     allocate = attention.allocate
 

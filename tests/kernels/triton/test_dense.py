@@ -62,6 +62,18 @@ def test_what_the_kernel_does_not_serve_is_the_library_s(
     assert not launches
 
 
+def test_gpus_with_too_little_shared_memory_leave_it_to_the_library(
+    launches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer than Hopper is not enough: GPUs of workstations have 99 KiB."""
+    linear = dense.DenseLinear(torch.zeros(64, 256, dtype=HALF, device=DEVICE), None, 256, 64)
+    for arch, is_own in ((80, False), (89, False), (90, True), (100, True), (120, False)):
+        monkeypatch.setattr(dense, "target_arch", lambda arch=arch: arch)
+        launches.clear()
+        linear(torch.zeros(3, 256, dtype=HALF, device=DEVICE))
+        assert bool(launches) == is_own, arch
+
+
 def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply_by_rows(monkeypatch)
     linear = TritonBackend().pack_linear(torch.randn(64, 512, device=DEVICE).to(HALF), None)

@@ -13,7 +13,7 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from app.bench.gpu import checks  # noqa: E402
 from kernels.torch.backend import TorchBackend  # noqa: E402
-from kernels.triton import cache  # noqa: E402
+from kernels.triton import cache, prefill  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
 from tests.kernels.triton.interpreted import fuse_multiply_adds  # noqa: E402
 
@@ -46,6 +46,17 @@ def test_attention(
 ) -> None:
     fuse_multiply_adds(monkeypatch)
     result = checks.check_attention(case, backend, dtype, DEVICE)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("arch", [86, 120])
+def test_attention_of_the_widest_heads_where_shared_memory_is_small(
+    backend: TritonBackend, arch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "target_arch", lambda: arch)
+    [case] = [case for case in checks.SMALL_CASES if case.name == "head of 256"]
+    assert prefill.tile_of(case.shape, torch.float32).block_k == 16
+    result = checks.check_attention(case, backend, torch.float32, DEVICE)
     assert result.passed, result
 
 
