@@ -14,12 +14,11 @@ from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
 from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
+from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose, least_rate
 from actors.scheduling.speculation.offered import GUESS_MEMORY, LOOK_EVERY
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
-_LEAST_RATE = 0.25  # of being reached and right, for a draft to be worth its compute
-_LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
@@ -38,7 +37,7 @@ class Speculation:
         self.config = config
         self.cost_model = cost_model
         self.num_drafts = 0  # planned so far
-        self._least_rate = _LEAST_RATE  # that a draft of the present decodes must have to pay
+        self._least_rate = LEAST_CHANCE  # that a draft of the present decodes must have to pay
         self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
@@ -50,7 +49,6 @@ class Speculation:
         self._asking: Asking | None = None
         if self.is_on and config.draft_model is not None:
             self._asking = Asking(config, cost_model)
-        self._draft_share = 0.0  # of a step, that one draft of each decode adds
 
     def holds_back(self, decoding: list[RequestState]) -> bool:
         """Whether to wait for the tokens in flight before planning the next step.
@@ -76,7 +74,7 @@ class Speculation:
                 assert state.drafter is not None
                 # The first guess is of the token in flight.
                 both_right = state.drafter.acceptance_rate**2
-                if both_right >= _LEAST_RATE and state.drafter.draft(2):
+                if both_right >= LEAST_CHANCE and state.drafter.draft(2):
                     worth += both_right
         return worth > _AHEAD_SHARE * len(decoding)
 
@@ -96,7 +94,7 @@ class Speculation:
             return
         if not asking.has_model:
             asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
-        elif not asking.ask(step, _LEAST_RATE, self._draft_share, self._pays):
+        elif not asking.ask(step):
             self._num_rests = _REST_STEPS
 
     def answered(
@@ -109,27 +107,13 @@ class Speculation:
     def _add_drafts(self, step: StepBuilder) -> None:
         candidates = self._candidates(step.contents.decodes_alone)
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
-        if not offers:
-            return
         room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
-        counts = [0] * len(offers)
-        for depth in range(1, self.config.most_drafts + 1):
-            for i, (state, drafts) in enumerate(offers):
-                reached = _acceptance_rate(state) ** depth
-                if depth <= len(drafts) and room > 0 and reached >= self._least_rate:
-                    counts[i] = depth
-                    room -= 1
-        while any(counts):
-            wished = [
-                (s.num_computed_tokens - 1, _acceptance_rate(s), count)
-                for (s, _), count in zip(offers, counts, strict=True)
-                if count
-            ]
-            if self._pays(step.shape, wished):
-                break
-            counts = [count // 2 for count in counts]
-            if not any(counts):
-                self._num_rests = _REST_STEPS
+        if not offers or room <= 0:
+            return
+        wishes = [Wish(s.num_computed_tokens - 1, _acceptance_rate(s), len(d)) for s, d in offers]
+        counts = choose(self.cost_model, step.shape, wishes, room)
+        if not any(counts):
+            self._num_rests = _REST_STEPS
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
@@ -174,45 +158,29 @@ class Speculation:
         ]
 
     def _price(self, decoding: Sequence[RequestState]) -> None:
-        """Predict what one draft of each of these lengthens their step by, as a share of it: a
-        draft that is right less often cannot pay."""
+        """Predict from which acceptance rate drafts can pay beside so many decodes: those of one
+        request, or, where a step of one token more is much longer, those of all together."""
         if self.cost_model is None or not decoding:
             return
         num_decodes, left = self._priced
         if num_decodes == len(decoding) and left:
             self._priced = (num_decodes, left - 1)
             return
-        num_decodes = len(decoding)
+        num_decodes, most = len(decoding), self.config.most_drafts
         context = sum([state.num_computed_tokens for state in decoding])
-        alone = StepShape(num_decodes, context + num_decodes)
-        drafted = StepShape(0, 0, ((context // num_decodes, 2),) * num_decodes)
-        longer = self.cost_model.step_s(drafted) / self.cost_model.step_s(alone) - 1.0
-        self._draft_share, self._least_rate = longer, max(_LEAST_RATE, longer)
+        mean = context // num_decodes
+        alone_s = self.cost_model.step_s(StepShape(num_decodes, context + num_decodes))
+        lowest = 1.0
+        for number, count in ((1, 1), (1, most), (num_decodes, most)):
+            others = num_decodes - number
+            drafted = StepShape(others, (mean + 1) * others, ((mean, 1 + count),) * number)
+            longer = self.cost_model.step_s(drafted) / alone_s - 1.0
+            lowest = min(lowest, least_rate(longer * num_decodes / number, count))
+            if lowest <= LEAST_CHANCE:
+                break
+        self._least_rate = max(lowest, LEAST_CHANCE)
         self._priced = (num_decodes, _PRICE_STEPS)
         self._num_rests = 0
-
-    def _pays(
-        self,
-        shape: StepShape,
-        wished: Sequence[tuple[int, float, int]],
-        drafting_s: float = 0.0,
-    ) -> bool:
-        """Whether drafts give more tokens per predicted second than a step of this shape.
-
-        wished: (position of the known token, acceptance rate, number of drafts) of each request.
-        """
-        if self.cost_model is None:
-            return True
-        gained, prefills = 0.0, list(shape.prefills)
-        num_decodes, context = shape.num_decodes, shape.decode_context_tokens
-        for start, rate, count in wished:
-            gained += sum([rate**k for k in range(1, count + 1)])
-            prefills.append((start, 1 + count))
-            num_decodes -= 1
-            context -= start + 1
-        with_drafts_s = self.cost_model.step_s(StepShape(num_decodes, context, tuple(prefills)))
-        longer = (with_drafts_s + drafting_s) / self.cost_model.step_s(shape)
-        return (shape.num_decodes + gained) / shape.num_decodes >= _LEAST_GAIN * longer
 
 
 def _acceptance_rate(state: RequestState) -> float:
