@@ -81,8 +81,8 @@ class Core:
         self.requests = LiveRequests(config, self.order, cost_model, self.in_flight)
         self.limits = QueueLimits(config, admission, cost_model)
         self.timeout = QueueTimeout(self.requests)
-        self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
+        self.outcomes = Outcomes(self.requests, self.speculation.ended)
         self.faults = Faults(self.requests)
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None

@@ -1,4 +1,4 @@
-"""Which decodes of a step carry drafts of the next tokens, and how many; a drafter: prompt lookup.
+"""Which decodes of a step carry drafts of the next tokens, and how many.
 
 Drafts are guesses of the next tokens. They follow a decode's own token in its slice; the last stage
 draws at every position, and a draft is accepted if and only if it equals the draw. So drafts change
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
-from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
 from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose, least_rate
-from actors.scheduling.speculation.offered import GUESS_MEMORY, LOOK_EVERY
+from actors.scheduling.speculation.history import AT_ONCE, Histories, Reading
+from actors.scheduling.speculation.lookup import PromptLookup
+from actors.scheduling.speculation.offered import LOOK_EVERY
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
@@ -23,11 +24,6 @@ from actors.scheduling.step import StepBuilder
 _AHEAD_SHARE = 0.05
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
-
-# Of `PromptLookup`
-_GRAM = 3  # tokens that must match
-_MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
-_PRIOR = 0.5  # assumed acceptance rate before a request's first draft
 
 
 class Speculation:
@@ -49,6 +45,9 @@ class Speculation:
         self._asking: Asking | None = None
         if self.is_on and config.draft_model is not None:
             self._asking = Asking(config, cost_model)
+
+        self._reading = Reading()
+        self._histories = Histories()
 
     def holds_back(self, decoding: list[RequestState]) -> bool:
         """Whether to wait for the tokens in flight before planning the next step.
@@ -80,8 +79,20 @@ class Speculation:
 
     def extend(self, step: StepBuilder) -> None:
         """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
-        if not self.is_on or step.wants_prefill:
+        if not self.is_on:
             return
+        if not step.wants_prefill:
+            self._extend(step)
+        self._histories.read(self._reading)
+        self._reading.left = AT_ONCE
+
+    def ended(self, state: RequestState) -> None:
+        """Remember the text of a request that has been served."""
+        if isinstance(state.drafter, PromptLookup):
+            request = state.request
+            self._histories.of(request).add(request.prompt, tuple(state.output_token_ids))
+
+    def _extend(self, step: StepBuilder) -> None:
         self._price(step.decoding)
         if self._num_rests:
             self._num_rests -= 1
@@ -135,15 +146,17 @@ class Speculation:
         """Give the drafter all known tokens; False if its drafts would not pay, or while a long
         prompt takes more calls."""
         if state.drafter is None:
-            state.drafter = self._drafter(state.request)
+            state.drafter = self._drafter(state)
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
 
-    def _drafter(self, request: Request) -> Drafter:
+    def _drafter(self, state: RequestState) -> Drafter:
+        request = state.request
         if request.sampling.grammar is not None and self._asking is None:
             self._asking = Asking(self.config, self.cost_model)
         if self._asking is None or not (self._asking.has_model or request.sampling.grammar):
-            return PromptLookup(request.prompt)
+            history = self._histories.of(request)
+            return PromptLookup(request.prompt, request.output, self._reading, history)
         return self._asking.drafter(request)
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
@@ -187,60 +200,3 @@ def _acceptance_rate(state: RequestState) -> float:
     drafter: Drafter | None = state.drafter
     assert drafter is not None
     return drafter.acceptance_rate
-
-
-class PromptLookup:
-    """Implements `interfaces.Drafter`: guesses what followed the last n-gram where it stood before.
-
-    Outputs that quote, edit or repeat text of the request continue like their source. A table holds
-    the last position of each n-gram; a match is followed token by token, so most tokens cost one
-    comparison and one entry.
-    """
-
-    __slots__ = ("_at", "_match", "_num_prompt", "_prompt", "_tokens", "acceptance_rate")
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.acceptance_rate = _PRIOR
-        self._prompt = prompt
-        self._num_prompt = len(prompt)
-        self._tokens: list[int] = []  # of prompt and output, taken in so far
-        self._at: dict[tuple[int, ...], int] = {}  # n-gram -> the position after it
-        self._match: int | None = None  # position of the token that should come next
-
-    def follow(self, output: Sequence[int]) -> bool:
-        tokens, num_prompt = self._tokens, self._num_prompt
-        known = len(tokens)
-        if known < num_prompt:
-            self._append(self._prompt[known : known + _MOST_AT_ONCE], learns=False)
-            known = len(tokens)
-            if known < num_prompt:
-                return False
-        new = output[known - num_prompt : known - num_prompt + _MOST_AT_ONCE]
-        self._append(new, learns=True)
-        return len(tokens) == num_prompt + len(output)
-
-    def _append(self, new: Sequence[int], learns: bool) -> None:
-        tokens, table = self._tokens, self._at
-        for token in new:
-            match = self._match
-            if match is not None:
-                is_right = tokens[match] == token
-                if learns:
-                    self.acceptance_rate *= GUESS_MEMORY
-                    self.acceptance_rate += (1.0 - GUESS_MEMORY) * is_right
-                match = match + 1 if is_right else None
-            tokens.append(token)
-            gram = tuple(tokens[-_GRAM:])
-            self._match = table.get(gram) if match is None else match
-            if len(gram) == _GRAM:
-                table[gram] = len(tokens)
-
-    def draft(self, most: int) -> tuple[int, ...]:
-        match, tokens = self._match, self._tokens
-        if match is None:
-            return ()
-        found = tokens[match : match + most]
-        period = len(tokens) - match  # a repetition continues
-        while len(found) < most:
-            found.append(found[-period])
-        return tuple(found)
