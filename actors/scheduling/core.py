@@ -289,7 +289,7 @@ class Core:
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own
-            if in_flight and speculation.is_on and speculation.holds_back(requests.decoding):
+            if in_flight and speculation.is_on and speculation.holds_back(self.builder):
                 return
             step = self._plan_one()
             if step is None:

@@ -15,6 +15,7 @@ from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose
 from actors.scheduling.speculation.offered import LOOK_EVERY, Offered
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
+from actors.scheduling.step_contents import StepContents
 
 _PRIOR = 0.5  # least acceptance rate assumed of a new request
 # Of text that a grammar forces, whose tokens may be cut otherwise
@@ -62,12 +63,13 @@ class Asking:
         """Ask for drafts of the step's requests, for the next step, which is taken to be like this
         one; False if no number of them pays."""
         contents = step.contents
-        members = [*contents.decode_states, *contents.drafted, *contents.prefills]
+        members, chunks = self._members(contents)
         asking = [(s, d) for s in members if (d := self._follow(s)) is not None]
-        room = min(step.room_for_drafts(), self._num_rows - len(members))
+        room = min(step.room_for_drafts(), self._num_rows - contents.num_slices)
         if not asking or room <= 0:
             return True
-        shape = StepShape(len(members), sum([s.num_computed_tokens + 1 for s in members]))
+        context = sum([s.num_computed_tokens + 1 for s in members])
+        shape = StepShape(len(members), context, chunks)
         pass_s = self._pass_s(shape)
         most = self._most_passes(step, room, pass_s)
         wishes = [
@@ -96,7 +98,7 @@ class Asking:
         planned ahead meanwhile. least_share: of the answers that must bring something."""
         contents = step.contents
         self._num_looks += 1  # one that has long brought nothing: after so many steps and tokens
-        for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
+        for state in self._members(contents)[0]:
             drafter = state.drafter
             if not isinstance(drafter, Offered) or state.suspicion is not None:
                 continue
@@ -131,6 +133,18 @@ class Asking:
             memory = _PASS_MEMORY if self._was_measured else 0.0
             self._pass_share = memory * self._pass_share + (1 - memory) * share
             self._was_measured = True
+
+    @staticmethod
+    def _members(contents: StepContents) -> tuple[list[RequestState], tuple[tuple[int, int], ...]]:
+        """The requests that draw a token in this step, and the chunks of the others, as the next
+        step may have them again."""
+        members, chunks = [*contents.decode_states, *contents.drafted], []
+        for state, count in contents.prefills.items():
+            if state.num_computed_tokens == state.num_tokens:
+                members.append(state)
+            else:
+                chunks.append((state.num_computed_tokens, count))
+        return members, tuple(chunks)
 
     def _follow(self, state: RequestState) -> Offered | None:
         """The drafter of a request that may ask, level with its tokens."""

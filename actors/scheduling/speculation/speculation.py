@@ -38,6 +38,7 @@ class Speculation:
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
+        self._had_room = True  # for drafts in the last step
         self.is_on = config.drafter in ("lookup", "model") or (
             config.drafter == "auto" and cost_model is not None
         )
@@ -49,14 +50,16 @@ class Speculation:
         self._reading = Reading()
         self._histories = Histories()
 
-    def holds_back(self, decoding: list[RequestState]) -> bool:
+    def holds_back(self, step: StepBuilder) -> bool:
         """Whether to wait for the tokens in flight before planning the next step.
 
         Only if a request may be in several steps at once: drafts continue a known token, so a
-        slice after an unknown one cannot carry any.
+        slice after an unknown one cannot carry any. Prompts do not wait for drafts that the last
+        step had no room for.
         """
         if not (self.is_on and self._overlaps):
             return False
+        decoding = step.decoding
         self._price(decoding)
         if any(state.num_drafts for state in decoding):
             return True
@@ -65,7 +68,7 @@ class Speculation:
             return True
         if asking is not None and asking.has_model:
             return False
-        if self._num_rests:
+        if self._num_rests or (step.wants_prefill and not self._had_room):
             return False
         worth = 0.0
         for state in self._candidates(decoding):
@@ -78,11 +81,8 @@ class Speculation:
         return worth > _AHEAD_SHARE * len(decoding)
 
     def extend(self, step: StepBuilder) -> None:
-        """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
-        if not self.is_on:
-            return
-        if not step.wants_prefill:
-            self._extend(step)
+        """Add drafts to decodes of the planned step, in the room that its prefill leaves."""
+        self._extend(step)
         self._histories.read(self._reading)
         self._reading.left = AT_ONCE
 
@@ -99,13 +99,17 @@ class Speculation:
             if self._asking is not None:
                 self._asking.num_idle += 1
             return
-        self._add_drafts(step)
-        asking = self._asking
-        if asking is None:
+        room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
+        self._had_room = room > 0
+        if not self._had_room:
             return
-        if not asking.has_model:
+        pays = self._add_drafts(step, room)
+        asking = self._asking
+        if asking is not None and not asking.has_model:
             asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
-        elif not asking.ask(step):
+        elif asking is not None:
+            pays = asking.ask(step) and pays
+        if not (pays or step.wants_prefill):  # prompts end soon, and leave other steps
             self._num_rests = _REST_STEPS
 
     def answered(
@@ -115,19 +119,18 @@ class Speculation:
         if self._asking is not None:
             self._asking.answered(plan, result, by_id)
 
-    def _add_drafts(self, step: StepBuilder) -> None:
+    def _add_drafts(self, step: StepBuilder, room: int) -> bool:
+        """False if there were some, but no number of them pays."""
         candidates = self._candidates(step.contents.decodes_alone)
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
-        room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
-        if not offers or room <= 0:
-            return
+        if not offers:
+            return True
         wishes = [Wish(s.num_computed_tokens - 1, _acceptance_rate(s), len(d)) for s, d in offers]
         counts = choose(self.cost_model, step.shape, wishes, room)
-        if not any(counts):
-            self._num_rests = _REST_STEPS
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
+        return any(counts)
 
     def _offer(self, state: RequestState) -> tuple[int, ...]:
         if not self._may_draft(state) or not self._follow(state):

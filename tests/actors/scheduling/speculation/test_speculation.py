@@ -168,6 +168,38 @@ def test_prompts_that_wait_leave_no_room() -> None:
     assert any(plan.drafts for plan in driver.plans)
 
 
+def beside_a_long_prompt(**changes: object) -> tuple[Driver, list[tuple[int, int]]]:
+    """Three streams, and after a while a prompt whose steps hold 32 tokens of a budget of 64; its
+    chunks as (tokens, drafts beside it)."""
+    chunks = {"chunks": "dynamic", "high": 32, "low": 32}
+    settings = config(token_budget=64, num_blocks=120, policy_options=chunks, **changes)
+    driver = Driver(settings)
+    for number in range(3):
+        request = copying(number, length=100, seed=number)
+        with_oracle(driver, request, wrong=5)
+    for _ in range(6):
+        driver.answer()
+    driver.submit(Request(9, tuple(range(115)), SamplingParams(2), 0.0))
+    driver.drain()
+    driver.check_everyone_finished()
+    found = []
+    for plan in driver.plans:
+        found += [(n, len(plan.drafts)) for i, start, n, _ in plan.slices if i == 9 and start < 115]
+    return driver, found
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_drafts_fill_what_a_long_prefill_leaves(stages: int, lookahead: bool) -> None:
+    """The prompt has the same chunks as without drafts, so its first token as many steps later."""
+    settings: dict[str, object] = {"num_stages": stages, "lookahead": lookahead}
+    _, plain = beside_a_long_prompt(drafter="none", max_drafts=None, **settings)
+    driver, drafted = beside_a_long_prompt(**settings)
+    assert [n for n, _ in drafted] == [n for n, _ in plain]
+    assert sum(num_drafts > 0 for _, num_drafts in drafted) >= 2
+    assert all(plan.num_tokens <= 64 for plan in driver.plans)
+
+
 def test_drafts_count_in_the_token_budget() -> None:
     driver = Driver(config(token_budget=5, max_requests=4))
     for number in range(4):
