@@ -58,6 +58,8 @@ def run(
     try:
         if ways != WayOptions() and (other := task.without_deployment):
             raise ValueError(f"--way has no effect with {other}, which has deployments of its own")
+        if engines.acceptance is not None and (other := task.without_deployment):
+            raise ValueError(f"--acceptance has no effect with {other}, which simulates no drafts")
         if task.figure7:
             result = _figure7(console, options.out)
         elif task.paper:

@@ -47,6 +47,7 @@ class Speculation:
         if self.is_on and config.draft_model is not None:
             self._asking = Asking(config, cost_model)
 
+        self.make_drafter = self._drafter
         self._reading = Reading()
         self._histories = Histories()
 
@@ -109,7 +110,7 @@ class Speculation:
             asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
         elif asking is not None:
             pays = asking.ask(step) and pays
-        if not (pays or step.wants_prefill):  # prompts end soon, and leave other steps
+        if not (pays or step.contents.prefills):  # of which the next steps may have less
             self._num_rests = _REST_STEPS
 
     def answered(
@@ -149,7 +150,7 @@ class Speculation:
         """Give the drafter all known tokens; False if its drafts would not pay, or while a long
         prompt takes more calls."""
         if state.drafter is None:
-            state.drafter = self._drafter(state)
+            state.drafter = self.make_drafter(state)
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
 
