@@ -91,7 +91,7 @@ class Asking:
             if count:
                 drafter.ask(contents.step_id)
                 contents.drafts_asked.append((state.request_id, count))
-        return any(counts) or not any(w.count and w.rate >= LEAST_CHANCE for w in wishes)
+        return any(counts) or not any(w.most and w.rate >= LEAST_CHANCE for w in wishes)
 
     def ask_grammars(self, step: StepBuilder, least_share: float) -> None:
         """Without a model: ask what grammars force. It costs next to nothing, but no step is

@@ -13,11 +13,11 @@ _LEAST_GAIN = 0.05  # of the decodes' tokens: less is not worth a step that is n
 
 
 class Wish(NamedTuple):
-    """Of one request. start: position of its known token; rate: of acceptance; count: of drafts."""
+    """Of one request. start: position of its known token; rate: of acceptance; most: drafts."""
 
     start: int
     rate: float
-    count: int
+    most: int
 
 
 def choose(
@@ -34,7 +34,7 @@ def choose(
     where they compute more per second than the prefill itself. pass_s: time that the draft model
     takes for one draft of each. Without a cost model only the chances count.
     """
-    drafts = likeliest([(wish.rate, wish.count) for wish in wishes], most)
+    drafts = likeliest([(wish.rate, wish.most) for wish in wishes], most)
     if cost_model is None or not drafts:
         return _counts(drafts, len(wishes))
     gained, total = [0.0], 0.0

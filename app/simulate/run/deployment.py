@@ -119,8 +119,13 @@ class Deployment:
             if self.config.prefix_cache:
                 raise ValueError("engines divided by roles share no prefixes: prefix_cache")
 
-    def drafts(self, seed: int) -> Acceptance | None:
-        return None if self.acceptance is None else Acceptance(self.acceptance, seed)
+    def drafting(
+        self, config: SchedulerConfig, seed: int
+    ) -> tuple[SchedulerConfig, Acceptance | None]:
+        """The settings of an engine that has these, and what becomes of its drafts."""
+        if self.acceptance is None:  # tokens are blanks, in which every lookup would be right
+            return config.without_drafts(), None
+        return config, Acceptance(self.acceptance, seed)
 
     @property
     def is_lone(self) -> bool:

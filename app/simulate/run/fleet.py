@@ -132,10 +132,9 @@ class SimulatedFleet:
     # ---- engines come and go ----------------------------------------------------------
 
     def _start(self, now_s: float) -> None:
-        d, index, name = self._deployment, len(self.all), f"engine-{len(self.all)}"
-        config, drafts = self._config_of(name), d.drafts(self._seed)
-        if drafts is None:  # its tokens are blanks, in which every lookup would be right
-            config = config.without_drafts()
+        d, index = self._deployment, len(self.all)
+        name = f"engine-{index}"
+        config, acceptance = d.drafting(self._config_of(name), self._seed)
         replica = Replica(
             build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
             d.model,
@@ -146,11 +145,11 @@ class SimulatedFleet:
             seed=self._seed,
             host_s=d.host_s,
             token_of=self._token_of,
-            acceptance=drafts,
+            acceptance=acceptance,
         )
         self.all.append(replica)
-        engine = SimulatedEngine(replica, now_s, self._roles.get(name, Role.BOTH))
-        self.engines[name] = engine
+        role = self._roles.get(name, Role.BOTH)
+        engine = self.engines[name] = SimulatedEngine(replica, now_s, role)
         if d.is_lone:
             return
         replica.on_refuse = self._refused
