@@ -111,7 +111,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "simulate.run": (
         "app/simulate/run/*.py",
-        "vocabulary cost core fleet.picture fleet.routers fleet simulate.inputs",
+        "vocabulary cost speculation core fleet.picture fleet.routers fleet simulate.inputs",
     ),
     "simulate": (
         "app/simulate/{*,paper/*,studies/*}.py",

@@ -131,10 +131,10 @@ class SchedulerConfig:
 
     drafter: str = setting(
         "auto",
-        "Guesses the next tokens, to be verified in one step: none; lookup, in the request's own "
-        "tokens; model, with a small model; auto, the model if there is one, else lookup, where a "
-        "cost model predicts a gain. The default is none where the backend's rounding depends on "
-        "the batch: all but cpu.",
+        "Guesses the next tokens, to be verified in one step: none; lookup, in the request and in "
+        "what its tenant was served; model, with a small model; auto, the model if there is one, "
+        "else lookup, where a cost model predicts a gain. The default is none where the backend's "
+        "rounding depends on the batch: all but cpu.",
         section="speculation",
         choices=("none", "lookup", "model", "auto"),
     )

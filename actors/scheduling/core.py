@@ -81,8 +81,8 @@ class Core:
         self.requests = LiveRequests(config, self.order, cost_model, self.in_flight)
         self.limits = QueueLimits(config, admission, cost_model)
         self.timeout = QueueTimeout(self.requests)
-        self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
+        self.outcomes = Outcomes(self.requests, self.speculation.ended)
         self.faults = Faults(self.requests)
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None
@@ -289,7 +289,7 @@ class Core:
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own
-            if in_flight and speculation.is_on and speculation.holds_back(requests.decoding):
+            if in_flight and speculation.is_on and speculation.holds_back(self.builder):
                 return
             step = self._plan_one()
             if step is None:

@@ -204,7 +204,7 @@ class TokenBudget(Protocol):
         ...
 
     def room_for_drafts(self, shape: StepShape) -> int:
-        """Most drafts that the step may have in addition, once no prompt has tokens left."""
+        """Most drafts that the step may have in addition, once its prefill is planned."""
         ...
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:

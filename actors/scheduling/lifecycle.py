@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.interfaces import StepTimePredictor, StepView
+from actors.scheduling.interfaces import StepTimePredictor, StepView, pending_tokens
 from actors.scheduling.memory.running import RunningRequests
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
@@ -109,6 +109,15 @@ class LiveRequests:
         if in_step:
             return min(remaining, last)
         return last if remaining >= 2 * last else 0
+
+    def can_spare(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free beside those of all prompts, waiting ones included."""
+        num_prompts = self.waiting.num_requests + len(self.prefilling)
+        if num_prompts:
+            size = self.config.block_size
+            num_blocks += num_prompts + pending_tokens(self) // size
+            num_blocks += int(self.config.watermark * self.config.num_blocks)
+        return self.running.block_manager.can_allocate(num_blocks)
 
     def grow(self, state: RequestState, num_tokens: int, step_id: int) -> list[int] | None:
         """Append blocks until `num_tokens` fit, preempting later requests; None if it must wait.

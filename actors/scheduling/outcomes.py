@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.lifecycle import LiveRequests
@@ -14,8 +14,12 @@ from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 class Outcomes:
     """Applies the results of steps to requests, and makes the outputs."""
 
-    def __init__(self, requests: LiveRequests) -> None:
+    def __init__(
+        self, requests: LiveRequests, on_end: Callable[[RequestState], None] = lambda _: None
+    ) -> None:
+        """on_end: called with each request that is answered to its end."""
         self.requests = requests
+        self._on_end = on_end
         self.running = requests.running
         self.num_prefilled_tokens = 0  # computed in answered steps
         self.num_accepted_drafts = 0
@@ -111,6 +115,7 @@ class Outcomes:
         outputs.append(_output(state, tokens, reason, logprobs, is_first))
         if reason is not None:
             requests.waiting.finished(state)
+            self._on_end(state)
             requests.end(state)
         if state.status is RequestStatus.FINISHING:
             self._drain(state)

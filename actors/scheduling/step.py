@@ -258,12 +258,12 @@ class StepBuilder:
     def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
         """Add drafts to one of `contents.decodes_alone`; returns how many got memory.
 
-        Drafts preempt nothing, and take no block that a request waits for.
+        Drafts preempt nothing, and take no block that a request waits for or a prompt will need.
         """
         running, num_blocks = self._running, len(state.block_table)
         start = state.num_computed_tokens - 1
         need = -(-(start + 1 + len(drafts)) // self.config.block_size) - num_blocks
-        if need > 0 and running.claimant is None and running.block_manager.can_allocate(need):
+        if need > 0 and running.claimant is None and self._requests.can_spare(need):
             self._grow(state, start + 1 + len(drafts))
         drafts = drafts[: state.capacity - start - 1]
         count = len(drafts)

@@ -122,6 +122,9 @@ class EngineOptions:
     max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128
     admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all"
     order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto"
+    acceptance: Annotated[
+        float | None, typer.Option(help="Probability that a draft is right; absent: no drafts.")
+    ] = None
     replicas: Annotated[
         int | None, typer.Option(help="Engines: 1, or a study's own number.", min=1)
     ] = None
@@ -157,11 +160,17 @@ class EngineOptions:
             max_requests=self.max_requests,
             admission=self.admission,
             order=self.order,
+            drafter="none" if self.acceptance is None else "auto",
         )
         num_replicas, routing = self.replicas or ways.num_engines or 1, self.routing or "slack"
         division = ways.division(truth.name)
         return Deployment(
-            config, truth, num_replicas=num_replicas, routing=routing, division=division
+            config,
+            truth,
+            num_replicas=num_replicas,
+            routing=routing,
+            acceptance=self.acceptance,
+            division=division,
         )
 
 

@@ -5,16 +5,17 @@ The stage makes them once it has drawn, so their number is decided a step before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
 from actors.scheduling.request import Request
+from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose
 from actors.scheduling.speculation.offered import LOOK_EVERY, Offered
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
+from actors.scheduling.step_contents import StepContents
 
 _PRIOR = 0.5  # least acceptance rate assumed of a new request
 # Of text that a grammar forces, whose tokens may be cut otherwise
@@ -24,15 +25,6 @@ _MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer
 # was measured, and the weight of the share so far at each measurement.
 _PASS_SHARE, _PASS_MEMORY = 0.25, 0.8
 _PROBE_STEPS = 128  # after so many steps without drafts one request asks for one, to be compared
-
-
-class Pays(Protocol):
-    """Whether drafts give more tokens per predicted second than a step of this shape. wished:
-    (position of the known token, acceptance rate, number of drafts)."""
-
-    def __call__(
-        self, shape: StepShape, wished: Sequence[tuple[int, float, int]], drafting_s: float
-    ) -> bool: ...
 
 
 class Asking:
@@ -67,40 +59,30 @@ class Asking:
             and drafter.asked_in == state.step_id
         )
 
-    def ask(self, step: StepBuilder, least_rate: float, draft_share: float, pays: Pays) -> bool:
-        """Ask for drafts of the step's requests; False if no number of them pays.
-
-        least_rate: of being reached and right. draft_share: what verifying one draft of each decode
-        lengthens a step by.
-        """
+    def ask(self, step: StepBuilder) -> bool:
+        """Ask for drafts of the step's requests, for the next step, which is taken to be like this
+        one; False if no number of them pays."""
         contents = step.contents
-        members = [*contents.decode_states, *contents.drafted, *contents.prefills]
+        members, chunks = self._members(contents)
         asking = [(s, d) for s in members if (d := self._follow(s)) is not None]
-        room = min(step.room_for_drafts(), self._num_rows - len(members))
+        room = min(step.room_for_drafts(), self._num_rows - contents.num_slices)
         if not asking or room <= 0:
             return True
-        shape = StepShape(len(members), sum([s.num_computed_tokens + 1 for s in members]))
+        context = sum([s.num_computed_tokens + 1 for s in members])
+        shape = StepShape(len(members), context, chunks)
         pass_s = self._pass_s(shape)
-        if self._cost_model is not None:
-            least_rate = max(least_rate, draft_share + self._pass_share)
-        counts = [0] * len(asking)
-        for depth in range(1, self._most_passes(step, room, pass_s) + 1):
-            for i, (state, drafter) in enumerate(asking):
-                left = state.end - state.num_computed_tokens - 1
-                if depth <= left and room > 0 and drafter.acceptance_rate**depth >= least_rate:
-                    counts[i] = depth
-                    room -= 1
-        wanted = any(counts)
-        while any(counts):
-            wished = [
-                (s.num_computed_tokens, d.acceptance_rate, count)
-                for (s, d), count in zip(asking, counts, strict=True)
-                if count
-            ]
-            if pays(shape, wished, max(counts) * pass_s):
-                break
-            counts = [count // 2 for count in counts]
-        self.num_idle = 0 if any(counts) else self.num_idle + 1
+        most = self._most_passes(step, room, pass_s)
+        wishes = [
+            Wish(
+                s.num_computed_tokens,
+                d.acceptance_rate,
+                max(0, min(most, s.end - s.num_computed_tokens - 1)),
+            )
+            for s, d in asking
+        ]
+        counts = choose(self._cost_model, shape, wishes, room, pass_s)
+        pays = any(counts)
+        self.num_idle = 0 if pays else self.num_idle + 1
         if self.num_idle >= _PROBE_STEPS:  # without it nothing would be learned any more
             self.num_idle = 0
             i = min(range(len(asking)), key=lambda i: asking[i][0].num_computed_tokens)
@@ -109,14 +91,14 @@ class Asking:
             if count:
                 drafter.ask(contents.step_id)
                 contents.drafts_asked.append((state.request_id, count))
-        return any(counts) or not wanted
+        return any(counts) or not any(w.most and w.rate >= LEAST_CHANCE for w in wishes)
 
     def ask_grammars(self, step: StepBuilder, least_share: float) -> None:
         """Without a model: ask what grammars force. It costs next to nothing, but no step is
         planned ahead meanwhile. least_share: of the answers that must bring something."""
         contents = step.contents
         self._num_looks += 1  # one that has long brought nothing: after so many steps and tokens
-        for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
+        for state in self._members(contents)[0]:
             drafter = state.drafter
             if not isinstance(drafter, Offered) or state.suspicion is not None:
                 continue
@@ -151,6 +133,18 @@ class Asking:
             memory = _PASS_MEMORY if self._was_measured else 0.0
             self._pass_share = memory * self._pass_share + (1 - memory) * share
             self._was_measured = True
+
+    @staticmethod
+    def _members(contents: StepContents) -> tuple[list[RequestState], tuple[tuple[int, int], ...]]:
+        """The requests that draw a token in this step, and the chunks of the others, as the next
+        step may have them again."""
+        members, chunks = [*contents.decode_states, *contents.drafted], []
+        for state, count in contents.prefills.items():
+            if state.num_computed_tokens == state.num_tokens:
+                members.append(state)
+            else:
+                chunks.append((state.num_computed_tokens, count))
+        return members, tuple(chunks)
 
     def _follow(self, state: RequestState) -> Offered | None:
         """The drafter of a request that may ask, level with its tokens."""

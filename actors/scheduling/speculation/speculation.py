@@ -1,4 +1,4 @@
-"""Which decodes of a step carry drafts of the next tokens, and how many; a drafter: prompt lookup.
+"""Which decodes of a step carry drafts of the next tokens, and how many.
 
 Drafts are guesses of the next tokens. They follow a decode's own token in its slice; the last stage
 draws at every position, and a draft is accepted if and only if it equals the draw. So drafts change
@@ -12,23 +12,18 @@ from collections.abc import Mapping, Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
-from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
-from actors.scheduling.speculation.offered import GUESS_MEMORY, LOOK_EVERY
+from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose, least_rate
+from actors.scheduling.speculation.history import AT_ONCE, Histories, Reading
+from actors.scheduling.speculation.lookup import PromptLookup
+from actors.scheduling.speculation.offered import LOOK_EVERY
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
-_LEAST_RATE = 0.25  # of being reached and right, for a draft to be worth its compute
-_LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
-
-# Of `PromptLookup`
-_GRAM = 3  # tokens that must match
-_MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
-_PRIOR = 0.5  # assumed acceptance rate before a request's first draft
 
 
 class Speculation:
@@ -38,11 +33,12 @@ class Speculation:
         self.config = config
         self.cost_model = cost_model
         self.num_drafts = 0  # planned so far
-        self._least_rate = _LEAST_RATE  # that a draft of the present decodes must have to pay
+        self._least_rate = LEAST_CHANCE  # that a draft of the present decodes must have to pay
         self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
+        self._had_room = True  # for drafts in the last step
         self.is_on = config.drafter in ("lookup", "model") or (
             config.drafter == "auto" and cost_model is not None
         )
@@ -50,16 +46,21 @@ class Speculation:
         self._asking: Asking | None = None
         if self.is_on and config.draft_model is not None:
             self._asking = Asking(config, cost_model)
-        self._draft_share = 0.0  # of a step, that one draft of each decode adds
 
-    def holds_back(self, decoding: list[RequestState]) -> bool:
+        self.make_drafter = self._drafter
+        self._reading = Reading()
+        self._histories = Histories()
+
+    def holds_back(self, step: StepBuilder) -> bool:
         """Whether to wait for the tokens in flight before planning the next step.
 
         Only if a request may be in several steps at once: drafts continue a known token, so a
-        slice after an unknown one cannot carry any.
+        slice after an unknown one cannot carry any. Prompts do not wait for drafts that the last
+        step had no room for.
         """
         if not (self.is_on and self._overlaps):
             return False
+        decoding = step.decoding
         self._price(decoding)
         if any(state.num_drafts for state in decoding):
             return True
@@ -68,7 +69,7 @@ class Speculation:
             return True
         if asking is not None and asking.has_model:
             return False
-        if self._num_rests:
+        if self._num_rests or (step.wants_prefill and not self._had_room):
             return False
         worth = 0.0
         for state in self._candidates(decoding):
@@ -76,27 +77,40 @@ class Speculation:
                 assert state.drafter is not None
                 # The first guess is of the token in flight.
                 both_right = state.drafter.acceptance_rate**2
-                if both_right >= _LEAST_RATE and state.drafter.draft(2):
+                if both_right >= LEAST_CHANCE and state.drafter.draft(2):
                     worth += both_right
         return worth > _AHEAD_SHARE * len(decoding)
 
     def extend(self, step: StepBuilder) -> None:
-        """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
-        if not self.is_on or step.wants_prefill:
-            return
+        """Add drafts to decodes of the planned step, in the room that its prefill leaves."""
+        self._extend(step)
+        self._histories.read(self._reading)
+        self._reading.left = AT_ONCE
+
+    def ended(self, state: RequestState) -> None:
+        """Remember the text of a request that has been served."""
+        if isinstance(state.drafter, PromptLookup):
+            request = state.request
+            self._histories.of(request).add(request.prompt, tuple(state.output_token_ids))
+
+    def _extend(self, step: StepBuilder) -> None:
         self._price(step.decoding)
         if self._num_rests:
             self._num_rests -= 1
             if self._asking is not None:
                 self._asking.num_idle += 1
             return
-        self._add_drafts(step)
-        asking = self._asking
-        if asking is None:
+        room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
+        self._had_room = room > 0
+        if not self._had_room:
             return
-        if not asking.has_model:
+        pays = self._add_drafts(step, room)
+        asking = self._asking
+        if asking is not None and not asking.has_model:
             asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
-        elif not asking.ask(step, _LEAST_RATE, self._draft_share, self._pays):
+        elif asking is not None:
+            pays = asking.ask(step) and pays
+        if not (pays or step.contents.prefills):  # of which the next steps may have less
             self._num_rests = _REST_STEPS
 
     def answered(
@@ -106,33 +120,18 @@ class Speculation:
         if self._asking is not None:
             self._asking.answered(plan, result, by_id)
 
-    def _add_drafts(self, step: StepBuilder) -> None:
+    def _add_drafts(self, step: StepBuilder, room: int) -> bool:
+        """False if there were some, but no number of them pays."""
         candidates = self._candidates(step.contents.decodes_alone)
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
         if not offers:
-            return
-        room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
-        counts = [0] * len(offers)
-        for depth in range(1, self.config.most_drafts + 1):
-            for i, (state, drafts) in enumerate(offers):
-                reached = _acceptance_rate(state) ** depth
-                if depth <= len(drafts) and room > 0 and reached >= self._least_rate:
-                    counts[i] = depth
-                    room -= 1
-        while any(counts):
-            wished = [
-                (s.num_computed_tokens - 1, _acceptance_rate(s), count)
-                for (s, _), count in zip(offers, counts, strict=True)
-                if count
-            ]
-            if self._pays(step.shape, wished):
-                break
-            counts = [count // 2 for count in counts]
-            if not any(counts):
-                self._num_rests = _REST_STEPS
+            return True
+        wishes = [Wish(s.num_computed_tokens - 1, _acceptance_rate(s), len(d)) for s, d in offers]
+        counts = choose(self.cost_model, step.shape, wishes, room)
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
+        return any(counts)
 
     def _offer(self, state: RequestState) -> tuple[int, ...]:
         if not self._may_draft(state) or not self._follow(state):
@@ -151,15 +150,17 @@ class Speculation:
         """Give the drafter all known tokens; False if its drafts would not pay, or while a long
         prompt takes more calls."""
         if state.drafter is None:
-            state.drafter = self._drafter(state.request)
+            state.drafter = self.make_drafter(state)
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
 
-    def _drafter(self, request: Request) -> Drafter:
+    def _drafter(self, state: RequestState) -> Drafter:
+        request = state.request
         if request.sampling.grammar is not None and self._asking is None:
             self._asking = Asking(self.config, self.cost_model)
         if self._asking is None or not (self._asking.has_model or request.sampling.grammar):
-            return PromptLookup(request.prompt)
+            history = self._histories.of(request)
+            return PromptLookup(request.prompt, request.output, self._reading, history)
         return self._asking.drafter(request)
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
@@ -174,105 +175,32 @@ class Speculation:
         ]
 
     def _price(self, decoding: Sequence[RequestState]) -> None:
-        """Predict what one draft of each of these lengthens their step by, as a share of it: a
-        draft that is right less often cannot pay."""
+        """Predict from which acceptance rate drafts can pay beside so many decodes: those of one
+        request, or, where a step of one token more is much longer, those of all together."""
         if self.cost_model is None or not decoding:
             return
         num_decodes, left = self._priced
         if num_decodes == len(decoding) and left:
             self._priced = (num_decodes, left - 1)
             return
-        num_decodes = len(decoding)
+        num_decodes, most = len(decoding), self.config.most_drafts
         context = sum([state.num_computed_tokens for state in decoding])
-        alone = StepShape(num_decodes, context + num_decodes)
-        drafted = StepShape(0, 0, ((context // num_decodes, 2),) * num_decodes)
-        longer = self.cost_model.step_s(drafted) / self.cost_model.step_s(alone) - 1.0
-        self._draft_share, self._least_rate = longer, max(_LEAST_RATE, longer)
+        mean = context // num_decodes
+        alone_s = self.cost_model.step_s(StepShape(num_decodes, context + num_decodes))
+        lowest = 1.0
+        for number, count in ((1, 1), (1, most), (num_decodes, most)):
+            others = num_decodes - number
+            drafted = StepShape(others, (mean + 1) * others, ((mean, 1 + count),) * number)
+            longer = self.cost_model.step_s(drafted) / alone_s - 1.0
+            lowest = min(lowest, least_rate(longer * num_decodes / number, count))
+            if lowest <= LEAST_CHANCE:
+                break
+        self._least_rate = max(lowest, LEAST_CHANCE)
         self._priced = (num_decodes, _PRICE_STEPS)
         self._num_rests = 0
-
-    def _pays(
-        self,
-        shape: StepShape,
-        wished: Sequence[tuple[int, float, int]],
-        drafting_s: float = 0.0,
-    ) -> bool:
-        """Whether drafts give more tokens per predicted second than a step of this shape.
-
-        wished: (position of the known token, acceptance rate, number of drafts) of each request.
-        """
-        if self.cost_model is None:
-            return True
-        gained, prefills = 0.0, list(shape.prefills)
-        num_decodes, context = shape.num_decodes, shape.decode_context_tokens
-        for start, rate, count in wished:
-            gained += sum([rate**k for k in range(1, count + 1)])
-            prefills.append((start, 1 + count))
-            num_decodes -= 1
-            context -= start + 1
-        with_drafts_s = self.cost_model.step_s(StepShape(num_decodes, context, tuple(prefills)))
-        longer = (with_drafts_s + drafting_s) / self.cost_model.step_s(shape)
-        return (shape.num_decodes + gained) / shape.num_decodes >= _LEAST_GAIN * longer
 
 
 def _acceptance_rate(state: RequestState) -> float:
     drafter: Drafter | None = state.drafter
     assert drafter is not None
     return drafter.acceptance_rate
-
-
-class PromptLookup:
-    """Implements `interfaces.Drafter`: guesses what followed the last n-gram where it stood before.
-
-    Outputs that quote, edit or repeat text of the request continue like their source. A table holds
-    the last position of each n-gram; a match is followed token by token, so most tokens cost one
-    comparison and one entry.
-    """
-
-    __slots__ = ("_at", "_match", "_num_prompt", "_prompt", "_tokens", "acceptance_rate")
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.acceptance_rate = _PRIOR
-        self._prompt = prompt
-        self._num_prompt = len(prompt)
-        self._tokens: list[int] = []  # of prompt and output, taken in so far
-        self._at: dict[tuple[int, ...], int] = {}  # n-gram -> the position after it
-        self._match: int | None = None  # position of the token that should come next
-
-    def follow(self, output: Sequence[int]) -> bool:
-        tokens, num_prompt = self._tokens, self._num_prompt
-        known = len(tokens)
-        if known < num_prompt:
-            self._append(self._prompt[known : known + _MOST_AT_ONCE], learns=False)
-            known = len(tokens)
-            if known < num_prompt:
-                return False
-        new = output[known - num_prompt : known - num_prompt + _MOST_AT_ONCE]
-        self._append(new, learns=True)
-        return len(tokens) == num_prompt + len(output)
-
-    def _append(self, new: Sequence[int], learns: bool) -> None:
-        tokens, table = self._tokens, self._at
-        for token in new:
-            match = self._match
-            if match is not None:
-                is_right = tokens[match] == token
-                if learns:
-                    self.acceptance_rate *= GUESS_MEMORY
-                    self.acceptance_rate += (1.0 - GUESS_MEMORY) * is_right
-                match = match + 1 if is_right else None
-            tokens.append(token)
-            gram = tuple(tokens[-_GRAM:])
-            self._match = table.get(gram) if match is None else match
-            if len(gram) == _GRAM:
-                table[gram] = len(tokens)
-
-    def draft(self, most: int) -> tuple[int, ...]:
-        match, tokens = self._match, self._tokens
-        if match is None:
-            return ()
-        found = tokens[match : match + most]
-        period = len(tokens) - match  # a repetition continues
-        while len(found) < most:
-            found.append(found[-period])
-        return tuple(found)

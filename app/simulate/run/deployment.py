@@ -12,6 +12,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.hardware.step_ratios import StepRatios
+from app.simulate.run.acceptance import Acceptance
 
 # A step of an engine that only computes prompts: no stream waits for it, longer ones gain little,
 # and the KV of a chunk moves while the next one is computed.
@@ -83,6 +84,7 @@ class Deployment:
     rebalance: what is late at one engine goes on at another of its role, as in live fleets by
         default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
+    acceptance: probability that a draft is right; None: engines run without a drafter.
     division: None: colocated. It takes neither autoscaling nor failures.
     """
 
@@ -101,15 +103,29 @@ class Deployment:
     jitter: float = 0.0
     host_s: float = 0.0
     ratios: StepRatios | None = None
+    acceptance: float | None = None
     division: Division | None = None
 
     def __post_init__(self) -> None:
+        if self.acceptance is not None:
+            if not 0.0 <= self.acceptance <= 1.0:
+                raise ValueError(f"acceptance: a probability, not {self.acceptance:g}")
+            if self.config.drafter == "none":
+                raise ValueError("acceptance has no effect with the drafter 'none'")
         if self.division is not None:
             for name in ("autoscale", "failures"):
                 if getattr(self, name):
                     raise ValueError(f"{name} has no effect with engines divided by roles")
             if self.config.prefix_cache:
                 raise ValueError("engines divided by roles share no prefixes: prefix_cache")
+
+    def drafting(
+        self, config: SchedulerConfig, seed: int
+    ) -> tuple[SchedulerConfig, Acceptance | None]:
+        """The settings of an engine that has these, and what becomes of its drafts."""
+        if self.acceptance is None:  # tokens are blanks, in which every lookup would be right
+            return config.without_drafts(), None
+        return config, Acceptance(self.acceptance, seed)
 
     @property
     def is_lone(self) -> bool:

@@ -134,8 +134,7 @@ class SimulatedFleet:
     def _start(self, now_s: float) -> None:
         d, index = self._deployment, len(self.all)
         name = f"engine-{index}"
-        # Its tokens are blanks, in which every lookup would be right.
-        config = self._config_of(name).without_drafts()
+        config, acceptance = d.drafting(self._config_of(name), self._seed)
         replica = Replica(
             build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
             d.model,
@@ -146,6 +145,7 @@ class SimulatedFleet:
             seed=self._seed,
             host_s=d.host_s,
             token_of=self._token_of,
+            acceptance=acceptance,
         )
         self.all.append(replica)
         role = self._roles.get(name, Role.BOTH)

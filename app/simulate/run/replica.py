@@ -27,6 +27,7 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.plan import SliceRow, StepPlan, StepResult
 from app.simulate.hardware.step_ratios import StepRatios
+from app.simulate.run.acceptance import Acceptance
 from app.simulate.run.record import RunRecord
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ class Replica:
     """`next_s` is the time of its next event; `advance` handles it."""
 
     __slots__ = (
-        "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record", "_rng",
-        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_answer", "on_emit",
-        "on_refuse", "on_start", "wake_s",
+        "_acceptance", "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record",
+        "_rng", "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_answer",
+        "on_emit", "on_refuse", "on_start", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Replica:
         seed: int = 0,
         host_s: float = 0.0,
         token_of: TokenOf | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         """
         model: the actual step times (the core may believe another model).
@@ -65,7 +67,11 @@ class Replica:
         ratios: measured on a live machine; each step's factor is drawn from them.
         host_s: time from a step's end until the core receives its result.
         token_of: the sampled tokens; by default every token is 0.
+        acceptance: of drafts, which the core plans only with it.
         """
+        self._acceptance = acceptance
+        if acceptance is not None:
+            core.speculation.make_drafter = acceptance.drafter
         self._core = core
         self._index = index
         self._model = model
@@ -159,12 +165,15 @@ class Replica:
         if plan.started:
             for started in plan.started:
                 self.on_start(started.request_id, start_s)
-        token_of = self._token_of
-        if token_of is None:
+        token_of, num_drafts = self._token_of, 0
+        further: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        if plan.drafts:
+            tokens, further, num_drafts = self._with_drafts(plan)
+        elif token_of is None:
             tokens = tuple([(piece[0], 0) for piece in slices if piece[3]])
         else:
             tokens = tuple([(p[0], token_of(p[0], p[1] + p[2])) for p in slices if p[3]])
-        result = StepResult(plan.step_id, tokens, stage_times_s=times)
+        result = StepResult(plan.step_id, tokens, stage_times_s=times, extra_tokens=further)
         self._in_flight.append((end_s + self.host_s, result, slices))
         record.num_steps += 1
         record.busy_s += stage_s * len(stages)
@@ -176,8 +185,29 @@ class Replica:
             steps.end_s.append(end_s)
             steps.stage_s.append(stage_s)
             steps.bubble_s.append(bubble_s)
-            steps.prefill_tokens.append(mix.prefill_tokens)
-            steps.decode_tokens.append(mix.num_decodes)
+            steps.prefill_tokens.append(mix.prefill_tokens - num_drafts)
+            steps.decode_tokens.append(mix.num_decodes + num_drafts)
+
+    def _with_drafts(
+        self, plan: StepPlan
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, tuple[int, ...]], ...], int]:
+        """The sampled tokens, those of accepted drafts, and the tokens of slices with drafts."""
+        acceptance, drafts = self._acceptance, dict(plan.drafts)
+        token_of = self._token_of or (lambda *_: 0)
+        assert acceptance is not None
+        tokens, further, num_tokens = [], [], 0
+        for request_id, start, count, samples in plan.slices:
+            if not samples:
+                continue
+            num_drafts = len(drafts.get(request_id, ()))
+            first = start + count - num_drafts
+            tokens.append((request_id, token_of(request_id, first)))
+            if num_drafts:
+                num_tokens += count
+                right = acceptance.num_right(request_id, first, num_drafts)
+                after = [token_of(request_id, first + 1 + k) for k in range(right)]
+                further.append((request_id, tuple(after)))
+        return tuple(tokens), tuple([f for f in further if f[1]]), num_tokens
 
     def _pass_stages(
         self, mix: Mix, stage_s: float, now_s: float

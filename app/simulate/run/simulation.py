@@ -94,7 +94,7 @@ def scheduler_config(
         token_budget=token_budget,
         tbt_s=tbt_s,
         cost_model=model.to_dict(),
-        drafter="none",  # no acceptance is modeled
+        drafter="none",  # another one drafts where a `Deployment` has an acceptance
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 

@@ -196,7 +196,7 @@ class Driver:
         """With room in the pipeline no request is left that could decode in memory it holds."""
         core = self.core
         overlaps = self.config.steps_per_request > 1 and bool(self.outstanding)
-        waits = overlaps and core.speculation.holds_back(core.requests.decoding)
+        waits = overlaps and core.speculation.holds_back(core.builder)
         if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
                 ready = state.in_flight < self.config.steps_per_request

@@ -48,6 +48,16 @@ def test_from_waiting_to_the_end(requests: LiveRequests) -> None:
     assert requests.num_free_blocks == NUM_BLOCKS
 
 
+def test_blocks_that_prompts_will_need_are_not_spared(requests: LiveRequests) -> None:
+    assert requests.can_spare(NUM_BLOCKS)
+    assert not requests.can_spare(NUM_BLOCKS + 1)
+    state = _add(requests, 1, prompt=8)  # two blocks, and one for what does not fill one
+    assert requests.can_spare(NUM_BLOCKS - 3)
+    assert not requests.can_spare(NUM_BLOCKS - 2)
+    _start(requests, state)
+    assert requests.can_spare(NUM_BLOCKS - 2)
+
+
 def test_blocks_stay_while_a_step_in_flight_uses_them(requests: LiveRequests) -> None:
     state = _add(requests, 1)
     _start(requests, state)

@@ -149,6 +149,8 @@ def test_drafts_take_no_block_that_a_request_waits_for() -> None:
     assert step.add_drafts(second, (1, 2, 3)) == 0
     assert step.add_drafts(third, (1, 2, 3)) == 2  # the rest of its block
     bench.requests.running.claimant = None
+    assert step.add_drafts(second, (1, 2, 3)) == 0  # the preempted one will need those
+    bench.requests.end(first)
     assert step.add_drafts(second, (1, 2, 3)) == 3
     assert [len(s.block_table) for s in (second, third)] == [3, 2]
     assert step.contents.drafts == [(3, (1, 2)), (2, (1, 2, 3))]

@@ -164,6 +164,27 @@ def test_equal_bytes_on_the_cpu_library(tiny_model: Callable[..., Path], name: s
     check(execute, **changes)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_equal_bytes_beside_a_long_prefill(
+    tiny_model: Callable[..., Path], num_stages: int
+) -> None:
+    """Chunks of a prompt that takes many steps, and drafts of the others in the same steps."""
+    skip_unless_available("cpu")
+    long = Request(200, tuple(make_prompts((200,))[0]), SamplingParams(LENGTH), 0.0)
+    requests = [*make_requests(), long]
+    chunks = {"chunks": "dynamic", "high": 32, "low": 32}
+    answers, beside = [], 0
+    for drafter in ("none", "lookup"):
+        run = make_chain(tiny_model("llama"), num_stages, NUM_BLOCKS, backend="cpu")
+        config = replace(BASE, num_stages=num_stages, drafter=drafter, policy_options=chunks)
+        known = answers[0] if answers else None
+        found, _, plans = serve(config, run, known, requests)
+        answers.append(found)
+        beside = sum(bool(p.drafts) and any(i == 200 for i, *_ in p.slices) for p in plans)
+    assert answers[0] == answers[1]
+    assert beside > 3
+
+
 @pytest.mark.parametrize("name", ["default", "two stages, small KV"])
 def test_equal_tokens_on_torch(tiny_model: Callable[..., Path], name: str) -> None:
     changes = CHANGES[name]

@@ -34,6 +34,23 @@ register(app)
 runner = CliRunner()
 
 
+def test_drafts_shorten_streams() -> None:
+    common = ["mistral-7b-a100", "--requests", "20", "--qps", "1", "--json"]
+    e2e_s = []
+    for options in ([], ["--acceptance", "0.9"]):
+        result = runner.invoke(app, [*common, *options])
+        assert result.exit_code == 0, result.output
+        e2e_s.append(json.loads(result.stdout)["e2e_p50"])
+    assert e2e_s[1] < 0.7 * e2e_s[0]
+
+
+@pytest.mark.parametrize("task", [["--study", "routing"], ["--paper"], ["--figure7"]])
+def test_acceptance_is_refused_where_nothing_drafts(task: list[str]) -> None:
+    result = runner.invoke(app, [*task, "--acceptance", "0.5"])
+    assert result.exit_code != 0
+    assert f"--acceptance has no effect with {task[0]}" in " ".join(result.output.split())
+
+
 def test_json_is_all_that_json_prints() -> None:
     result = runner.invoke(app, ["mistral-7b-a100", "--requests", "20", "--qps", "2", "--json"])
     assert result.exit_code == 0, result.output

@@ -15,7 +15,6 @@ from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.events import Emit
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Grammar, Request, SamplingParams
-from actors.scheduling.speculation.speculation import PromptLookup
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import VOCABULARY, expected_output
 from tests.actors.scheduling.speculation.costs import Costs
@@ -169,6 +168,38 @@ def test_prompts_that_wait_leave_no_room() -> None:
     assert any(plan.drafts for plan in driver.plans)
 
 
+def beside_a_long_prompt(**changes: object) -> tuple[Driver, list[tuple[int, int]]]:
+    """Three streams, and after a while a prompt whose steps hold 32 tokens of a budget of 64; its
+    chunks as (tokens, drafts beside it)."""
+    chunks = {"chunks": "dynamic", "high": 32, "low": 32}
+    settings = config(token_budget=64, num_blocks=120, policy_options=chunks, **changes)
+    driver = Driver(settings)
+    for number in range(3):
+        request = copying(number, length=100, seed=number)
+        with_oracle(driver, request, wrong=5)
+    for _ in range(6):
+        driver.answer()
+    driver.submit(Request(9, tuple(range(115)), SamplingParams(2), 0.0))
+    driver.drain()
+    driver.check_everyone_finished()
+    found = []
+    for plan in driver.plans:
+        found += [(n, len(plan.drafts)) for i, start, n, _ in plan.slices if i == 9 and start < 115]
+    return driver, found
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_drafts_fill_what_a_long_prefill_leaves(stages: int, lookahead: bool) -> None:
+    """The prompt has the same chunks as without drafts, so its first token as many steps later."""
+    settings: dict[str, object] = {"num_stages": stages, "lookahead": lookahead}
+    _, plain = beside_a_long_prompt(drafter="none", max_drafts=None, **settings)
+    driver, drafted = beside_a_long_prompt(**settings)
+    assert [n for n, _ in drafted] == [n for n, _ in plain]
+    assert sum(num_drafts > 0 for _, num_drafts in drafted) >= 2
+    assert all(plan.num_tokens <= 64 for plan in driver.plans)
+
+
 def test_drafts_count_in_the_token_budget() -> None:
     driver = Driver(config(token_budget=5, max_requests=4))
     for number in range(4):
@@ -227,45 +258,3 @@ def test_unknown_drafters_are_refused() -> None:
         config(drafter="magic").check()
     with pytest.raises(ConfigError, match=r"max_drafts: has no effect with .*drafter: none"):
         config(drafter="none", max_drafts=3).check()
-
-
-# ---- prompt lookup ------------------------------------------------------------------------
-
-
-def test_lookup_continues_what_stood_there_before() -> None:
-    lookup = PromptLookup((1, 2, 3, 4, 5, 6, 7, 1, 2))
-    assert lookup.follow([3])
-    assert lookup.draft(3) == (4, 5, 6)
-    assert lookup.follow([3, 4, 9])
-    assert lookup.draft(3) == ()
-
-
-def test_lookup_goes_on_repeating() -> None:
-    lookup = PromptLookup((1, 2, 1, 2, 1))
-    assert lookup.follow([])
-    assert lookup.draft(5) == (2, 1, 2, 1, 2)
-
-
-def test_lookup_learns_how_often_it_is_right() -> None:
-    prompt = tuple(range(100))
-    right, wrong = PromptLookup((*prompt, 0, 1, 2)), PromptLookup((*prompt, 0, 1, 2))
-    right.follow(list(range(3, 30)))
-    wrong.follow([t for k in range(30) for t in (3 * k, 3 * k + 1, 3 * k + 2, 200 + k)])
-    assert right.acceptance_rate > 0.9
-    assert wrong.acceptance_rate < 0.5
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60))
-def test_lookup_is_the_same_however_it_is_fed(tokens: list[int], cut: int) -> None:
-    at_once, bit_by_bit = PromptLookup(tuple(tokens[:cut])), PromptLookup(tuple(tokens[:cut]))
-    output = tokens[cut:]
-    at_once.follow(output)
-    for end in range(len(output) + 1):
-        bit_by_bit.follow(output[:end])
-    assert at_once.draft(5) == bit_by_bit.draft(5)
-    assert at_once.acceptance_rate == bit_by_bit.acceptance_rate
-
-
-def test_a_long_prompt_is_read_in_parts() -> None:
-    lookup = PromptLookup(tuple(range(5000)))
-    assert [lookup.follow([]) for _ in range(3)] == [False, False, True]

@@ -138,7 +138,7 @@ def test_changes_of_the_prefix_cache_follow_it() -> None:
 
 
 def test_a_drafter_is_left_out() -> None:
-    """Blank tokens are always guessed right; the simulator knows of no other acceptance."""
+    """Without an acceptance: blank tokens are always guessed right."""
     traffic = generate(poisson(4.0), fixed_lengths(64, 40), 20, seed=2)
     base = scheduler_config(MODEL, token_budget=256)
     assert base.drafter == "none"
