@@ -1,4 +1,4 @@
-"""Inside the simulator imports point one way: command, studies, paper, run, hardware."""
+"""Inside the simulator imports point one way: command, studies, tables, paper, run, hardware."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from pathlib import Path
 import app.simulate
 
 ROOM = Path(app.simulate.__file__).parent
-HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "studies": 3, "command": 4}
-HEIGHT["what_if"] = 4
-HEIGHT["options"] = 2
-HEIGHT["effects"] = 3  # of the options
-HEIGHT["tables"] = 3  # prints what run and paper find, for the command
+HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "options": 2}
+HEIGHT |= {"tables": 3, "effects": 3, "studies": 4, "command": 5, "what_if": 5}
 
 
 def test_rooms_import_from_below_only() -> None:
