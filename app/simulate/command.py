@@ -183,7 +183,7 @@ def _search(
 def _search_ways(
     console: Console, options: list[Candidate], question: Question, workers: int
 ) -> dict[str, Any]:
-    fit = fitting(options, question.num_gpus)
+    fit = fitting(options, question.num_gpus, question.ways)
     with _progress(console) as progress:
         bar = progress.add_task("kinds of engines", total=len(fit))
         verdicts = judge_kinds(fit, question, workers, lambda: progress.advance(bar))

@@ -58,7 +58,12 @@ def test_tokens_of_transformers(tiny_model: Callable[..., Path], variant: str) -
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
 @pytest.mark.parametrize(
-    ("variant", "graph_tokens"), [("mistral", 32), ("mixtral", 16), ("gpt-oss", 16)]
+    ("variant", "graph_tokens"),
+    [
+        pytest.param("mistral", 32, marks=pytest.mark.long),
+        pytest.param("mixtral", 16, marks=pytest.mark.long),
+        ("gpt-oss", 16),
+    ],
 )
 def test_captured_steps_give_the_same_tokens(
     tiny_model: Callable[..., Path], variant: str, graph_tokens: int
@@ -73,7 +78,9 @@ def test_captured_steps_give_the_same_tokens(
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
-@pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
+@pytest.mark.parametrize(
+    "method", [*(pytest.param(m, marks=pytest.mark.long) for m in ("gptq", "gptq-8")), "awq"]
+)
 def test_captured_steps_of_packed_weights(tmp_path: Path, method: str) -> None:
     """The tokens of torch, which holds the same numbers; no weight is made dense when loaded."""
     packed_folders.write(tmp_path, method)

@@ -14,6 +14,7 @@ from tests.local_hub import LocalHub, run, serving
 pytestmark = pytest.mark.serve
 
 
+@pytest.mark.long
 def test_all_processes_of_a_fleet_use_one_download(
     serve: Callable[..., Any],
     tiny_model: Callable[..., Path],

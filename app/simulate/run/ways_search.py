@@ -135,12 +135,17 @@ def _per_gpu(verdict: CandidateResult) -> float:
     return verdict.capacity_qps / verdict.candidate.num_devices
 
 
-def fitting(options: Sequence[Candidate], num_gpus: int) -> list[Candidate]:
-    """Kinds whose engines take all of so many GPUs. Raises ValueError where there is none."""
+def fitting(
+    options: Sequence[Candidate], num_gpus: int, ways: Sequence[str] = ("colocated",)
+) -> list[Candidate]:
+    """Kinds whose engines take all of so many GPUs. Raises ValueError where there is none, or none
+    that the ways can divide."""
     fit = [c for c in options if not num_gpus % c.num_devices]
     if not fit:
         sizes = ", ".join(f"{n}" for n in sorted({c.num_devices for c in options}))
         raise ValueError(f"--gpus {num_gpus}: engines have {sizes} GPUs, which does not divide it")
+    if len(ways) > 1 and all(c.num_devices == num_gpus for c in fit):
+        raise ValueError(f"--ways: {num_gpus} GPUs have one engine, which is not divided")
     return fit
 
 
@@ -159,16 +164,13 @@ def search_ways(
 def pairs(
     kinds: Sequence[CandidateResult], question: Question
 ) -> list[tuple[CandidateResult, str]]:
-    """What is searched: each kind in each way. Raises ValueError where nothing can be divided."""
-    found = [
+    """What is searched: each kind in each way that can divide its engines."""
+    return [
         (kind, way)
         for kind in kinds
         for way in question.ways
         if way == "colocated" or kind.candidate.num_devices < question.num_gpus
     ]
-    if len(question.ways) > 1 and len(found) == len(kinds):
-        raise ValueError(f"--ways: {question.num_gpus} GPUs have one engine, which is not divided")
-    return found
 
 
 def best_layout(kind: CandidateResult, way: str, question: Question) -> LayoutResult:

@@ -57,7 +57,7 @@ def test_engines_take_all_gpus() -> None:
     with pytest.raises(ValueError, match="--gpus 3: engines have 2 GPUs"):
         fitting(candidates("yi-34b-a100-tp2"), 3)
     with pytest.raises(ValueError, match="one engine"):
-        pairs([verdict(4, 1.0)], QUESTION)
+        fitting(candidates("yi-34b-a100-tp2"), 2, QUESTION.ways)
     assert len(pairs([verdict(4, 1.0), verdict(1, 1.0)], QUESTION)) == 4
 
 
