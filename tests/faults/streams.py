@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +59,20 @@ def stream_all(
         return list(pool.map(read, prompts))
 
 
-@contextmanager
-def probing(server: Server) -> Iterator[None]:
-    """Ask /live all the while. No answer may take long: on a machine that does other work
-    meanwhile, no larger part of the whole time, as where the server does nothing else."""
+def act_beside_others(server: Server, act: Callable[[], None], num_tries: int = 3) -> None:
+    """Ask /live all the while. A server that stops its event loop does so at every try; a machine
+    that does other work stops a whole process, but not whenever it is looked at."""
+    longest_waits_s = []
+    for _ in range(num_tries):
+        begin_s = time.monotonic()
+        longest_waits_s.append(_longest_wait_s(server, act))
+        if longest_waits_s[-1] <= max(within.LOOP_LAG_S, (time.monotonic() - begin_s) / 4):
+            return
+    raise AssertionError(f"others waited {longest_waits_s} s")
+
+
+def _longest_wait_s(server: Server, act: Callable[[], None]) -> float:
     waits_s: list[float] = []
-    begun_s = time.monotonic()
     over = threading.Event()
 
     def probe() -> None:
@@ -79,8 +86,8 @@ def probing(server: Server) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(probe)
         try:
-            yield
+            act()
         finally:
             over.set()
             running.result(60)
-    assert max(waits_s) <= max(within.LOOP_LAG_S, (time.monotonic() - begun_s) / 4)
+    return max(waits_s)
