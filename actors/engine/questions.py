@@ -14,7 +14,7 @@ from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Reconfigure
+from actors.scheduling.events import AdapterLoads, Event, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
 from actors.transport.messages import (
@@ -51,6 +51,7 @@ class Questions:
         self._recovery = recovery
         self._publication = publication
         self._moves = moves
+        self._num_loads = 0
 
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""
@@ -74,8 +75,16 @@ class Questions:
         return method
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """See `StageSet.load_adapter`."""
-        return await self._stages.load_adapter(slot, folder)
+        """See `StageSet.load_adapter`; the steps meanwhile leave time for it."""
+        self._loads(+1)
+        try:
+            return await self._stages.load_adapter(slot, folder)
+        finally:
+            self._loads(-1)
+
+    def _loads(self, change: int) -> None:
+        self._num_loads += change
+        self._handle(AdapterLoads(self._num_loads))
 
     async def kv_saved(self, request_id: int | None = None) -> None:
         """See `KVMoves.saved`."""

@@ -94,6 +94,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_loads(self) -> int:
+        """Adapters that the stages are loading."""
+        ...
+
+    @property
     def tokens_per_s(self) -> float:
         """Running mean of computed tokens per second; 0.0 before any step."""
         ...
@@ -207,8 +212,14 @@ class TokenBudget(Protocol):
         """Most drafts that the step may have in addition, once its prefill is planned."""
         ...
 
+    def room_for_loads_s(self, shape: StepShape) -> float:
+        """For how long adapters may be loaded beside the step, once it is planned. Never 0: every
+        load ends.
+        """
+        ...
+
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
-        """Feedback after every step."""
+        """Feedback after every step but those beside a load, whose time is not their shape's."""
         ...
 
     def delivery_took(self, seconds: float) -> None:

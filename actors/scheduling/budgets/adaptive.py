@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from actors.scheduling.budgets.fixed import UNPROMISED_LOAD_S
 from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
@@ -37,6 +38,9 @@ SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usua
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
+# Adapters load beside every step for so much of the objective, which prefill leaves to them, and
+# for so much of what the step leaves: the other half is for the caches that a load takes.
+LEAST_LOAD, LOAD_SHARE = 0.05, 0.5
 
 
 @dataclass(slots=True)
@@ -126,6 +130,8 @@ class AdaptiveBudget:
         limit_s -= self._arrivals.seconds(limit_s, self.cost.slowness)
         holds_starts = relieves = False
         if limit_s < INFINITY:
+            if engine.num_loads:
+                limit_s -= LEAST_LOAD * self._slack.tightest_s
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
             tokens = self.max_step_tokens
@@ -150,6 +156,14 @@ class AdaptiveBudget:
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         limit_s = self._limit_s * self._share() / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
+
+    def room_for_loads_s(self, shape: StepShape) -> float:
+        if self._limit_s == INFINITY:
+            return UNPROMISED_LOAD_S
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        step_s = self.cost.profile.stage_s(mix) * self.cost.bound_factor(mix, self._caution)
+        left_s = max(0.0, self._limit_s * self._share() - step_s)
+        return LEAST_LOAD * self._slack.tightest_s + LOAD_SHARE * left_s
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """The core itself updates the shared cost model."""

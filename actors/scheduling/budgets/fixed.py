@@ -17,6 +17,9 @@ from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
+# Of a step, for loading adapters, where no objective bounds it or nothing predicts its time.
+UNPROMISED_LOAD_S = 0.005
+
 
 def largest_budget(
     profile: CostModel,
@@ -63,6 +66,9 @@ class FixedBudget:
 
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.tokens - shape.num_tokens
+
+    def room_for_loads_s(self, shape: StepShape) -> float:
+        return UNPROMISED_LOAD_S
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """Does nothing: a constant does not learn."""
