@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from actors.calibration.outlook import outlook
+from actors.engine.adapters import AdapterSlots
 from actors.engine.kv_moves import KVMoves
 from actors.engine.publication import Publication
 from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
-from actors.scheduling.events import AdapterLoads, Event, Reconfigure
+from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
 from actors.transport.messages import (
@@ -44,14 +45,16 @@ class Questions:
         recovery: Recovery,
         publication: Publication | None,
         moves: KVMoves,
+        adapters: tuple[tuple[int, str], ...] = (),
     ) -> None:
+        """adapters: (slot, folder) of those loaded at the start."""
         self._core = core
         self._handle = handle
         self._stages = stages
         self._recovery = recovery
         self._publication = publication
         self._moves = moves
-        self._num_loads = 0
+        self._slots = AdapterSlots(core, handle, stages, publication, adapters)
 
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""
@@ -74,17 +77,9 @@ class Questions:
         method: Callable[..., Any] = getattr(self, ask.question)
         return method
 
-    async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """See `StageSet.load_adapter`; the steps meanwhile leave time for it."""
-        self._loads(+1)
-        try:
-            return await self._stages.load_adapter(slot, folder)
-        finally:
-            self._loads(-1)
-
-    def _loads(self, change: int) -> None:
-        self._num_loads += change
-        self._handle(AdapterLoads(self._num_loads))
+    async def load_adapter(self, slot: int, folder: str, key: str = "") -> str | None:
+        """See `AdapterSlots.load`."""
+        return await self._slots.load(slot, folder, key)
 
     async def kv_saved(self, request_id: int | None = None) -> None:
         """See `KVMoves.saved`."""
