@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
-
-# Of a step, for loading adapters, where no objective bounds it or nothing predicts its time.
-UNPROMISED_LOAD_S = 0.005
 
 
 def largest_budget(

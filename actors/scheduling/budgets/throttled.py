@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.fixed import UNPROMISED_LOAD_S
+from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import EngineView, pending_tokens

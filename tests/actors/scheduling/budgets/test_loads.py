@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.scheduling.budgets.fixed import UNPROMISED_LOAD_S
+from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.cost.mix import Mix
