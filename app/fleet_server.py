@@ -26,9 +26,9 @@ from actors.fleet.scaling import load_of
 from actors.fleet.way_router import WayRouter
 from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.time_slices import shorten_time_slices
-from app.engine_client.adapters import FleetAdapters
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
+from app.fleet.adapters import FleetAdapters
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, registry_of, this_node
@@ -53,6 +53,7 @@ class Front(HttpReplica):
     their engines are found. engines: passed only so that Serve starts them."""
 
     engines: Sequence[FleetClient]
+    fleet_adapters: FleetAdapters | None = None
 
     async def __init__(  # type: ignore[misc]  # Serve awaits
         self, each: Sequence[Mapping[str, Any]], fleets: Sequence[str], *engines: DeploymentHandle
@@ -68,8 +69,12 @@ class Front(HttpReplica):
             text = await asyncio.to_thread(load_text, folder, settings.model)
             self.models[client.name] = ServedModel(client, text)
         self.engines = clients
-        if self.settings.adapters is not None:
-            self.adapters = FleetAdapters(clients[0], tuple(self.settings.adapters.paths))
+        if (found := self.settings.adapters) is not None:
+            folders = dict(zip(found.paths, dict(configs[0].adapters).values(), strict=True))
+            self.adapters = self.fleet_adapters = FleetAdapters(
+                clients[0], _registry(fleets[0]), found.max_adapters, folders
+            )
+            self.fleet_adapters.start()
         await asyncio.gather(*[client.start() for client in clients])
         await self.open(configs)
         freeze_gc_heap()
@@ -91,6 +96,8 @@ class Front(HttpReplica):
             raise ValueError("user_config: belongs to the deployment Engine")
 
     async def __del__(self) -> None:
+        if self.fleet_adapters is not None:
+            self.fleet_adapters.close()
         await self.close()
 
 

@@ -33,19 +33,21 @@ class AdapterModule:
     ranks_CM: torch.Tensor
     widths: tuple[int, ...]
 
-    def put(
-        self, slot: int, part: int, a_RK: torch.Tensor | None, b_OR: torch.Tensor | None
-    ) -> None:
-        """Fill one part of a slot; None empties it. No running step may use the slot."""
-        begin = sum(self.widths[:part])
-        columns = slice(begin, begin + self.widths[part])
-        rank = 0 if a_RK is None else len(a_RK)
-        if a_RK is not None and b_OR is not None:
-            self.a_CMRK[slot, part, :rank] = a_RK
-            self.b_CRO[slot, :rank, columns] = b_OR.T
+    def put(self, slot: int, part: int, first: int, a_RK: torch.Tensor, b_OR: torch.Tensor) -> None:
+        """Fill the ranks from `first` on of one part of a slot, which no running step may use."""
+        ranks = slice(first, first + len(a_RK))
+        self.a_CMRK[slot, part, ranks] = a_RK
+        self.b_CRO[slot, ranks, self._columns(part)] = b_OR.T
+
+    def end(self, slot: int, part: int, rank: int) -> None:
+        """The part, of which so many ranks are filled, has no more; 0: it changes nothing."""
         self.a_CMRK[slot, part, rank:] = 0
-        self.b_CRO[slot, rank:, columns] = 0
+        self.b_CRO[slot, rank:, self._columns(part)] = 0
         self.ranks_CM[slot, part] = rank
+
+    def _columns(self, part: int) -> slice:
+        begin = sum(self.widths[:part])
+        return slice(begin, begin + self.widths[part])
 
 
 def adapter_module(

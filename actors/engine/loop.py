@@ -104,8 +104,9 @@ class EngineLoop:
         lose = self._recovery.lose
         self._moves = KVMoves(stages, self._tasks, config, self._handle, lose, core)
         self._questions = Questions(
-            core, self._handle, stages, self._recovery, self.publication, self._moves
-        )
+            core, self._handle, stages, self._recovery, self.publication, self._moves,
+            config.adapters,
+        )  # fmt: skip
         hands_over = core.tier is not None and core.config.hands_over
         self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
         self._compiling: set[int] = set()  # requests that wait for their grammar

@@ -49,6 +49,11 @@ class Publication:
         elif (update := self._publisher.prefix_update()) is not None:
             self._peers.broadcast(update)
 
+    def holds_adapters(self, adapters: tuple[tuple[int, str], ...]) -> None:
+        """Publish what the adapter slots hold, as `EngineSnapshot.adapters`."""
+        self._publisher.adapters = adapters
+        self.publish()
+
     def computes(self, is_ready: bool) -> None:
         """Set whether steps are executed; otherwise the engine takes no requests."""
         self._become(EngineState.SERVING if is_ready else EngineState.STARTING)

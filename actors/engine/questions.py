@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from actors.calibration.outlook import outlook
+from actors.engine.adapters import AdapterSlots
 from actors.engine.kv_moves import KVMoves
 from actors.engine.publication import Publication
 from actors.engine.recovery import Recovery
@@ -44,13 +45,16 @@ class Questions:
         recovery: Recovery,
         publication: Publication | None,
         moves: KVMoves,
+        adapters: tuple[tuple[int, str], ...] = (),
     ) -> None:
+        """adapters: (slot, folder) of those loaded at the start."""
         self._core = core
         self._handle = handle
         self._stages = stages
         self._recovery = recovery
         self._publication = publication
         self._moves = moves
+        self._slots = AdapterSlots(core, handle, stages, publication, adapters)
 
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""
@@ -73,9 +77,9 @@ class Questions:
         method: Callable[..., Any] = getattr(self, ask.question)
         return method
 
-    async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """See `StageSet.load_adapter`."""
-        return await self._stages.load_adapter(slot, folder)
+    async def load_adapter(self, slot: int, folder: str, key: str = "") -> str | None:
+        """See `AdapterSlots.load`."""
+        return await self._slots.load(slot, folder, key)
 
     async def kv_saved(self, request_id: int | None = None) -> None:
         """See `KVMoves.saved`."""

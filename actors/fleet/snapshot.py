@@ -146,7 +146,7 @@ class EngineSnapshot:
     least_slack_s: the tightest objective minus the gap that steps keep beside one stream more
         (infinite: there is no objective); below 0 the objective would be missed.
     tbt_s, ttft_s: the deployment's objectives, for a request without its own.
-    adapters: slot and folder of each adapter loaded at the start.
+    adapters: slot of each loaded adapter, and its folder, or the key of one that was loaded live.
     shares_kv: its streams' KV can be fetched by engines of equal bits (`kv.shared_cache_gib`).
     """
 
@@ -208,7 +208,7 @@ class Arrival:
     session: requests of equal sessions belong to one conversation; "": unknown.
     bits: the class of engines that continue the stream exactly (a move); None: any engine.
     refused_by: engines that are not tried again.
-    adapter: slot and folder that an engine must have loaded; None: no adapter.
+    adapter: one of `EngineSnapshot.adapters` that an engine must have; None: no adapter.
     has_begun: it is a stream, tokens of which have been delivered.
     expected_by: the engine that fetches its KV already; "": none does.
     expected: (engine, known tokens) of other streams that an engine expects so.

@@ -17,6 +17,7 @@ from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
     Abort,
+    AdapterLoads,
     DeliveryTook,
     Emit,
     Event,
@@ -63,8 +64,7 @@ _BUDGET_KEYS = (
 
 
 class Core:
-    """Build it with `build_core`. `handle` changes it; the properties are for the engine around it,
-    and its parts for this package and its tests."""
+    """Build it with `build_core`. `handle` changes it; its properties are for the engine around."""
 
     def __init__(
         self,
@@ -99,6 +99,7 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             DeliveryTook: lambda told, _: self.builder.budget.delivery_took(told.seconds),
+            AdapterLoads: lambda told, _: self.requests.adapters_load(told.number),
             TurnedAway: lambda told, _: self.limits.turned_away(told.refused, self.requests.now_s),
             Tick: lambda *_: self.timeout.woken(),
             **dict.fromkeys(get_args(TierEvent), self._tier_event),
@@ -209,7 +210,9 @@ class Core:
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
         self.last_answer_s = now_s
-        self._learn(step, duration_s, result.drafting_s)
+        self.requests.computed(step.num_tokens, duration_s)
+        if not step.plan.load_s:  # it was not the step's own time
+            self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
         if rows := self.outcomes.apply(step, result):
@@ -224,9 +227,6 @@ class Core:
             self.builder.budget.observe(shape, duration_s, drafting_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
-        if duration_s > 0:
-            speed, mean = step.num_tokens / duration_s, self.requests.tokens_per_s
-            self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
 
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._pop_answered(event.step_id)

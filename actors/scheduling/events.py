@@ -163,7 +163,14 @@ class TurnedAway:
     refused: tuple[MayReturn, ...]
 
 
-Told = Reconfigure | DeliveryTook | TurnedAway
+@dataclass(frozen=True, slots=True)
+class AdapterLoads:
+    """How many adapters the stages are loading from now on, beside the steps."""
+
+    number: int
+
+
+Told = Reconfigure | DeliveryTook | TurnedAway | AdapterLoads
 Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Told | Tick | TierEvent
 
 

@@ -84,6 +84,11 @@ class EngineView(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def num_waiting_background(self) -> int:
+        """Waiting requests of a priority below 0."""
+        ...
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
         ...
@@ -91,6 +96,11 @@ class EngineView(Protocol):
     @property
     def num_arrived(self) -> int:
         """Requests accepted so far."""
+        ...
+
+    @property
+    def num_loads(self) -> int:
+        """Adapters that the stages are loading."""
         ...
 
     @property
@@ -207,8 +217,14 @@ class TokenBudget(Protocol):
         """Most drafts that the step may have in addition, once its prefill is planned."""
         ...
 
+    def room_for_loads_s(self, shape: StepShape) -> float:
+        """For how long adapters may be loaded beside the step, once it is planned. Never 0: every
+        load ends.
+        """
+        ...
+
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
-        """Feedback after every step."""
+        """Feedback after every step but those beside a load, whose time is not their shape's."""
         ...
 
     def delivery_took(self, seconds: float) -> None:

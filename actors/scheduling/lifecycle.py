@@ -35,6 +35,7 @@ class LiveRequests:
         self.in_flight = in_flight
         self.num_preemptions = 0
         self.num_arrived = 0
+        self.num_loads = 0  # of adapters, under way
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
         # The lists of `running`, which change in place
         self.decoding = self.running.decoding
@@ -46,11 +47,24 @@ class LiveRequests:
         self.config = config
         self.waiting.config = self.running.config = self.running.swap.config = config
 
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Note the speed of a step."""
+        if seconds > 0:
+            speed, mean = num_tokens / seconds, self.tokens_per_s
+            self.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
+
+    def adapters_load(self, number: int) -> None:
+        self.num_loads = number
+
     # ---- EngineView -------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
         return self.waiting.num_requests
+
+    @property
+    def num_waiting_background(self) -> int:
+        return self.waiting.num_background
 
     @property
     def num_in_flight(self) -> int:

@@ -49,7 +49,8 @@ class StepBuilder:
         """The plan, if it has work."""
         if self.contents.is_empty:
             return None
-        return self.contents.build(self._requests, self._beside_move)
+        load_s = self.budget.room_for_loads_s(self.shape) if self._requests.num_loads else 0.0
+        return self.contents.build(self._requests, self._beside_move, load_s)
 
     # ---- reads ------------------------------------------------------------------------
 

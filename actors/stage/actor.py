@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("legato.stage")
 
-_PAUSE_S = 0.002  # between pieces of loading an adapter
-
 
 class StageActor:
     """Owns a StageRunner. All methods except gate and forward are ordinary actor calls."""
@@ -154,11 +152,10 @@ class StageActor:
         return None
 
     def load_adapter(self, slot: int, folder: str) -> str | None:
-        """`StageAdapters.load`; returns an error message or None. It pauses between small pieces of
-        work, so that steps go on."""
+        """`StageAdapters.load` beside the steps; returns an error message or None."""
         self._enter()
         try:
-            self._running().load_adapter(slot, Path(folder), lambda: time.sleep(_PAUSE_S))
+            self._running().load_adapter(slot, Path(folder))
         except (ValueError, OSError) as error:
             return str(error)
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from actors.stage.load_pace import LoadPace
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
@@ -19,17 +19,12 @@ from actors.stage.weights.names import (
     num_rows,
     qkv_pieces,
 )
-from actors.stage.weights.source import WHOLE, Shard
+from actors.stage.weights.source import Shard
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
 from kernels.huge_pages import Arena
 from kernels.interface import Backend
 
-# Called between small pieces of work.
-Pause = Callable[[], None]
-
-
-def no_pause() -> None:
-    """Work on."""
+_PIECE_BYTES = 1 << 20  # of floats: read, checked and copied in about a millisecond
 
 
 def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -41,6 +36,7 @@ class StageAdapters:
 
     Ranks hold the rows of B of what is split by output features, and the columns of A of what is
     split by input features, so that sums over ranks stay what they are without adapters.
+    pace: of loads, which run beside steps.
     """
 
     def __init__(
@@ -58,6 +54,7 @@ class StageAdapters:
         self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
         self._split = part
         self._numbers = range(*part.layers)
+        self.pace = LoadPace()
         self.filled: set[int] = set()  # slots counted from 1, as requests name them
         self.layers = [self._layer(number) for number in self._numbers]
 
@@ -87,42 +84,46 @@ class StageAdapters:
                 if module is not None:
                     backend.prepare_adapters(module)
 
-    def load(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
+    def load(self, slot: int, folder: Path) -> None:
         """Fill a slot, which no running request may use, with the adapter of a folder.
 
-        The whole folder is checked before the slot is touched. `pause` is called between small
-        pieces of work: steps may run meanwhile. Raises ModelError naming the file and the cause.
+        The whole folder is checked before the slot is touched. Steps may run meanwhile in another
+        thread. Raises ModelError naming the file and the cause.
         """
         if not 0 <= slot < self._spec.max_adapters:
             raise ValueError(f"adapter slot {slot} of {self._spec.max_adapters}")
         adapter = AdapterFolder(folder, self._config, self._spec.max_adapter_rank, self._dtype)
         self.filled.discard(slot + 1)
         try:
+            self.pace.begin()
             for number, layer in zip(self._numbers, self.layers, strict=True):
-                self._load_layer(adapter, slot, number, layer, pause)
+                self._load_layer(adapter, slot, number, layer)
             self.filled.add(slot + 1)
         finally:
             adapter.close()
 
     def _load_layer(
-        self,
-        adapter: AdapterFolder,
-        slot: int,
-        number: int,
-        layer: LayerAdapters,
-        pause: Pause,
+        self, adapter: AdapterFolder, slot: int, number: int, layer: LayerAdapters
     ) -> None:
         prefix, names = layer_prefix(self._config, number), self._config.names
 
         def fill(module: AdapterModule | None, pieces: list[Piece], columns: Range | None) -> None:
             for index, piece in enumerate(pieces if module is not None else ()):
                 assert module is not None
-                name, a_RK, b_OR = prefix + piece.name, None, None
+                name, rank = prefix + piece.name, 0
                 if name in adapter.modules:
-                    a_RK = adapter.down(name, WHOLE if columns is None else Shard(columns=columns))
-                    b_OR = adapter.up(name, Shard(rows=piece.rows), piece.order)
-                module.put(slot, index, a_RK, b_OR)
-                pause()
+                    rank = adapter.config.rank
+                    each = 4 * (module.a_CMRK.shape[-1] + module.widths[index])  # bytes of a rank
+                    step = max(1, _PIECE_BYTES // each)
+                    for begin in range(0, rank, step):
+                        ranks = (begin, min(begin + step, rank))
+                        a_RK = adapter.down(name, Shard(ranks, columns))
+                        b_OR = adapter.up(name, Shard(piece.rows, ranks), piece.order)
+                        module.put(slot, index, begin, a_RK, b_OR)
+                        if ranks[1] < rank:
+                            self.pace.pause()
+                module.end(slot, index, rank)
+                self.pace.pause()
 
         whole = (0, self._config.hidden_size)
         fill(layer.qkv, self._qkv, None)

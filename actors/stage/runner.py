@@ -16,7 +16,7 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
-from actors.stage.adapters import Pause, StageAdapters, no_pause
+from actors.stage.adapters import StageAdapters
 from actors.stage.cuda.captured_head import CapturedHead
 from actors.stage.cuda.graph_draw import GraphDraw
 from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
@@ -182,6 +182,14 @@ class StageRunner:
         residual added on all stages but the last; there rank 0 returns the StepResult, without
         stage times, and the other ranks None.
         """
+        if self._adapters is None:
+            return self._execute(plan, hidden_TH, following)
+        with self._adapters.pace.step(plan.load_s):
+            return self._execute(plan, hidden_TH, following)
+
+    def _execute(
+        self, plan: StepPlan, hidden_TH: torch.Tensor | None, following: Following | None
+    ) -> torch.Tensor | StepResult | None:
         launched = None if self._ahead is None else self._ahead.pop(plan.step_id)
         if launched is None:
             self._apply(plan)
@@ -256,10 +264,10 @@ class StageRunner:
         if self._sampler is not None:
             self._sampler.grammars.compile(grammar)
 
-    def load_adapter(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
+    def load_adapter(self, slot: int, folder: Path) -> None:
         """`StageAdapters.load`, called beside steps in another thread."""
         if self._adapters is not None:
-            self._adapters.load(slot, folder, pause)
+            self._adapters.load(slot, folder)
 
     def close(self) -> None:
         """Leave the rank group and drop the cache."""

@@ -22,7 +22,7 @@ from app.engine_client.client import (
 )
 from app.engine_client.live import LiveEngine
 
-_LOAD_WITHIN_S = 600.0
+LOAD_WITHIN_S = 600.0
 
 
 class AdaptedEngine(EngineClient):
@@ -79,30 +79,6 @@ class AdaptedEngine(EngineClient):
         await self._engine.reconfigure(changes)
 
 
-class FleetAdapters:
-    """The `AdapterControl` of a front: adapters that every engine of a fleet loads at its start.
-
-    names: in the order of their slots.
-    """
-
-    def __init__(self, engine: EngineClient, names: tuple[str, ...]) -> None:
-        self.adapters: dict[str, EngineClient] = {
-            name: AdaptedEngine(engine, name, slot) for slot, name in enumerate(names)
-        }
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        raise self._refusal()
-
-    def unload_adapter(self, name: str) -> int:
-        raise self._refusal()
-
-    def _refusal(self) -> RequestRefused:
-        return RequestRefused(
-            "the engines of a fleet load only the adapters of their settings (adapters.paths)",
-            param="lora_name",
-        )
-
-
 class AdapterEngine(LiveEngine):
     """Implements `client.AdapterControl` as well. names: of the adapters in `config`, in the order
     of their slots."""
@@ -154,13 +130,13 @@ class AdapterEngine(LiveEngine):
     async def _load(self, slot: int, path: str) -> str | None:
         try:
             problem: str | None = await self._link.ask(
-                "load_adapter", slot, path, within_s=_LOAD_WITHIN_S
+                "load_adapter", slot, path, within_s=LOAD_WITHIN_S
             )
         except QuestionFailed as error:
             raise EngineUnavailable(f"the adapter was not loaded: {error}") from error
         return problem
 
-    def unload_adapter(self, name: str) -> int:
+    async def unload_adapter(self, name: str) -> int:
         held = self.adapters.pop(name, None)
         if not isinstance(held, AdaptedEngine):
             raise RequestRefused(f"no adapter {name!r} is loaded", param="lora_name")

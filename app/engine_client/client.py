@@ -174,7 +174,7 @@ class AdapterControl(Protocol):
         """Raises RequestRefused for an invalid name or folder, or if no slot is free."""
         ...
 
-    def unload_adapter(self, name: str) -> int:
+    async def unload_adapter(self, name: str) -> int:
         """Remove the name; returns the number of running requests, which go on and keep the slot.
 
         Raises RequestRefused if there is no such adapter.

@@ -8,7 +8,6 @@ tokens. `actors.fleet` decides where streams start and move, from engines' snaps
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -31,8 +30,8 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine_client.streams import IterationFeed, Stream, core_requests
-from app.fleet.connection import Connection, FleetRequest
+from app.engine_client.streams import IterationFeed, Stream
+from app.fleet.connection import Connection, FleetRequest, fleet_requests_of
 from app.fleet.finder import Finder
 from app.fleet.overview import StreamMoves, overview
 from app.fleet.routing import FleetRouting
@@ -51,8 +50,8 @@ class FleetClient(EngineClient):
 
     start_within_s: longest wait of a new request for an engine. resume_within_s: likewise of a
     stream that lost its engine. sleeps: without requests there may be no engine. rebalance:
-    requests and streams also leave engines that serve. adapters: slot and folder of each adapter
-    that every engine loads.
+    requests and streams also leave engines that serve. adapters: by slot, as in
+    `EngineSnapshot.adapters`; `FleetAdapters` changes them.
     """
 
     def __init__(
@@ -76,7 +75,8 @@ class FleetClient(EngineClient):
         self._sleeps = sleeps
         self._deadline_s = request_deadline_s
         self._fleet = Fleet()
-        self._routing = FleetRouting(self._fleet, router, allow_inexact, adapters)
+        self._routing = FleetRouting(self._fleet, router, allow_inexact)
+        self.adapters = dict(adapters)
         self._connections: dict[str, Connection] = {}
         self._placement = StreamPlacement(
             self._fleet, self._routing, self._connections,
@@ -103,7 +103,7 @@ class FleetClient(EngineClient):
         with suppress(TimeoutError):
             async with asyncio.timeout(_ACQUAINTED_WITHIN_S):
                 await self._finder.refreshed()
-                while any(c.snapshot is None for c in self._known()):
+                while any(c.snapshot is None for c in self.connections):
                     self._snapshot_came.clear()
                     await self._snapshot_came.wait()
 
@@ -188,10 +188,7 @@ class FleetClient(EngineClient):
     ) -> AsyncGenerator[TokenChunk, None]:
         stream = Stream(sink)
         now_s = time.monotonic()
-        fleet_requests = [
-            FleetRequest(core_request, index, stream, waiting_since_s=now_s, placed=request.placed)
-            for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
-        ]
+        fleet_requests = fleet_requests_of(request, stream, now_s, self.adapters)
         stream.num_open = request.n
         limit_s = self._deadline_s
         deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
@@ -214,7 +211,7 @@ class FleetClient(EngineClient):
                 fleet_request.stream.leave()
 
     async def status(self) -> Mapping[str, Any]:
-        connections = self._known()
+        connections = self.connections
         if not connections:
             asleep = self._sleeps and self._card is not None
             why = _ASLEEP if asleep else "there is no engine"
@@ -241,7 +238,7 @@ class FleetClient(EngineClient):
         return await connection.quote(asked, now_s + connection.offset_s)
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        connections = self._known()
+        connections = self.connections
         if not connections:
             raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
         asked = [connection.reconfigure(changes) for connection in connections]
@@ -254,7 +251,9 @@ class FleetClient(EngineClient):
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()
 
-    def _known(self) -> list[Connection]:
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
         return [c for c in self._connections.values() if c.is_open]
 
     # ---- from the finder and the connections -----------------------------------------------------

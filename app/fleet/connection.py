@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -17,7 +17,8 @@ from actors.scheduling.request import FinishReason, Request
 from actors.transport.messages import Hello, IterationRecord, KVSaved, Readiness, Welcome
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
-from app.engine_client.streams import OpenRequest, OpenRequests
+from app.engine_client.client import GenerationRequest
+from app.engine_client.streams import OpenRequest, OpenRequests, Stream, core_requests
 from app.fleet.registry import EngineEntry
 
 _CONNECT_WITHIN_S = 5.0
@@ -49,6 +50,7 @@ class FleetRequest(OpenRequest):
     # Called with the digests of its blocks that are saved there, as they are saved.
     kv_saved: Callable[[FleetRequest, Sequence[bytes]], None] | None = None
     receiver_id: str = ""
+    adapter: tuple[int, str] | None = None  # as in `Arrival`
     prefix: tuple[int, tuple[bytes, ...]] | None = None  # block size, short digests of the prompt
 
     @property
@@ -91,6 +93,21 @@ class FleetRequest(OpenRequest):
     @property
     def has_tokens(self) -> bool:
         return bool(self.delivered)
+
+
+def fleet_requests_of(
+    request: GenerationRequest, stream: Stream, now_s: float, adapters: Mapping[int, str]
+) -> list[FleetRequest]:
+    """Its continuations. adapters: by slot, as in `EngineSnapshot.adapters`."""
+    slot = request.adapter - 1
+    adapter = None if slot < 0 else (slot, adapters[slot])
+    return [
+        FleetRequest(
+            core_request, index, stream,
+            waiting_since_s=now_s, placed=request.placed, adapter=adapter,
+        )
+        for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
+    ]  # fmt: skip
 
 
 class Owner(Protocol):

@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import msgpack
 import ray
@@ -40,12 +41,31 @@ class EngineEntry:
     pid: int
 
 
+class AdapterEntry(NamedTuple):
+    """An adapter that every engine of a fleet has in this slot. key: as in
+    `EngineSnapshot.adapters`."""
+
+    slot: int
+    name: str
+    folder: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterList:
+    """version: counts changes."""
+
+    version: int = 0
+    entries: tuple[AdapterEntry, ...] = ()
+
+
 class Registry:
     """The engines of one model. Every method queries the cluster, off the event loop."""
 
     def __init__(self, name: str) -> None:
         self._prefix = f"{name}/engines/"
         self._waiting = f"{name}/waiting/"
+        self._adapters = f"{name}/adapters/"
 
     async def put(self, entry: EngineEntry) -> None:
         packed = msgpack.packb(asdict(entry))
@@ -84,6 +104,37 @@ class Registry:
             reported_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
             total += count if now_s - reported_s < _WAITING_FOR_S else 0
         return total
+
+    async def adapters(self, of: str) -> AdapterList:
+        """The newest list of the adapters that were loaded live, of fronts with the same settings
+        (`of`); version 0 and empty before the first change."""
+        return await asyncio.to_thread(self._newest_adapters, f"{self._adapters}{of}/")
+
+    def _newest_adapters(self, prefix: str) -> AdapterList:
+        keys = internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)
+        for key in sorted(keys, reverse=True):
+            packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
+            if packed is not None:  # else a newer one has just replaced it
+                rows = msgpack.unpackb(packed)
+                version = int(key.decode().removeprefix(prefix))
+                return AdapterList(version, tuple([AdapterEntry(*row) for row in rows]))
+        return AdapterList()
+
+    async def put_adapters(self, of: str, changed: AdapterList) -> bool:
+        """Replace the list of the version before; False, and no change, if another front has."""
+        return await asyncio.to_thread(self._put_adapters, f"{self._adapters}{of}/", changed)
+
+    def _put_adapters(self, prefix: str, changed: AdapterList) -> bool:
+        key = f"{prefix}{changed.version:09d}"
+        packed = msgpack.packb(changed.entries)
+        if internal_kv._internal_kv_put(key, packed, overwrite=False, namespace=_NAMESPACE):
+            return False
+        others = [k.decode() for k in internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)]
+        is_newest = max(others) == key  # else this version has been and is gone
+        for other in others:
+            if other < key or (not is_newest and other == key):
+                internal_kv._internal_kv_del(other, namespace=_NAMESPACE)
+        return is_newest
 
     async def get(self, engine_id: str) -> EngineEntry | None:
         packed = await asyncio.to_thread(

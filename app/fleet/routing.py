@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from actors.fleet.balance import MOST_LOOKS, is_late, misses_objective, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet, FleetEngine
@@ -22,19 +21,12 @@ _FINISHES_WITHIN_S = 5.0  # streams of a leaving engine that end this soon are n
 
 
 class FleetRouting:
-    """Chooses engines for streams; `fleet` counts each as sent. adapters: folder by slot."""
+    """Chooses engines for streams; `fleet` counts each as sent."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        router: Router,
-        allow_inexact: bool,
-        adapters: Mapping[int, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, fleet: Fleet, router: Router, allow_inexact: bool) -> None:
         self._fleet = fleet
         self._router = router
         self._allow_inexact = allow_inexact
-        self._adapters = adapters
 
     def place(
         self, fleet_requests: Sequence[FleetRequest], now_s: float
@@ -157,7 +149,7 @@ class FleetRouting:
 
     def serving(self, fleet_request: FleetRequest) -> list[FleetEngine]:
         """Serving engines that have its adapter, including those that have refused it."""
-        adapter = self._adapter_of(fleet_request)
+        adapter = fleet_request.adapter
         return [
             engine
             for engine in self._fleet.engines.values()
@@ -189,10 +181,6 @@ class FleetRouting:
             num_cached_tokens=fleet_request.num_cached_tokens,
         )
 
-    def _adapter_of(self, fleet_request: FleetRequest) -> tuple[int, str] | None:
-        slot = fleet_request.request.adapter - 1
-        return None if slot < 0 else (slot, self._adapters[slot])
-
     def _arrival_of(self, fleet_request: FleetRequest, has_prefix: bool = True) -> Arrival:
         """The request as an engine would get it."""
         request = fleet_request.request
@@ -204,7 +192,7 @@ class FleetRouting:
             prefix=_prefix(fleet_request, self._fleet) if has_prefix else (),
             tenant=request.tenant,
             refused_by=frozenset(fleet_request.refused_by),
-            adapter=self._adapter_of(fleet_request),
+            adapter=fleet_request.adapter,
             has_begun=fleet_request.has_tokens or fleet_request.base > 0,
             expected_by=fleet_request.receiver_id,
         )

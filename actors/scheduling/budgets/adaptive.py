@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
 from actors.scheduling.config import SchedulerConfig
@@ -35,6 +36,7 @@ PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LONE_CAUTION = 2.5
 SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
+BESIDE_DECODES = 1.25  # times as long as they alone a step may be for a batch's prompts
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
 
@@ -56,7 +58,8 @@ class AdaptiveBudget:
     allowed_misses, miss_cost, first_share: share of the steps that may miss the objective, by how
         much a miss lowers the share of it that is planned for, and its first value (`KeptShare`).
     caution: the bound of a step's time is so many times as far from its mean as the learned one.
-    pace: change of the pace of prefill, as a share per step; 0: no pacing.
+    background: to this share of the objective prompts of a priority below 0 extend a step.
+    pace: change of the pace of prefill, per step; 0: no pacing.
     """
 
     learns: ClassVar[bool] = True
@@ -75,6 +78,7 @@ class AdaptiveBudget:
     miss_cost: float = 0.02
     first_share: float = INITIAL_SHARE
     caution: float = 1.0
+    background: float = 0.5
     pace: float = 0.01
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
@@ -126,6 +130,8 @@ class AdaptiveBudget:
         limit_s -= self._arrivals.seconds(limit_s, self.cost.slowness)
         holds_starts = relieves = False
         if limit_s < INFINITY:
+            if engine.num_loads:
+                limit_s -= least_load_s(self._slack.tightest_s)
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
             tokens = self.max_step_tokens
@@ -150,6 +156,13 @@ class AdaptiveBudget:
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         limit_s = self._limit_s * self._share() / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
+
+    def room_for_loads_s(self, shape: StepShape) -> float:
+        if self._limit_s == INFINITY:
+            return UNPROMISED_LOAD_S
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        step_s = self.cost.profile.stage_s(mix) * self.cost.bound_factor(mix, self._caution)
+        return load_s(self._slack.tightest_s, self._limit_s * self._share() - step_s)
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
         """The core itself updates the shared cost model."""
@@ -215,7 +228,8 @@ class AdaptiveBudget:
         num_planned, now_s = mix.num_tokens, engine.now_s
         limit_s *= self._share()
         factor, bounded = self._bound_factor(mix, limit_s)
-        tokens, holds_starts = self._fill(mix, limit_s / factor, engine)
+        background_s = self.background * self._slack.tightest_s / factor
+        tokens, holds_starts = self._fill(mix, limit_s / factor, background_s, engine)
         tokens = min(tokens, num_planned + self._pace.next_tokens(engine))
         if tokens > num_planned:
             self._prefilled_at_s, self._num_denied = now_s, 0
@@ -235,9 +249,12 @@ class AdaptiveBudget:
                 return tokens + LEAST_RELIEF, holds_starts, False
         return tokens, holds_starts, False
 
-    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> tuple[int, bool]:
+    def _fill(
+        self, mix: Mix, limit_s: float, background_s: float, engine: EngineView
+    ) -> tuple[int, bool]:
         """Add chunks to `mix` as the policy will; returns its tokens and if starts are held."""
         profile = self.cost.profile
+        background_s = min(limit_s, max(background_s, BESIDE_DECODES * profile.stage_s(mix)))
         sizes: StepSizes | None = self._sizes.usual
         most = self._sizes.efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
@@ -250,12 +267,14 @@ class AdaptiveBudget:
             remaining = min(view.num_tokens - view.num_computed_tokens, most - mix.num_tokens)
             if remaining < 1 or view.step_id in steps:
                 continue
-            if not self._add(mix, view.num_computed_tokens, remaining, limit_s, sizes):
+            most_s = background_s if view.request.priority < 0 else limit_s
+            if not self._add(mix, view.num_computed_tokens, remaining, most_s, sizes):
                 return mix.num_tokens, False
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
         holds_starts = waiting > 0 and not self._may_grow(engine)
         if waiting > 0 and not holds_starts:
-            self._add(mix, 0, waiting, limit_s, sizes)
+            is_background = engine.num_waiting == engine.num_waiting_background
+            self._add(mix, 0, waiting, background_s if is_background else limit_s, sizes)
         return mix.num_tokens, holds_starts
 
     def _add(

@@ -121,17 +121,17 @@ class AdapterFolder:
             )
         return match["module"]
 
-    def down(self, module: str, columns: Shard = WHOLE) -> torch.Tensor:
+    def down(self, module: str, part: Shard = WHOLE) -> torch.Tensor:
         """A as (rank, in)."""
         shape = (self.config.rank, self._shapes[module][1])
-        return self._checkpoint.read(_tensor(module, "A"), shape, columns).to(self._dtype)
+        return self._checkpoint.read(_tensor(module, "A"), shape, part).to(self._dtype)
 
     def up(
-        self, module: str, rows: Shard = WHOLE, order: torch.Tensor | None = None
+        self, module: str, part: Shard = WHOLE, order: torch.Tensor | None = None
     ) -> torch.Tensor:
         """B times the scaling, as (out, rank); `order` as in `names.Piece`."""
         shape = (self._shapes[module][0], self.config.rank)
-        up_OR = self._checkpoint.read(_tensor(module, "B"), shape, rows)
+        up_OR = self._checkpoint.read(_tensor(module, "B"), shape, part)
         if order is not None:
             up_OR = up_OR[order]
         return (up_OR * self.config.scaling).to(self._dtype)

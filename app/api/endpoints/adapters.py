@@ -51,7 +51,7 @@ class AdapterChanges:
             raise ApiError(
                 404, f"No adapter '{body.lora_name}' is loaded.", "lora_name", "model_not_found"
             )
-        num_running = control.unload_adapter(body.lora_name)
+        num_running = await control.unload_adapter(body.lora_name)
         return {"id": body.lora_name, "num_running": num_running}
 
     async def _noted(

@@ -67,7 +67,8 @@ def adapter_inputs(
     for slot, rank in enumerate(case.ranks):
         for part, width in enumerate(case.widths if rank else ()):
             a_RK = randn(rank, case.in_features) / math.sqrt(case.in_features)
-            module.put(slot, part, a_RK, randn(width, rank) / math.sqrt(rank))
+            module.put(slot, part, 0, a_RK, randn(width, rank) / math.sqrt(rank))
+            module.end(slot, part, rank)
     nothing = np.zeros(0, np.int32)
     found = runs_of(np.array(case.slots, np.int32), np.ones(len(case.slots), np.int32))
     rows_N, starts, slots = found or (nothing, np.zeros(1, np.int32), nothing)

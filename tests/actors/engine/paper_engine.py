@@ -40,7 +40,7 @@ class Stages:
         self.tier, self.pipeline = (), self
         self.unanswered: deque[StepPlan] = deque()
         self.poison: int | None = None  # a step with this request raises
-        self.may_go_on = asyncio.Event()  # a rebuild, or a compilation
+        self.may_go_on = asyncio.Event()  # a rebuild, a compilation or a load
         self.may_go_on.set()
         self.compiled: str | StagesFailed | None = None
         self.prepared: list[set[Grammar]] = []
@@ -85,6 +85,7 @@ class Stages:
         return self.compiled
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
+        await self.may_go_on.wait()
         self.adapters[slot] = folder
         return None
 

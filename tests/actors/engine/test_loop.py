@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from inspect import iscoroutinefunction
 from typing import Any, get_args
 
@@ -219,6 +220,21 @@ async def test_answers_go_to_the_peer_that_asked() -> None:
     assert engine.stages.adapters == {1: "folder"}
     coroutines = {n for n in get_args(Question) if iscoroutinefunction(getattr(Questions, n))}
     assert coroutines == ANSWERED_LATER
+
+
+async def test_steps_know_of_the_adapters_that_load() -> None:
+    engine = Engine()
+    engine.stages.may_go_on.clear()
+    for slot in (1, 2):
+        engine.wires.receive(FRONT, Ask(slot, "load_adapter", (slot, "folder")))
+    await asyncio.sleep(0)
+    assert engine.core.view.num_loads == 2
+    engine.submit(request(1, prompt=3))
+    assert engine.stages.unanswered[0].load_s > 0.0
+    engine.stages.may_go_on.set()
+    await background()
+    assert engine.core.view.num_loads == 0
+    engine.stages.answer_all()
 
 
 @pytest.mark.parametrize("name", ["__setattr__", "answer", "_core", "color"])

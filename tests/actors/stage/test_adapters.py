@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from actors.scheduling.plan import RequestStart, StepPlan
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from kernels.adapters import AdapterModule
@@ -171,6 +174,51 @@ def test_a_slot_is_used_again(tiny_model: Callable[..., Path], adapters: list[Pa
         found = planner.run(make_prompts(), GREEDY, adapters=[1] * 7)
         assert found == tiny_adapters.expected(adapter)
         planner = MiniPlanner(chain([runner]))
+
+
+def test_large_adapters_load_in_pieces(
+    tiny_model: Callable[..., Path], adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.stage.adapters._PIECE_BYTES", 1)
+    for num_stages in (1, 2):
+        execute = runners(tiny_model("llama"), adapters, num_stages, backend="torch")
+        planner = MiniPlanner(execute, feeds=num_stages > 1)
+        assert planner.run(make_prompts(), GREEDY, adapters=WANTED) == answers(adapters)
+
+
+def test_a_load_beside_steps_takes_what_they_leave_and_ends(
+    tiny_model: Callable[..., Path], adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps follow each other without a pause while it loads; beside steps that leave no time
+    nothing does."""
+    monkeypatch.setattr("actors.stage.adapters._PIECE_BYTES", 1)
+    runner = make_runner(tiny_model("llama"), backend="torch", **SLOTS)
+    loads = Counter[int]()
+    put = AdapterModule.put
+    step_id = 0
+
+    def counted(module: AdapterModule, *args: Any) -> None:
+        loads[step_id] += 1
+        put(module, *args)
+
+    monkeypatch.setattr(AdapterModule, "put", counted)
+    prompt = make_prompts()[0]
+    start = RequestStart(0, tuple(prompt), len(prompt), tuple(range(32)), GREEDY)
+    slices = ((0, 0, len(prompt), True),)
+    runner.execute(StepPlan(0, slices, started=(start,)), None)
+    monkeypatch.setattr("actors.stage.load_pace.IDLE_S", 600.0)  # it never is
+    thread = threading.Thread(target=runner.load_adapter, args=(0, adapters[0]))
+    thread.start()
+    while thread.is_alive():
+        step_id += 1
+        load_s = 1e-4 if step_id > 100 else 0.0
+        runner.execute(StepPlan(step_id, slices, load_s=load_s), None)
+    assert sum(n for step, n in loads.items() if step <= 100) == 0
+    assert sum(loads.values()) == 7 * 3 * 4  # projections, layers, ranks
+    assert len(loads) > 5
+    monkeypatch.undo()
+    found = MiniPlanner(chain([runner])).run(make_prompts(), GREEDY, adapters=[1] * 7)
+    assert found == tiny_adapters.expected(adapters[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.request import Request, SamplingParams
-from app.engine_client.adapters import AdapterEngine, FleetAdapters
+from app.engine_client.adapters import AdapterEngine
 from app.engine_client.client import (
     EngineClient,
     EngineUnavailable,
@@ -119,38 +119,29 @@ async def test_an_unloaded_adapter_holds_its_slot_while_requests_run_on_it(
     held = engine.adapters["a"]
     reading = asyncio.create_task(read(held))
     await until(lambda: engine.num_open)
-    assert engine.unload_adapter("a") == 1
+    assert await engine.unload_adapter("a") == 1
     assert "a" not in engine.adapters
     with pytest.raises(RequestRefused, match="has been unloaded"):
         await read(held, "s")
     with pytest.raises(RequestRefused, match="slots are taken"):
         await engine.load_adapter("c", "c-folder")
     with pytest.raises(RequestRefused, match="no adapter 'a'"):
-        engine.unload_adapter("a")
+        await engine.unload_adapter("a")
     cluster.let_go()
     await reading
     await engine.load_adapter("a", "new-folder")
     assert cluster.last.stages.adapters == {1: "b-folder", 0: "new-folder"}
     assert engine.adapters["a"] is not held
-    assert engine.unload_adapter("a") == 0
+    assert await engine.unload_adapter("a") == 0
 
 
 async def test_the_next_scheduler_loads_what_was_loaded_live(
     cluster: Cluster, engine: AdapterEngine
 ) -> None:
     await engine.load_adapter("b", "b-folder")
-    engine.unload_adapter("a")
+    await engine.unload_adapter("a")
     await engine.load_adapter("c", "c-folder")
     cluster.last.die()
     await until(lambda: len(cluster.schedulers) == 2 and engine.is_ready())
     assert cluster.last.config.adapters == ((1, "b-folder"), (0, "c-folder"))
     await read(engine.adapters["c"])
-
-
-async def test_a_fleet_has_those_of_its_settings_alone(engine: AdapterEngine) -> None:
-    adapters = FleetAdapters(engine, ("a", "b"))
-    assert [adapters.adapters[name].slot for name in "ab"] == [0, 1]  # type: ignore[attr-defined]
-    with pytest.raises(RequestRefused, match=r"adapters\.paths"):
-        await adapters.load_adapter("c", "c-folder")
-    with pytest.raises(RequestRefused, match=r"adapters\.paths"):
-        adapters.unload_adapter("a")

@@ -55,7 +55,7 @@ def test_against_float64(case: AdapterCase, dtype: torch.dtype) -> None:
 def test_parts_of_rank_0_add_nothing() -> None:
     case = AdapterCase("", (0, 0, 1), (8, 16), 16, 64, (40, 24, 24))
     module, x, y, runs = adapter_inputs(case, torch.float32, DEVICE)
-    module.put(0, 1, None, None)
+    module.end(0, 1, 0)
     before = y.clone()
     BACKEND.add_adapters(module, x, y, runs)
     changed = (y != before).unflatten(1, (11, 8)).any(2)

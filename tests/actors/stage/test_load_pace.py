@@ -1,0 +1,94 @@
+"""A load beside steps takes the time that their plans leave, and all of an idle stage's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from actors.stage.load_pace import IDLE_S, LoadPace
+
+LONG_S = 20.0  # for what happens at once
+
+
+class Stage:
+    """A pace whose clock only the test moves, and a thread that loads pieces of 3 ms."""
+
+    def __init__(self, num_pieces: int = 1000) -> None:
+        self.now_s = 100.0
+        self.pace = LoadPace(lambda: self.now_s)
+        self.num_pieces = 0  # done
+        self._most = num_pieces
+        self._goes_on = threading.Semaphore(0)
+        self._rests = threading.Semaphore(0)
+        self._wait = self.pace._changed.wait
+        self.pace._changed.wait = self._noted  # type: ignore[method-assign]
+        self.thread = threading.Thread(target=self._load, daemon=True)
+
+    def _noted(self, timeout: float | None = None) -> bool:
+        """Where the thread rests until a step or the clock lets it go on."""
+        self._rests.release()
+        return self._wait(timeout if timeout is None else LONG_S)
+
+    def _load(self) -> None:
+        self.pace.begin()
+        for _ in range(self._most):
+            self.now_s += 0.003
+            self.num_pieces += 1
+            self.pace.pause()
+        self._rests.release()
+
+    def rests(self) -> int:
+        """Pieces that are done once the thread waits, or has ended."""
+        assert self._rests.acquire(timeout=LONG_S)
+        return self.num_pieces
+
+
+@pytest.fixture
+def step() -> Callable[[Stage, float], int]:
+    """Begins and ends a step; the pieces done when it ends."""
+
+    def run(stage: Stage, load_s: float) -> int:
+        with stage.pace.step(load_s):
+            done = stage.rests()
+        stage.rests()  # woken by the end
+        return done
+
+    return run
+
+
+def test_an_idle_stage_loads_freely() -> None:
+    stage = Stage(num_pieces=50)
+    stage.thread.start()
+    stage.thread.join(LONG_S)
+    assert stage.num_pieces == 50
+
+
+def test_beside_steps_it_takes_what_they_leave(step: Callable[[Stage, float], int]) -> None:
+    stage = Stage()
+    with stage.pace.step(0.0):
+        stage.thread.start()
+        assert stage.rests() == 0
+    stage.rests()
+    assert step(stage, 0.009) == 3
+    # A fourth piece of 3 ms where 10 are left: two more than that are owed.
+    assert step(stage, 0.010) == 3 + 4
+    assert step(stage, 0.002) == 7  # which pays them back
+    assert step(stage, 0.0001) == 8
+    stage.now_s += 2 * IDLE_S
+    with stage.pace.step(0.0):
+        assert stage.rests() == 8  # owed still
+
+
+def test_after_its_last_step_the_rest_is_loaded() -> None:
+    stage = Stage(num_pieces=5)
+    with stage.pace.step(0.001):
+        stage.thread.start()
+        assert stage.rests() == 1
+    stage.rests()
+    stage.now_s += 2 * IDLE_S
+    with stage.pace._changed:
+        stage.pace._changed.notify_all()
+    stage.thread.join(LONG_S)
+    assert stage.num_pieces == 5
