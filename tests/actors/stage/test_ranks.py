@@ -45,7 +45,7 @@ def test_two_ranks(
 # Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
 # ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe), in one
 # tensor (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of the
-# embedding (bloom).
+# embedding (bloom), a shared expert (llama4).
 @pytest.mark.parametrize(
     "variant",
     [
@@ -66,6 +66,7 @@ def test_two_ranks(
         "qwen3-moe",
         "granite-moe",
         "gpt-oss",
+        "llama4",
         "falcon-alibi-6",
         "bloom",
         "mpt-6",
