@@ -71,8 +71,15 @@ class AttentionShape:
     scale: float
     sliding_window: int | None = None  # a token sees itself and window - 1 before it
     softcap: float | None = None
+    chunked: bool = False  # instead, a token sees those from the last multiple of the window on
     sinks_N: torch.Tensor | None = field(default=None, compare=False)
     alibi_NP: torch.Tensor | None = field(default=None, compare=False)
+
+    @property
+    def window_code(self) -> int:
+        """As kernels take it: 0 for no window, negative for a chunked one."""
+        window = self.sliding_window or 0
+        return -window if self.chunked else window
 
 
 class KVLayer(Protocol):

@@ -33,6 +33,8 @@ class Experts:
     highest router probability, and their outputs are summed by it.
 
     renormalize: the weights of the selected experts are scaled to sum to 1.
+    scales_inputs: instead, an expert's input is scaled by the sigmoid of its logit, and outputs are
+    summed as they are, with that of a last expert, which the router lacks and every token has.
     """
 
     router: Linear  # out: one logit per expert
@@ -40,6 +42,12 @@ class Experts:
     downs: Sequence[Linear]
     experts_per_token: int
     renormalize: bool
+    scales_inputs: bool = False
+
+    @property
+    def weighted_per_token(self) -> int:
+        """Experts of a token whose outputs `kernels.torch.moe.mixed` sums by weight at once."""
+        return 1 if self.scales_inputs else self.experts_per_token
 
 
 @dataclass(slots=True)
@@ -48,6 +56,7 @@ class LayerWeights:
 
     input_norm and post_norm come before attention and before the MLP; attention_out_norm and
     mlp_out_norm norm their results. cos_sin_PD: the layer's rotation, where layers differ.
+    query_scales_P: float32, of queries by position, after the rotation.
     """
 
     input_norm_H: torch.Tensor | None
@@ -65,5 +74,6 @@ class LayerWeights:
     attention_out_norm_H: torch.Tensor | None = None
     mlp_out_norm_H: torch.Tensor | None = None
     cos_sin_PD: torch.Tensor | None = None
+    query_scales_P: torch.Tensor | None = None
     experts: Experts | None = None  # then without gate_up and down
     adapters: LayerAdapters = NO_ADAPTERS

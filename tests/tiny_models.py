@@ -47,6 +47,11 @@ _FALCON_RW = {
 }  # fmt: skip
 _SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6}
 _MPT = {"num_key_value_heads": None, "max_seq_len": 256}
+_LLAMA_4 = {
+    "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2,
+    "attention_chunk_size": 24, "floor_scale": 8, "attn_scale": 0.3,
+}  # fmt: skip
 _LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
 
 # variant -> (model class, config entries over the base)
@@ -218,6 +223,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope("yarn", 150_000.0, beta_fast=32.0, beta_slow=1.0, truncate=False, **_LONG),
         },
     ),
+    "llama4": ("Llama4", _LLAMA_4),
+    # Only dense layers in the first of two stages, and all of one temperature.
+    "llama4-plain": (
+        "Llama4",
+        {**_LLAMA_4, "use_qk_norm": False, "attn_temperature_tuning": False, "moe_layers": [2]},
+    ),
+    "llama4-images": ("Llama4WithImages", _LLAMA_4),
     "cohere2": (
         "Cohere2",
         {
@@ -230,8 +242,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
-_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3WithImages": "Gemma3TextConfig"}
-_MODELS = {"GPT2": "GPT2LMHeadModel", "Gemma3WithImages": "Gemma3ForConditionalGeneration"}
+_CONFIGS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Gemma3WithImages": "Gemma3TextConfig",
+    "Llama4": "Llama4TextConfig",
+    "Llama4WithImages": "Llama4TextConfig",
+}
+_MODELS = {
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3WithImages": "Gemma3ForConditionalGeneration",
+    "Llama4WithImages": "Llama4ForConditionalGeneration",
+}
 # Classes of configs that hold the decoder's as one part -> their other entries.
 _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3WithImages": (
@@ -247,7 +268,23 @@ _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
                 "patch_size": 14,
             },
         },
-    )
+    ),
+    "Llama4WithImages": (
+        "Llama4Config",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+        },
+    ),
 }
 
 
@@ -288,7 +325,9 @@ def write(
     **overrides: Any,
 ) -> Path:
     """Write config, tokenizer and safetensors of a variant; returns the folder."""
-    model = build(variant, seed, **overrides).to(dtype)
+    model = build(variant, seed, **overrides)
+    if dtype != torch.float32:
+        model = model.to(dtype)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(
         folder, max_shard_size=size // num_shards + 1 if num_shards > 1 else "5GB"

@@ -128,6 +128,7 @@ def _attention_shape(
         part.num_kv_heads,
         config.head_dim,
         config.attention_scale,
+        chunked=config.chunked_windows,
         softcap=config.attention_softcap,
         alibi_NP=alibi_NP,
     )

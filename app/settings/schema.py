@@ -48,7 +48,16 @@ class ModelSettings(_Section):
         None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
     )
     tool_parser: Literal[
-        "auto", "none", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
+        "auto",
+        "none",
+        "granite",
+        "harmony",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "pythonic",
+        "qwen3_coder",
+        "tool_code",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from app.text.message_form import MessageForm
+from app.text.output.hermes import Hermes
+from app.text.output.json_text import Calls
+from app.text.tool_turns import ToolTurns
 from app.text.worker import (
     KillableWorker,
     WorkerDied,
@@ -52,7 +55,8 @@ class TemplateBusy(Exception):
 class ChatTemplate:
     """Renders conversations in a sandboxed, killable child process; blocks up to `limit_s`.
 
-    templates: by name, as Hugging Face folders hold them ("default", "tool_use").
+    templates: by name, as Hugging Face folders hold them ("default", "tool_use"). write_calls:
+    writes calls as the model does, where a template leaves them out.
     """
 
     def __init__(
@@ -61,9 +65,12 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         limit_s: float = TEMPLATE_LIMIT_S,
+        write_calls: Callable[[Calls], str] = Hermes.written,
     ) -> None:
         self._templates = dict(templates)
         self._forms = {name: MessageForm.of(text) for name, text in self._templates.items()}
+        self._write_calls = write_calls
+        self._turns: dict[tuple[str, bool], ToolTurns] = {}  # by template, with tools or without
         self._special_tokens = dict(special_tokens)
         self._limit_s = limit_s
         self._worker = KillableWorker("app.text.template_worker", start_limit_s=_START_LIMIT_S)
@@ -94,12 +101,40 @@ class ChatTemplate:
         standard ones. Raises TemplateError subclasses, TemplateBusy.
         """
         name = self._pick(bool(tools))
+        if tools or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages):
+            turns = self._tool_turns(name, bool(tools))
+            messages, tools = turns.messages(messages, tools), turns.tools(tools)
+        return self._render(name, messages, tools, add_generation_prompt, variables or {})
+
+    def _tool_turns(self, name: str, with_tools: bool) -> ToolTurns:
+        turns = self._turns.get((name, with_tools))
+        if turns is None:
+
+            def shown(
+                messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+            ) -> str:
+                with contextlib.suppress(ConversationInvalid):
+                    return self._render(name, messages, tools, True, {})
+                return ""
+
+            turns = ToolTurns.of(shown, self._write_calls, with_tools=with_tools)
+            self._turns[name, with_tools] = turns
+        return turns
+
+    def _render(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
         form = self._forms[name]
         job = {
             "template": self._templates[name],
             "limit_s": self._limit_s,
             "variables": {
-                **(variables or {}),
+                **variables,
                 **self._special_tokens,
                 "messages": form.messages(messages),
                 "tools": form.tools(tools),

@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
+from app.text.output.hermes import Hermes
 from app.text.output.registry import choose_formats
 from app.text.vocabulary import token_bytes_table
 
@@ -72,7 +73,10 @@ class TextProcessor:
         templates = _templates(chat_template or tokenizer.chat_template)
         self.formats = choose_formats(templates.values(), tool_parser, reasoning_parser)
         self.template = ChatTemplate(
-            templates, _special_tokens(tokenizer), limit_s=template_limit_s
+            templates,
+            _special_tokens(tokenizer),
+            limit_s=template_limit_s,
+            write_calls=(self.formats.tools or Hermes).written,
         )
         self.template.check()
         self.grammars = GrammarChecker(self.model_path)

@@ -137,7 +137,7 @@ def view_shape(
         layer.block_size,
         dtype_code(dtype),
         dtype_code(layer.dtype),
-        shape.sliding_window or 0,
+        shape.window_code,
         shape.scale,
         shape.softcap or 0.0,
         library.pointer(shape.sinks_N),

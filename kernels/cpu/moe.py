@@ -14,7 +14,7 @@ from kernels.cpu.library import FLOAT_CODES, Pointer
 from kernels.cpu.linear import CpuLinear
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, Linear
-from kernels.torch.moe import route
+from kernels.torch.moe import mixed
 
 
 class _View(ctypes.Structure):
@@ -44,15 +44,19 @@ def moe(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
         raise ValueError(
             f"x is {tuple(x_TH.shape)} {dtype}, not (T, {hidden}) of the experts' type"
         )
-    x_TH = x_TH.contiguous()
-    topk_weights_TK, topk_ids_TK = route(x_TH, experts)
-    topk_weights_TK, topk_ids_TK = topk_weights_TK.contiguous(), topk_ids_TK.contiguous()
-    y_TH = torch.zeros_like(x_TH)
-    _run()(
-        view, x_TH.data_ptr(), topk_weights_TK.data_ptr(), topk_ids_TK.data_ptr(), len(x_TH),
-        y_TH.data_ptr(),
-    )  # fmt: skip
-    return y_TH
+
+    def weighted(
+        x_XH: torch.Tensor, weights_XK: torch.Tensor, ids_XK: torch.Tensor
+    ) -> torch.Tensor:
+        x_XH, weights_XK, ids_XK = x_XH.contiguous(), weights_XK.contiguous(), ids_XK.contiguous()
+        y_XH = torch.zeros_like(x_XH)
+        _run()(
+            view, x_XH.data_ptr(), weights_XK.data_ptr(), ids_XK.data_ptr(), len(x_XH),
+            y_XH.data_ptr(),
+        )  # fmt: skip
+        return y_XH
+
+    return mixed(x_TH, experts, weighted)
 
 
 @functools.cache
@@ -76,7 +80,7 @@ def _view(experts: Experts, form: LayerForm) -> tuple[_View, Any]:
         for linears in (gate_ups, downs)
     ]
     view = _View(
-        *map(ctypes.addressof, tables), len(downs), experts.experts_per_token, FLOAT_CODES[dtype],
+        *map(ctypes.addressof, tables), len(downs), experts.weighted_per_token, FLOAT_CODES[dtype],
         ACTIVATIONS.index(form.activation), form.gated,
     )  # fmt: skip
     return view, (tables, gate_ups, downs)

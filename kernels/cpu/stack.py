@@ -163,7 +163,7 @@ class CpuStack:
                     cache.data.data_ptr(),
                     table_PD.data_ptr(),
                     library.pointer(w.sinks_N),
-                    w.sliding_window or 0,
+                    replace(shape, sliding_window=w.sliding_window).window_code,
                     (ctypes.c_void_p * 4)(*[None if a is None else a.address for a in four]),
                 )
                 for w, (qkv, out, gate_up, down), cache, table_PD, four in zip(

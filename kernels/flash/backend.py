@@ -74,8 +74,9 @@ class FlashBackend(TritonBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        # flash-attn has no sinks, and its ALiBi slopes cannot express rounded biases (Falcon's).
-        foreign = shape.sinks_N is not None or shape.alibi_NP is not None
+        # flash-attn has no sinks and no chunks, and its ALiBi slopes cannot express rounded biases
+        # (Falcon's).
+        foreign = shape.sinks_N is not None or shape.alibi_NP is not None or shape.chunked
         if foreign or _splits_by_width(batch, shape):
             return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)

@@ -58,7 +58,11 @@ def _attend_slice(
     length = start + q_TND.shape[0]
     first = 0
     if shape.sliding_window is not None:  # blocks that no row of this chunk sees are not read
-        first = max(0, start - shape.sliding_window + 1) // kv.keys.shape[1] * kv.keys.shape[1]
+        if shape.chunked:
+            seen = start // shape.sliding_window * shape.sliding_window
+        else:
+            seen = max(0, start - shape.sliding_window + 1)
+        first = seen // kv.keys.shape[1] * kv.keys.shape[1]
     last_block = -(-length // kv.keys.shape[1])
     blocks = table_B[first // kv.keys.shape[1] : last_block].long()
     k_LGD = kv.keys[blocks].flatten(0, 1)[: length - first]
@@ -94,7 +98,9 @@ def _visible(
     q_position: torch.Tensor, k_position: torch.Tensor, shape: AttentionShape
 ) -> torch.Tensor:
     visible = k_position <= q_position
-    if shape.sliding_window is not None:
+    if shape.sliding_window is not None and shape.chunked:
+        visible &= k_position >= q_position // shape.sliding_window * shape.sliding_window
+    elif shape.sliding_window is not None:
         visible &= k_position > q_position - shape.sliding_window
     return visible
 

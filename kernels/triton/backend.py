@@ -34,7 +34,7 @@ from kernels.triton.rope import rope_and_cache
 
 
 class TritonBackend(TorchBackend):
-    """Any block size, any grouping, head dims to 256, sliding window, softcap, sinks, ALiBi,
+    """Any block size, any grouping, head dims to 256, windows, softcap, sinks, ALiBi,
     float8 KV.
 
     There is no fused stack of layers: on a GPU CUDA graphs amortize the launches.

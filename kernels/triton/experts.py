@@ -170,9 +170,13 @@ def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm)
         raise ValueError(
             f"x is {tuple(x_TH.shape)} {x_TH.dtype}, not (T, {hidden}) of the experts' type"
         )
-    x_TH = x_TH.contiguous()
-    topk_weights_TK, topk_ids_TK = generic.route(x_TH, experts)
-    return routed(x_TH, topk_weights_TK, topk_ids_TK, layers, form)
+
+    def weighted(
+        x_XH: torch.Tensor, weights_XK: torch.Tensor, ids_XK: torch.Tensor
+    ) -> torch.Tensor:
+        return routed(x_XH.contiguous(), weights_XK, ids_XK, layers, form)
+
+    return generic.mixed(x_TH, experts, weighted)
 
 
 def routed(

@@ -26,7 +26,7 @@ def constants(shape: AttentionShape, layer: PagedKV, dtype: torch.dtype) -> dict
         "D": shape.head_dim,
         "BLOCK_D": triton.next_power_of_2(shape.head_dim),
         "PAGE": layer.block_size,
-        "WINDOW": shape.sliding_window or 0,
+        "WINDOW": shape.window_code,
         "SOFTCAP": shape.softcap or 0.0,
         "SINKS": shape.sinks_N is not None,
         "ALIBI": 0 if shape.alibi_NP is None else shape.alibi_NP.stride(0),

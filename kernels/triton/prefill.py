@@ -88,6 +88,9 @@ def attend_tile(
         if WINDOW > 0:
             kv_begin = tl.maximum(start + token_0 - WINDOW + 1, 0) // BLOCK_K * BLOCK_K
             full_end = kv_begin
+        if WINDOW < 0:  # chunks
+            kv_begin = (start + token_0) // -WINDOW * -WINDOW // BLOCK_K * BLOCK_K
+            full_end = kv_begin
         row_max_R = tl.full((ROWS,), MASKED, tl.float32)
         row_sum_R = tl.zeros((ROWS,), tl.float32)
         acc_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -118,7 +121,7 @@ def attend_tile(
                 score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION, factor
             )
         # Without a window at most two tiles are left: nothing to prefetch, registers to save.
-        for begin in tl.range(full_end, kv_end, BLOCK_K, num_stages=None if WINDOW > 0 else 1):
+        for begin in tl.range(full_end, kv_end, BLOCK_K, num_stages=1 if WINDOW == 0 else None):
             position_K = begin + column
             inside_K = position_K < kv_end
             kv_row_K = aligned_rows(
@@ -136,6 +139,8 @@ def attend_tile(
             sees = position_K[None, :] <= position_R[:, None]
             if WINDOW > 0:
                 sees = sees & (position_K[None, :] > position_R[:, None] - WINDOW)
+            if WINDOW < 0:
+                sees = sees & (position_K[None, :] >= (position_R // -WINDOW * -WINDOW)[:, None])
             score_RK = tl.where(sees, score_RK, MASKED)
             v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
             row_max_R, row_sum_R, acc_RD = accumulate(

@@ -94,7 +94,9 @@ def attention(
         q_position = torch.arange(start, start + length, device=q.device)[:, None]
         k_position = torch.arange(start + length, device=q.device)[None]
         sees = k_position <= q_position
-        if shape.sliding_window is not None:
+        if shape.sliding_window is not None and shape.chunked:
+            sees &= k_position // shape.sliding_window == q_position // shape.sliding_window
+        elif shape.sliding_window is not None:
             sees &= k_position > q_position - shape.sliding_window
         score = score.masked_fill(~sees, -math.inf)
         if shape.sinks_N is not None:

@@ -29,6 +29,8 @@ def context(
     begin = end * 0
     if WINDOW > 0:
         begin = tl.maximum(end - WINDOW, 0)
+    if WINDOW < 0:
+        begin = (end - 1) // -WINDOW * -WINDOW
     return begin, end
 
 
@@ -112,7 +114,7 @@ def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch
         num_slices,
         G=shape.num_kv_heads,
         BLOCK_K=tile.block_k,
-        WINDOW=shape.sliding_window or 0,
+        WINDOW=shape.window_code,
         BLOCK_S=_BLOCK_S,
         num_warps=4,
     )

@@ -27,16 +27,21 @@ class DecoderConfig:
     choices default to Llama's.
 
     ropes, sliding_windows: one entry per layer; window None: a token attends to all before it.
+    chunked_windows: windows are chunks, as in `AttentionShape`.
     norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_offset: added to every
     norm's weight.
     parallel: attention and MLP read the same hidden state, and their results are added.
-    qk_norm: "none", "head" (each head by itself) or "whole" (all heads as one vector).
+    qk_norm: "none", "head" (each head by itself), "unit" (so, without weights, in layers that are
+    rotated) or "whole" (all heads as one vector).
+    temperature: (s, n): in layers that are not rotated, a query at position p is multiplied by
+    1 + s log(1 + floor((p + 1) / n)); None: by 1.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
     rounds_embedding_scale) and of the logits, then capped by softcap c: c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
     normalizes_expert_weights: a token's expert weights sum to 1. expert_bias: of the router too.
+    scales_expert_inputs: as in `Experts`; the last expert is `names.shared_expert`.
     quantization_config: as in config.json, or None.
     """
 
@@ -62,6 +67,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     ropes: tuple[Rope, ...]
     sliding_windows: tuple[int | None, ...]
+    chunked_windows: bool = False
+    temperature: tuple[float, int] | None = None
     attention_scale: float
     attention_softcap: float | None = None
     alibi: Alibi | None = None
@@ -75,6 +82,7 @@ class DecoderConfig:
     experts_per_token: int = 0
     expert_size: int = 0
     normalizes_expert_weights: bool = False
+    scales_expert_inputs: bool = False
     expert_bias: bool = False
     expert_layers: tuple[bool, ...] = ()
     dtype: str = "float32"

@@ -96,6 +96,7 @@ class Decoder:
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
+        fuses = fuses and all(layer.query_scales_P is None for layer in w.layers)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
@@ -173,6 +174,9 @@ class Decoder:
         q_TND = self._backend.rope_and_cache(
             qkv_TX, table_PD, batch, kv, shape, q_norm_D, k_norm_D, self._form.eps
         )
+        if w.query_scales_P is not None:
+            scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
+            q_TND = q_TND * scales_T.to(q_TND.dtype)[..., None]
         return self._backend.attention(q_TND, batch, kv, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:

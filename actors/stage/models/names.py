@@ -33,7 +33,7 @@ class Names:
     or all queries, all keys, all values. gate_up: gate above up.
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
-    together.
+    together. shared_expert: the same of one that every token has.
     transposed: linear layers are stored as (in, out) features.
     optional_prefix: prefix that old checkpoints omit.
     stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
@@ -65,6 +65,7 @@ class Names:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
+    shared_expert: str | None = None
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
@@ -72,6 +73,11 @@ class Names:
     transposed: bool = False
     optional_prefix: str = ""
     stored_prefixes: tuple[tuple[str, str | None], ...] = ()
+
+    def experts(self, number: int) -> list[str]:
+        """Prefixes of a layer's experts: the routed ones, then the shared one."""
+        shared = [] if self.shared_expert is None else [self.shared_expert]
+        return [*map(self.expert.format, range(number)), *shared]
 
     @property
     def gated(self) -> bool:

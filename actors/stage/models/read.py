@@ -11,6 +11,7 @@ from actors.stage.models import (
     families_gemma,
     families_gpt,
     families_llama,
+    families_llama4,
 )
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.family import FULL, Family
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama.FAMILIES,
+    **families_llama4.FAMILIES,
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
     **families_alibi.FAMILIES,

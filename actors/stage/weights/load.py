@@ -71,7 +71,8 @@ class Loader:
         layers = []
         for layer in range(first, end):
             rope = config.ropes[layer]
-            layers.append(self._layer(layer, None if rope == usual else tables[rope]))
+            table = None if rope == usual else tables[rope]
+            layers.append(self._layer(layer, table, max_model_len))
             step()
         first_norm = names.embedding_norm if spec.is_first else None
         norm_H, norm_bias_H, head = None, None, None
@@ -99,7 +100,9 @@ class Loader:
             dtype=self.dtype,
         )
 
-    def _layer(self, layer: int, cos_sin_PD: torch.Tensor | None) -> LayerWeights:
+    def _layer(
+        self, layer: int, cos_sin_PD: torch.Tensor | None, max_model_len: int
+    ) -> LayerWeights:
         prefix, config, part = layer_prefix(self.config, layer), self.config, self.split
         names = config.names
 
@@ -121,8 +124,9 @@ class Loader:
             down=None if mixture else self._row_parallel(prefix, names.down, part.inner),
             experts=self._experts(prefix) if mixture else None,
             cos_sin_PD=cos_sin_PD,
-            q_norm_D=self._head_norm(prefix + names.q_norm, config.num_heads, part.q),
-            k_norm_D=self._head_norm(prefix + names.k_norm, config.num_kv_heads, part.kv),
+            query_scales_P=self._query_scales(layer, max_model_len),
+            q_norm_D=self._head_norm(layer, names.q_norm, config.num_heads, part.q),
+            k_norm_D=self._head_norm(layer, names.k_norm, config.num_kv_heads, part.kv),
             sliding_window=config.sliding_windows[layer],
             sinks_N=self._sinks(prefix),
             input_norm_bias_H=bias(names.input_norm),
@@ -137,13 +141,13 @@ class Loader:
         router_EH = self._dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
         router_bias_E = self._bias(prefix, names.router, None)
         gate_ups, downs = [], []
-        for expert in map(names.expert.format, range(config.num_experts)):
+        for expert in names.experts(config.num_experts):
             pieces = [Piece(expert + n, inner) for n in (names.expert_gate, names.expert_up)]
             gate_ups.append(self._column_parallel(prefix, pieces))
             downs.append(self._row_parallel(prefix, expert + names.expert_down, inner))
         return Experts(
             self.backend.pack_linear(router_EH, router_bias_E), gate_ups, downs,
-            config.experts_per_token, config.normalizes_expert_weights,
+            config.experts_per_token, config.normalizes_expert_weights, config.scales_expert_inputs,
         )  # fmt: skip
 
     def _column_parallel(self, prefix: str, pieces: list[Piece]) -> Linear:
@@ -228,11 +232,21 @@ class Loader:
             return None
         return self._fetch(f"{name}.bias", (self.config.hidden_size,))
 
-    def _head_norm(self, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
+    def _query_scales(self, layer: int, max_model_len: int) -> torch.Tensor | None:
+        temperature = self.config.temperature
+        if temperature is None or self.config.ropes[layer].dim or max_model_len < temperature[1]:
+            return None
+        ends_P = torch.arange(1, max_model_len + 1, device=self.device)
+        return 1 + temperature[0] * (ends_P // temperature[1]).log1p()
+
+    def _head_norm(self, layer: int, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
         """A norm of each head, in our feature order; or this rank's part of a norm of all heads."""
-        config = self.config
+        config, name = self.config, layer_prefix(self.config, layer) + name
         if config.qk_norm == "none":
             return None
+        if config.qk_norm == "unit":
+            ones_D = torch.ones(config.head_dim, dtype=self.dtype, device=self.device)
+            return ones_D if config.ropes[layer].dim else None
         if config.qk_norm == "whole":
             size = num_heads * config.head_dim
             return self._offset(self._fetch(f"{name}.weight", (size,), Shard(rows=part)))

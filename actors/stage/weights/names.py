@@ -59,7 +59,7 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
         size = config.expert_size
         biased = config.expert_bias
         shapes[names.router] = ((config.num_experts, hidden), biased)
-        for expert in map(names.expert.format, range(config.num_experts)):
+        for expert in names.experts(config.num_experts):
             for name in (names.expert_gate, names.expert_up):
                 shapes[expert + name] = ((size, hidden), biased)
             shapes[expert + names.expert_down] = ((hidden, size), biased)
@@ -94,7 +94,7 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
             shapes |= norm_shapes(config, norm, hidden)
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
-    if config.qk_norm != "none":
+    if config.qk_norm in ("head", "whole"):
         whole = config.head_dim if config.qk_norm == "whole" else 0
         shapes[f"{names.q_norm}.weight"] = (config.num_heads * whole or config.head_dim,)
         shapes[f"{names.k_norm}.weight"] = (config.num_kv_heads * whole or config.head_dim,)

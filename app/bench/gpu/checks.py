@@ -59,11 +59,12 @@ class AttentionCase:
     pad: tuple[int, int] | None = None
     sinks: bool = False
     alibi: bool = False
+    chunked: bool = False
 
     @property
     def shape(self) -> AttentionShape:
         N, G, D = self.heads
-        return AttentionShape(N, G, D, D**-0.5, self.window, self.softcap)
+        return AttentionShape(N, G, D, D**-0.5, self.window, self.softcap, self.chunked)
 
     def drawn_shape(self, device: torch.device) -> AttentionShape:
         """The shape with random sinks and ALiBi slopes, where the case has some."""
@@ -84,6 +85,7 @@ SMALL_CASES = (
     AttentionCase("no grouping, page of 256", (2, 2, 128), 256, _MIXED),
     AttentionCase("head of 256", (2, 1, 256), 256, ((33, 1), (60, 20))),
     AttentionCase("sliding window", (4, 2, 64), 16, _MIXED, window=37),
+    AttentionCase("chunked windows", (4, 2, 64), 16, _MIXED, window=37, chunked=True),
     AttentionCase("softcap", (4, 2, 64), 16, _MIXED, softcap=20.0),
     AttentionCase("sinks, window", (4, 2, 64), 16, _MIXED, window=37, sinks=True),
     AttentionCase("sinks, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1)), sinks=True),

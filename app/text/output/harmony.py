@@ -6,11 +6,12 @@ text, and a message `to=functions.NAME` is a call whose body is the JSON of its 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
 from app.text.output.interface import ReasoningFormat, ToolFormat
-from app.text.output.json_text import json_arguments
+from app.text.output.json_text import Calls, json_arguments
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -57,6 +58,14 @@ class Harmony(ToolFormat):
 
     recognized_by = HarmonyChannels.recognized_by
     special_tokens = _TOKENS
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
+            for name, arguments in calls
+        )
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from HarmonyChannels().read(source, out)

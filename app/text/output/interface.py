@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
+from app.text.output.json_text import Calls, call_text
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -49,6 +50,11 @@ class ToolFormat(Format):
     openings: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
     is_bare: ClassVar[bool] = False
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        """Calls as a model of the family writes them; a list of JSON unless overridden."""
+        return f"[{', '.join(call_text(*call) for call in calls)}]"
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         """Read the calls after an opening ("" for a bare beginning); raises Broken."""

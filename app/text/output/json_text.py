@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from app.text.output.pieces import Draft
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
 _IN_STRING: Final = re.compile(r'[^"\\]+')
@@ -16,6 +16,9 @@ _OUTSIDE: Final = re.compile(r'[^"{}\[\],]+')
 NAME_KEYS: Final = ("name", "function")
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 OTHER_KEYS: Final = ("id", "type")  # written by some models, ignored
+
+# Names and arguments of calls; arguments that are no object stay text.
+Calls = Sequence[tuple[str, Mapping[str, Any] | str]]
 
 
 def loads(text: str) -> Any:
@@ -135,3 +138,22 @@ def json_call(source: Source, draft: Draft) -> Reading[None]:
     yield from json_object(source, member)
     if draft.name is None:
         raise Broken
+
+
+def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
+    """Calls of a list, after its opening bracket; the end of the text may replace its end."""
+    while True:
+        yield from source.blanks()
+        draft = out.draft(source)
+        yield from json_call(source, draft)
+        draft.close()
+        yield from source.blanks()
+        if source.ended and source.at == len(source.text):
+            return
+        if (yield from source.expect(",", "]")) == "]":
+            return
+
+
+def call_text(name: str, arguments: Mapping[str, Any] | str, key: str = "arguments") -> str:
+    """A call as `json_call` reads it."""
+    return json.dumps({"name": name, key: arguments}, ensure_ascii=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import json_call
+from app.text.output.json_text import Calls, call_text, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -15,6 +15,10 @@ class Llama3Json(ToolFormat):
     special_tokens = ("<|python_tag|>",)
     openings = ("<|python_tag|>",)
     is_bare = True
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return "; ".join(call_text(*call, key="parameters") for call in calls)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

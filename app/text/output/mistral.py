@@ -6,7 +6,13 @@ import re
 from typing import Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import json_arguments, json_call
+from app.text.output.json_text import (
+    Calls,
+    call_text,
+    json_arguments,
+    json_call,
+    json_calls,
+)
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -20,10 +26,14 @@ class Mistral(ToolFormat):
     special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     openings = ("[TOOL_CALLS]",)
 
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return f"[TOOL_CALLS][{', '.join(call_text(*call) for call in calls)}]"
+
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if (yield from source.accept("[")):
-            yield from self._list(source, out)
+            yield from json_calls(source, out)
             return
         draft = out.draft(source)
         if (yield from source.peek()) == "{":
@@ -36,15 +46,3 @@ class Mistral(ToolFormat):
             yield from source.blanks()
             yield from json_arguments(source, draft)
         draft.close()
-
-    def _list(self, source: Source, out: AnswerPieces) -> Reading[None]:
-        while True:
-            yield from source.blanks()
-            draft = out.draft(source)
-            yield from json_call(source, draft)
-            draft.close()
-            yield from source.blanks()
-            if source.ended and source.at == len(source.text):
-                return
-            if (yield from source.expect(",", "]")) == "]":
-                return

@@ -1,13 +1,15 @@
-"""Llama 3.2 and 4: the answer is a Python list of calls, `[add(a=1, b="x"), now()]`."""
+"""Llama 3.2, 4 and Gemma: the answer is a Python list of calls, `[add(a=1, b="x"), now()]`."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from app.text.output.interface import ToolFormat
+from app.text.output.json_text import Calls
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -18,19 +20,32 @@ _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 class Pythonic(ToolFormat):
-    """Arguments must be keyword literals; anything else is text."""
+    """Arguments must be keyword literals; anything else is text.
 
-    recognized_by = ("<|python_start|>", "[func_name1(params_name1=params_value1")
-    special_tokens = ("<|python_start|>", "<|python_end|>")
+    needs_list: calls without the brackets of a list, one a line, are text also after an opening.
+    """
+
+    recognized_by: ClassVar[tuple[str, ...]] = (
+        "<|python_start|>",
+        "[func_name1(params_name1=params_value1",
+    )
+    special_tokens: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
     openings = ("<|python_start|>",)
-    closing = ("<|python_end|>",)
+    closing: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
     is_bare = True
+    needs_list: ClassVar[bool] = True
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return f"[{', '.join(f'{name}({_written(arguments)})' for name, arguments in calls)}]"
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
-        if not opening and (yield from source.accept(*self.openings)):
+        if not opening and (opening := (yield from source.accept(*self.openings))):
             yield from source.blanks()
-        yield from source.expect("[")
+        is_list = bool((yield from source.accept("[")))
+        if not is_list and (self.needs_list or not opening):
+            raise Broken
         while True:
             yield from source.blanks()
             draft = out.draft(source)
@@ -38,7 +53,9 @@ class Pythonic(ToolFormat):
             yield from self._arguments(source, draft)
             draft.close()
             yield from source.blanks()
-            if (yield from source.expect(",", "]")) == "]":
+            if is_list and (yield from source.expect(",", "]")) == "]":
+                break
+            if not is_list and (yield from source.peek()) in ("", "`"):
                 break
         yield from source.blanks()
         yield from source.accept(*self.closing)
@@ -58,6 +75,22 @@ class Pythonic(ToolFormat):
             if (yield from source.expect(",", ")")) == ")":
                 return
             yield from source.blanks()
+
+
+class ToolCode(Pythonic):
+    """Gemma: the same list, or a block of code with one or more calls."""
+
+    recognized_by = ("<start_of_turn>",)
+    special_tokens = ()
+    openings = ("```tool_code",)
+    closing = ("```",)
+    needs_list = False
+
+
+def _written(arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
 
 def _literal(source: Source) -> Reading[str]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import loads
+from app.text.output.json_text import Calls, loads
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -42,6 +42,13 @@ class Qwen3Coder(ToolFormat):
     openings = ("<tool_call>", "<function=")
     closing = ("</tool_call>", "</function>")
 
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return "\n".join(
+            f"<tool_call>\n<function={name}>\n{_written(arguments)}</function>\n</tool_call>"
+            for name, arguments in calls
+        )
+
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
         if opening == "<tool_call>":
@@ -64,6 +71,16 @@ class Qwen3Coder(ToolFormat):
         value, _ = yield from source.until("</parameter>")
         properties = draft.schema.get("properties") or {}
         draft.argument(key, _typed(properties.get(key), _unframed(value)))
+
+
+def _written(arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        return f"{arguments}\n"
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
 
 
 def _unframed(text: str) -> str:

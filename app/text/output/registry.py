@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from app.text.output.forced import Forced
+from app.text.output.granite import Granite
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
@@ -17,17 +18,19 @@ from app.text.output.llama3_json import Llama3Json
 from app.text.output.mistral import Mistral
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
-from app.text.output.pythonic import Pythonic
+from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.thinking import MistralThink, Think
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
     "qwen3_coder": Qwen3Coder,
+    "granite": Granite,
     "mistral": Mistral,
     "pythonic": Pythonic,
     "hermes": Hermes,
     "llama3_json": Llama3Json,
+    "tool_code": ToolCode,
 }
 REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,

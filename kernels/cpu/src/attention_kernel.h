@@ -62,8 +62,10 @@ inline int64_t partial_floats(int num_rows, int value_dim) {
   return int64_t{2} * kRowsPerBlock + int64_t{num_rows} * value_dim;
 }
 
-// Rows see positions [position - window + 1, position]; partitions without any are skipped.
+// Rows see positions [position - window + 1, position], or with a window below 0 those from its last
+// multiple on; partitions without any are skipped.
 inline int first_visible(int position, int window) {
+  if (window < 0) return position - position % -window;
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 

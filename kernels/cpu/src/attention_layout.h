@@ -100,7 +100,7 @@ struct ShapeView {
   int32_t block_size;
   Dtype dtype;
   Dtype kv_dtype;
-  int32_t sliding_window;  // 0: none
+  int32_t sliding_window;  // 0: none; negative: chunked
   float scale;
   float softcap;       // 0: none
   const float* sinks;  // of each head, or null

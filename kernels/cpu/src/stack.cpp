@@ -31,7 +31,7 @@ struct StackLayer {
   void* cache;
   const float* cos_sin;
   const float* sinks;  // or null
-  int32_t sliding_window;  // 0: none
+  int32_t sliding_window;  // as in ShapeView
   const AdapterModule* adapters[4];  // of qkv, out, gate_up, down, or null
 };
 

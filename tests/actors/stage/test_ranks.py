@@ -10,6 +10,7 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from tests import tiny_models
 from tests.actors.stage.greedy_reference import (
     GREEDY,
     expected,
@@ -41,36 +42,28 @@ def test_two_ranks(
     assert planner.num_hybrid_steps > 3
 
 
-# One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
-# Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
-# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe), in one
-# tensor (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of the
-# embedding (bloom).
-@pytest.mark.parametrize(
-    "variant",
-    [
-        "yi",
-        "qwen2",
-        "qwen3",
-        "mistral",
-        "phi3",
-        "olmo2",
-        "glm4",
-        "gemma3",
-        "falcon-7b",
-        "falcon-40b",
-        "falcon-biased",
-        "gpt2",
-        "opt",
-        "cohere2",
-        "qwen3-moe",
-        "granite-moe",
-        "gpt-oss",
-        "falcon-alibi-6",
-        "bloom",
-        "mpt-6",
-    ],
-)
+# One key/value head for two ranks (yi, falcon-7b), a tied odd vocabulary (qwen2, qwen3), windows
+# (mistral), fused tensors (phi3, glm4), whole q/k norm (olmo2, olmoe), groups (falcon-40b), stored
+# transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
+# (granite-moe), sinks (gpt-oss), a shared expert (llama4), ALiBi of a rank's heads
+# (falcon-alibi-6), a norm of the embedding (bloom).
+OTHER_FAMILIES = (
+    "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
+    "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
+    "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",
+    "llama4", "falcon-alibi-6", "bloom", "mpt-6",
+)  # fmt: skip
+
+
+def test_every_family_is_among_them() -> None:
+    """But those that only name the tensors of another: a decoder beside images."""
+    inner = {v for v in tiny_models.VARIANTS if v.endswith("-images")}
+    found = {tiny_models.architecture(variant) for variant in ("llama", *OTHER_FAMILIES)}
+    wanted = {tiny_models.architecture(variant) for variant in {*tiny_models.VARIANTS} - inner}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("variant", OTHER_FAMILIES)
 def test_two_ranks_of_other_families(
     ranks: RankPool, tiny_model: Callable[..., Path], variant: str
 ) -> None:

@@ -72,7 +72,15 @@ QWEN3_CODER: Final = _chatml(
     "{% for key, value in call.function.arguments|items %}"
     "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
 )
-GRANITE: Final = _chatml(_JSON, _JSON_CALL).replace("<|im_start|>", "<|start_of_role|>")
+GRANITE_4: Final = _chatml(_JSON, _JSON_CALL).replace("<|im_start|>", "<|start_of_role|>")
+GRANITE_3: Final = (  # no calls, no results of OpenAI's form
+    _FIRST + "<|start_of_role|>system<|end_of_role|>{{ rules }}{% if tools %} Call tools with "
+    "<|tool_call|> and a JSON list.{% endif %}<|end_of_text|>\n{% if tools %}"
+    "<|start_of_role|>available_tools<|end_of_role|>" + _TOOLS + "<|end_of_text|>\n{% endif %}"
+    "{% for message in turns if message.role in ['user', 'assistant', 'tool_response'] %}"
+    "<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content + '' }}<|end_of_text|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
 R1: Final = (
     "{{ bos_token }}{% for message in messages if message.role == 'system' %}{{ message.content }}"
     "{% endfor %}{% set ns = namespace(result=false) %}{% for message in messages %}"
@@ -246,6 +254,7 @@ SPECIAL: Final = (
     "<|channel|>",
     "<|constrain|>",
     "<|call|>",
+    "<|tool_call|>",
     "<think>",
     "</think>",
     "<unseen>",

@@ -13,9 +13,9 @@ from app.text.template_worker import render
 from tests.app.text.families import FAMILIES
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-WITHOUT_TOOLS = ("gemma_3",)
+WITHOUT_TOOLS = ("gemma_3", "granite_3")  # of OpenAI's form
 # Families whose template takes parallel calls with ids of OpenAI's kind as they are.
-PLAIN = ("hermes", "qwen3", "qwen3_coder", "granite", "llama_3_2", "llama_4", "magistral")
+PLAIN = ("hermes", "qwen3", "qwen3_coder", "granite_4", "llama_3_2", "llama_4", "magistral")
 
 
 def call(number: int, arguments: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_turns_that_do_not_alternate_stay_refused(family: str) -> None:
     assert answer == {"refused": "user and assistant take turns"}
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen3", "qwen3_coder", "granite", "gpt_oss"])
+@pytest.mark.parametrize("family", ["hermes", "qwen3", "qwen3_coder", "granite_4", "gpt_oss"])
 def test_results_without_a_call_stay_refused(family: str) -> None:
     turns = [{"role": "user", "content": "Hi"}, result(1)]
     answer = written(family, MessageForm.of(FAMILIES[family]).messages(turns))

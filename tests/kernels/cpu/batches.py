@@ -103,7 +103,9 @@ def reference_attention(
     q_position_T1 = torch.arange(start, start + q_TND.shape[0])[:, None]
     k_position_L = torch.arange(k_LGD.shape[0])
     visible_TL = k_position_L <= q_position_T1
-    if shape.sliding_window is not None:
+    if shape.sliding_window is not None and shape.chunked:
+        visible_TL &= k_position_L // shape.sliding_window == q_position_T1 // shape.sliding_window
+    elif shape.sliding_window is not None:
         visible_TL &= k_position_L > q_position_T1 - shape.sliding_window
     scores_NTL = scores_NTL.masked_fill(~visible_TL, float("-inf"))
     if shape.sinks_N is not None:

@@ -68,9 +68,10 @@ def test_block_sizes(block_size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 100, 257, 10_000])
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sliding_window(window: int, dtype: torch.dtype) -> None:
-    sequences = make([600], (4, 2, 32), dtype, sliding_window=window)
+def test_windows(window: int, dtype: torch.dtype, chunked: bool) -> None:
+    sequences = make([600], (4, 2, 32), dtype, sliding_window=window, chunked=chunked)
     (out,) = sequences.run([(0, 0, 600)])
     close(out, sequences.expected(0), TOLERANCE[dtype])
 

@@ -82,6 +82,27 @@ def test_it_is_what_torch_computes() -> None:
     assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_scaled_inputs_and_an_expert_of_all_tokens(model: str) -> None:
+    """As each token's experts one by one give; a token has the same bits alone."""
+    experts, form = replace(make(model, FORMS[0]), scales_inputs=True), FORMS[0]
+    experts.router = BACKEND.pack_linear(torch.randn(6, HIDDEN).to(MODELS[model][3]), None)
+    x = torch.randn(9, HIDDEN).to(MODELS[model][3])
+    got = BACKEND.moe(x, experts, form)
+    assert torch.equal(got, moe.moe(BACKEND, x, experts, form))
+    for row, found in zip(x.split(1), got.split(1), strict=True):
+        assert torch.equal(BACKEND.moe(row, experts, form), found)
+        logits, ids = experts.router.forward_f32(row).float()[0].topk(3)
+        inputs = [*(row * scale for scale in logits.sigmoid().to(row.dtype)), row]
+        expected = sum(
+            experts.downs[expert](BACKEND.silu_mul(experts.gate_ups[expert](given))).float()
+            for expert, given in zip([*ids.tolist(), 6], inputs, strict=True)
+        )
+        tolerance = 1e-5 if model == "float32" else 2e-2
+        torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+    assert BACKEND.moe(x[:0], experts, form).shape == (0, HIDDEN)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     experts = make("bfloat16", FORMS[0])
     with pytest.raises(ValueError, match="x is"):

@@ -103,6 +103,7 @@ MODELS = {
     "odd": ((3, 1, 40), 72, 52, torch.bfloat16, {}),  # gate and up cannot be fused
     "qwen": ((4, 2, 16), 64, 96, torch.bfloat16, {"biased": True, "normed": True}),
     "windows": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20, 5, None]}),
+    "chunks": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20], "chunked": True}),
     "sinks": ((4, 2, 16), 64, 96, torch.float32, {"windows": [None, 20], "sinks": True}),
     "float": ((6, 2, 32), 96, 160, torch.float32, {}),
     "half": ((6, 2, 32), 96, 160, torch.float16, {}),
@@ -115,8 +116,9 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_fused_is_one_by_one(model: str, kv_dtype: torch.dtype | None) -> None:
     heads, hidden, inner, dtype, options = MODELS[model]
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5)
     options = {"biased": False, "normed": False, "windows": [None] * 3, **options}
+    chunked = bool(options.pop("chunked", False))
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, chunked=chunked)
     layers = make_layers(hidden, inner, shape, dtype, **options)  # type: ignore[arg-type]
     tables, num_blocks = make_tables([60, 30, 45], 16)
     table = rotation(64, heads[2])

@@ -86,9 +86,10 @@ def test_captured_decodes_that_do_not_fill_the_gpu_go_through_triton(
     assert calls_of(case, 0) == calls
 
 
-@pytest.mark.parametrize("kind", ["sinks", "alibi"])
-def test_layers_with_sinks_or_alibi_go_through_triton(kind: str) -> None:
-    case, fake = AttentionCase(kind, HEADS, 256, MIXED, **{kind: True}), FakeFlash()
+@pytest.mark.parametrize("kind", ["sinks", "alibi", "chunked"])
+def test_what_flash_attn_lacks_goes_through_triton(kind: str) -> None:
+    window = 100 if kind == "chunked" else None
+    case, fake = AttentionCase(kind, HEADS, 256, MIXED, window, **{kind: True}), FakeFlash()
     result = checks.check_attention(case, FlashBackend(fake.library, 0), torch.float16, DEVICE)
     assert result.passed, result
     assert not fake.calls

@@ -1,4 +1,4 @@
-"""Attention in PyTorch against float64: ALiBi, with everything that it meets."""
+"""Attention in PyTorch against float64: ALiBi, with everything that it meets, and chunks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,25 @@ BACKEND, CPU = TorchBackend(), torch.device("cpu")
 LENGTHS = (600, 41, 5, 330)
 
 
+@pytest.mark.parametrize("chunk", [1, 20, 256])
+def test_chunked_windows(chunk: int) -> None:
+    run_and_compare(AttentionShape(6, 2, 32, 32**-0.5, chunk, chunked=True))
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 6, 8), (6, 2, 32)], ids=str)
 def test_alibi(heads: tuple[int, int, int], window: int | None) -> None:
-    """Decodes of several lengths, and prompts longer than a chunk of rows. The table ends with the
-    longest sequence, in the middle of a block."""
-    torch.manual_seed(0)
+    """The table ends with the longest sequence, in the middle of a block."""
     N, G, D = heads
     alibi_NP = 0.7 ** torch.arange(1, N + 1)[:, None] * torch.arange(max(LENGTHS))
-    shape = AttentionShape(N, G, D, D**-0.5, window, alibi_NP=alibi_NP.bfloat16().float())
+    alibi_NP = alibi_NP.bfloat16().float()
+    run_and_compare(AttentionShape(N, G, D, D**-0.5, window, alibi_NP=alibi_NP))
+
+
+def run_and_compare(shape: AttentionShape) -> None:
+    """Decodes of several lengths, and prompts longer than a chunk of rows."""
+    torch.manual_seed(0)
+    N, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
     tables, num_blocks = make_tables(LENGTHS, 16)
     layer = BACKEND.allocate_kv(1, num_blocks, 16, shape, torch.float32, CPU)[0]
     qkvs = [torch.randn(length, (N + 2 * G) * D) for length in LENGTHS]

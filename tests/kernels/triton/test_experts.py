@@ -76,6 +76,17 @@ def test_it_is_what_torch_computes(
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_scaled_inputs_are_what_torch_computes(tokens: int) -> None:
+    case = ExpertCase("", tokens, (9, 2, 64, 32), SILU, False, None)
+    x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
+    experts.scales_inputs = True
+    experts.router = BACKEND.pack_linear(torch.randn(8, 64, device=DEVICE), None)
+    given = BACKEND.moe(x, experts, SILU)
+    expected = TorchBackend().moe(x, experts, SILU)
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
 def layers_of(experts: Experts) -> GroupedLayers:
     layers = grouped(experts)
     assert layers is not None

@@ -36,6 +36,7 @@ CASES = (
     AttentionCase("captured, no decode", HEADS, 16, ((5, 20), (0, 3)), pad=(40, 3)),
     AttentionCase("captured, nothing but a token", HEADS, 16, ((0, 1),), pad=(90, 5)),
     AttentionCase("captured, window", HEADS, 32, ((90, 1), (50, 30)), window=37, pad=(9, 3)),
+    AttentionCase("captured, chunks", HEADS, 32, ((90, 1), (50, 30)), 37, pad=(9, 3), chunked=True),
     AttentionCase("captured, softcap", HEADS, 32, ((90, 1), (0, 30)), softcap=20.0, pad=(9, 3)),
     AttentionCase("captured, sinks", HEADS, 7, ((90, 1), (50, 30)), sinks=True, pad=(9, 3)),
     AttentionCase("captured, float8", HEADS, 16, ((90, 1), (50, 30)), float8=True, pad=(9, 3)),

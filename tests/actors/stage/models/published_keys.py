@@ -114,6 +114,14 @@ _GPT_OSS = {
     "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
     "rope_scaling": _YARN, "sliding_window": 64, "swiglu_limit": 7.0,
 }  # fmt: skip
+_LLAMA4 = {
+    "attention_bias": False, "attention_chunk_size": 64, "attn_scale": 0.1,
+    "attn_temperature_tuning": 4, "floor_scale": 64, "for_llm_compressor": False, "head_dim": 16,
+    "interleave_moe_layer_step": 1, "intermediate_size_mlp": 96, "model_type": "llama4_text",
+    "no_rope_layers": [], "num_experts_per_tok": 1, "num_local_experts": 4,
+    "output_router_logits": False, "pad_token_id": 0, "rope_scaling": _LLAMA3_ROPE,
+    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True,
+}  # fmt: skip
 _COHERE2 = {
     **_COHERE, "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 16,
     "layer_switch": 4, "model_type": "cohere2", "order_of_interleaved_layers": "local_attn_first",
@@ -129,6 +137,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.2": (
         "LlamaForCausalLM", _ALL | _LLAMA | {"head_dim": 16, "rope_scaling": _LLAMA3_ROPE},
     ),
+    "Llama-4-Scout, text": ("Llama4ForCausalLM", _ALL | _LLAMA4),
     "ALLaM": ("LlamaForCausalLM", _ALL | _LLAMA | {"internal_version": "7b-alpha"}),
     "SmolLM2": (
         "LlamaForCausalLM",

@@ -49,7 +49,18 @@ def test_every_chunk_size(tiny_model: Callable[..., Path], variant: str, chunk: 
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize(
     "variant",
-    ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss", "falcon-alibi", "bloom", "mpt"],
+    [
+        "llama",
+        "llama-tied",
+        "llama4-plain",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gpt-oss",
+        "falcon-alibi",
+        "bloom",
+        "mpt",
+    ],
 )
 def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) -> None:
     execute = make_chain(tiny_model(variant), num_stages)

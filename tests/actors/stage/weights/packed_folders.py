@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests import tiny_models
+from tests.actors.stage.weights.linears import linears, others
 
 GROUP = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output each of a word's eight nibbles holds
@@ -33,22 +34,18 @@ def write(
     config = {**METHODS[method], "group_size": group}
     model = tiny_models.build(variant)
     generator = torch.Generator().manual_seed(11)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if not name.endswith("_proj.weight"):
-            tensors[name] = parameter.detach().clone()
-            continue
-        group_of_K = torch.arange(parameter.shape[1]) // group
+    tensors = others(model)
+    for stem, weight_OK in linears(model):
+        group_of_K = torch.arange(weight_OK.shape[1]) // group
         if config.get("desc_act"):
             group_of_K = group_of_K[torch.randperm(len(group_of_K), generator=generator)]
-        parts, dense = _quantize(parameter.detach(), group_of_K, config)
-        stem = name.removesuffix(".weight")
+        parts, dense = _quantize(weight_OK, group_of_K, config)
         tensors |= {f"{stem}.{part}": tensor for part, tensor in parts.items()}
         if config["quant_method"] == "gptq" and f"{stem}.bias" not in dict(
             model.named_parameters()
         ):
-            tensors[f"{stem}.bias"] = torch.zeros(parameter.shape[0])
-        parameter.data.copy_(dense)
+            tensors[f"{stem}.bias"] = torch.zeros(weight_OK.shape[0])
+        weight_OK.copy_(dense)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()},
               folder / "model.safetensors")  # fmt: skip

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests import tiny_models
+from tests.actors.stage.weights.linears import linears, others
 
 GROUP = 32
 BLOCK = 48  # cuts no tensor of the tiny models evenly
@@ -56,15 +57,11 @@ def write(folder: Path, method: str, variant: str = "llama") -> transformers.Pre
     config = METHODS[method]
     model = tiny_models.build(variant)
     generator = torch.Generator().manual_seed(11)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if not name.endswith("_proj.weight"):
-            tensors[name] = parameter.detach().clone()
-            continue
-        parts, dense = _quantize(parameter.detach(), config, generator)
-        stem = name.removesuffix(".weight")
+    tensors = others(model)
+    for stem, weight_OK in linears(model):
+        parts, dense = _quantize(weight_OK, config, generator)
         tensors |= {f"{stem}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-        parameter.data.copy_(dense)
+        weight_OK.copy_(dense)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     described = {

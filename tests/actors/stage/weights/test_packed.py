@@ -15,10 +15,13 @@ from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from kernels.cpu.quantize import quantize
+from kernels.quantized import fake_quantize
 from kernels.torch.linear import TorchQuantizedLinear
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import packed_folders
+from tests.actors.stage.weights.linears import linears
 
 LENGTHS = (3, 17, 40)
 GREEDY = SamplingParams(max_tokens=16)
@@ -41,6 +44,18 @@ def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
     skip_unless_available(backend)
     model = packed_folders.write(tmp_path, method)
     planner = MiniPlanner(make_chain(tmp_path, backend=backend))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [("gptq", "qwen3-moe"), ("gptq-8", "olmoe"), ("gptq-act-order", "olmoe"), ("awq", "qwen3-moe")],
+)
+def test_mixtures(tmp_path: Path, method: str, variant: str, backend: str) -> None:
+    skip_unless_available(backend)
+    model = packed_folders.write(tmp_path, method, variant)
+    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
@@ -120,4 +135,25 @@ def test_fused_tensors_and_turned_features(tmp_path: Path, method: str, variant:
     skip_unless_available("cpu")
     model = packed_folders.write(tmp_path, method, variant)
     planner = MiniPlanner(make_chain(tmp_path, backend="cpu"))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_mixtures_rounded_at_load(tmp_path: Path, quantization: str, backend: str) -> None:
+    """Each backend has its grid: the CPU library chooses scales of least error."""
+    skip_unless_available(backend)
+
+    def rounded(weight_OK: torch.Tensor, kind: str) -> torch.Tensor:
+        if backend == "cpu":
+            return quantize(weight_OK, kind).dequantize(torch.float32)
+        return fake_quantize(weight_OK, kind)
+
+    packed_folders.tiny_models.write(tmp_path, "qwen3-moe")
+    model = packed_folders.tiny_models.build("qwen3-moe")
+    for _, weight_OK in linears(model):
+        weight_OK.copy_(rounded(weight_OK, quantization))
+    model.lm_head.weight.data.copy_(rounded(model.lm_head.weight.data, "int8"))
+    run = make_chain(tmp_path, 2, backend=backend, quantization=quantization)
+    planner = MiniPlanner(run, feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)

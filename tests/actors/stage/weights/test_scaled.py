@@ -41,6 +41,25 @@ def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
     assert packed_layers(tmp_path) == method.startswith("w")
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [
+        ("w4a16", "qwen3-moe"),
+        ("w4a16-asymmetric", "olmoe"),
+        ("w8a8", "olmoe"),
+        ("fp8-channel", "qwen3-moe"),
+        ("fp8-block", "olmoe"),
+        ("deepseek", "qwen3-moe"),
+    ],
+)
+def test_mixtures(tmp_path: Path, method: str, variant: str, backend: str) -> None:
+    skip_unless_available(backend)
+    model = scaled_folders.write(tmp_path, method, variant)
+    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool(2)

@@ -76,6 +76,22 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("mistral", "[TOOL_CALLS]now{}", "", [NOW]),
     (
+        "granite",
+        f'Yes.<|tool_call|> [{{"name": "add", "arguments": {WRITTEN}}}, '
+        f'{{"name": "plot", "arguments": {PLOTTED}}}]',
+        "Yes.",
+        [ADD, PLOT],
+    ),
+    ("tool_code", "[add(a=1, b='x}\\\\\"{ é'), now()]", "", [ADD, NOW]),
+    (
+        "tool_code",
+        "I look.\n```tool_code\nnow()\nplot(points=[[1, 2], {'x': [3.5]}], scale=0.5, grid=True,"
+        " title=None)\n```\n",
+        "I look.\n",
+        [NOW, PLOT],
+    ),
+    ("tool_code", "```tool_code\n[now(), now()]\n```", "", [NOW, NOW]),
+    (
         "qwen3_coder",
         "I look.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
         f"{ADD[1]['b']}\n</parameter>\n</function>\n</tool_call>\n<tool_call><function=now>"
@@ -143,6 +159,12 @@ def test_arguments_go_out_as_each_is_whole(
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("calls", [[NOW], [ADD, NOW, PLOT]], ids=len)
+def test_a_format_reads_what_it_writes(name: str, calls: list[tuple[str, Any]]) -> None:
+    assert read(FORMATS[name], list(TOOL_FORMATS[name].written(calls))) == ("", "", calls)
+
+
 MALFORMED = [
     ("hermes", "no call"),
     ("hermes", "a < b <tool"),
@@ -182,6 +204,10 @@ MALFORMED = [
     ("mistral", "[TOOL_CALLS]add[ARGS][1]"),
     ("mistral", "[TOOL_CALLS]add and multiply"),
     ("mistral", "[TOOL_CAL"),
+    ("granite", '<|tool_call|>[{"name": "rm"}]'),
+    ("granite", "<|tool_call|>none"),
+    ("tool_code", "```tool_code\nprint(1)\n```"),
+    ("tool_code", "now()"),
     ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
     ("qwen3_coder", "<function=add><parameter=a>one</parameter></function>"),

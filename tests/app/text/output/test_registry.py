@@ -32,8 +32,9 @@ FORMATS_OF = {
     "mistral_2506": ("mistral", None),
     "magistral": ("mistral", "mistral"),
     "gpt_oss": ("harmony", "harmony"),
-    "gemma_3": ("hermes", None),
-    "granite": ("hermes", None),
+    "gemma_3": ("tool_code", None),
+    "granite_3": ("granite", None),
+    "granite_4": ("hermes", None),
 }
 
 
@@ -71,7 +72,7 @@ def test_harmony_holds_both() -> None:
 @pytest.mark.parametrize("setting", ["model.tool_parser", "model.reasoning_parser"])
 def test_an_unknown_name_is_refused(setting: str) -> None:
     given = {setting.removeprefix("model."): "nope"}
-    with pytest.raises(ValueError, match=f"{setting}: unknown 'nope'; known: harmony, "):
+    with pytest.raises(ValueError, match=f"{setting}: unknown 'nope'; known: "):
         choose_formats([], **given)
 
 
