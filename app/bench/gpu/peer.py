@@ -267,10 +267,12 @@ def compare(
 ) -> Iterator[PeerRow]:
     """Rows of both, at every load (requests per second, number of requests); closes the stage
     before transformers' model is made, for both do not fit one GPU. sizes: see `PeerRun`."""
-    model = cost_model_of(stage)
-    for qps, count in loads:
-        yield run_legato(stage, model, qps, workload_of(count, qps), give_up_after_s)
-    stage.close()
+    try:
+        model = cost_model_of(stage)
+        for qps, count in loads:
+            yield run_legato(stage, model, qps, workload_of(count, qps), give_up_after_s)
+    finally:
+        stage.close()
     release()
     peer = random_model(folder, device, attention())
     for qps, count in loads:

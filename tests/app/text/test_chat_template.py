@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -24,6 +25,15 @@ def render(source: str, limit_s: float = 0.5) -> str:
         return template.render(HELLO)
     finally:
         template.close()
+
+
+def until_not_busy(render_once: Callable[[], str]) -> str:
+    """A machine that does other work may give the child no processor, which is not its fault."""
+    while True:
+        try:
+            return render_once()
+        except TemplateBusy:
+            continue
 
 
 async def test_conversation_becomes_tokens(byte_level: TextProcessor) -> None:
@@ -62,15 +72,15 @@ def test_a_template_may_refuse_messages() -> None:
 )
 def test_hostile_templates_are_stopped(source: str) -> None:
     with pytest.raises((TemplateHostile, ConversationInvalid)):
-        render(source)
+        until_not_busy(lambda: render(source))
 
 
 def test_a_new_child_serves_after_a_kill() -> None:
     endless = "{% if messages|length > 1 %}{{ 10 ** (10 ** (messages|length * 5)) }}{% endif %}ok"
     template = ChatTemplate({"default": endless}, {}, limit_s=0.3)
     with pytest.raises(TemplateHostile):
-        template.render(HELLO * 2)
-    assert template.render(HELLO) == "ok"
+        until_not_busy(lambda: template.render(HELLO * 2))
+    assert until_not_busy(lambda: template.render(HELLO)) == "ok"
     template.close()
 
 
