@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from app.simulate.paper import published
 from app.simulate.paper.costs import decodes, whole_prompts
 from app.simulate.paper.published import PublishedRow
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.studies.artifact_rules import bisect, rule_rows
 from app.simulate.studies.missed_capacities import arxiv_rows, capacity_qps, pipeline_rows
 from app.simulate.tables import paper_markdown
 from app.simulate.workload.arrivals import poisson
@@ -41,6 +42,7 @@ def rows() -> Iterator[PublishedRow]:
     yield from ablation_rows()
     yield from arxiv_rows()
     yield from pipeline_rows()
+    yield from rule_rows()
 
 
 # ---- Figure 9 -------------------------------------------------------------------------
@@ -184,16 +186,6 @@ def _ablation(
     yield PublishedRow("Table 4", where, "P99 TBT, s", found.tbt_p99_s, tbt_s)
     if policy == "hybrid_only":
         yield PublishedRow("Table 4", where, "tokens later than 0.2 s, share", found.late)
-
-
-def bisect(
-    value: Callable[[float], float], target: float, low: float, high: float, tolerance: float = 1e-4
-) -> float:
-    """Where a rising function reaches the target, to a relative tolerance; within [low, high]."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if value(middle) < target else (low, middle)
-    return (low + high) / 2
 
 
 def main() -> None:

@@ -48,10 +48,6 @@ def test_prompts_alone_take_most_of_the_time_at_table_4s_load() -> None:
         assert row.simulated == pytest.approx(busy, abs=0.05)
 
 
-def test_a_rising_function_is_bisected() -> None:
-    assert misses.bisect(lambda x: x * x, 2.0, 0.0, 2.0) == pytest.approx(2.0**0.5, rel=1e-3)
-
-
 def test_the_committed_experiments_are_those_of_today() -> None:
     """The quick ones are run again; the table is made of the rows."""
     results = Path(misses.__file__).parents[1] / "results"
