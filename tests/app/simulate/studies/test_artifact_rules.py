@@ -1,77 +1,24 @@
-"""The rules by which the paper's artifact measures a capacity."""
+"""Capacities over Orca under the artifact's rules."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
-from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import published
-from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.paper.costs import decodes
 from app.simulate.studies import artifact_rules as rules
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import fixed_lengths
-from app.simulate.workload.requests import generate
-
-MISTRAL, YI = published.DEPLOYMENTS[:2]
 
 
-def case(**changes: object) -> rules.Case:
-    plain = rules.Case(
-        load_model(MISTRAL.model), "sharegpt4", MISTRAL.strict_s, 512, 16, (0.9, 2.7),
-        rules=rules.Rules(num_requests=48),
-    )  # fmt: skip
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def test_long_gaps_between_arrivals_are_cut() -> None:
-    """A mean of 1 - 1 / e^3 is left."""
-    times = rules.own_arrivals(0.5)(4000, np.random.default_rng())
-    gaps = np.diff(times)
-    assert gaps.max() == pytest.approx(6.0)
-    assert gaps.mean() == pytest.approx(2.0 * (1.0 - math.exp(-3.0)), rel=0.03)
-    assert np.array_equal(times, rules.own_arrivals(0.5)(4000, np.random.default_rng()))
-
-
-def test_a_run_of_30_minutes_has_as_many_requests_as_arrive() -> None:
-    timed = case(rules=rules.Rules(own_arrivals=True, time_limit=True))
-    assert rules.traffic(timed, 0.1).arrival_s[-1] > rules.TIME_LIMIT_S
-    assert len(rules.traffic(timed, 3.0)) == rules.MOST_REQUESTS
-
-
-def test_the_gap_behind_a_prompt_is_recorded_as_zero() -> None:
-    """Of four requests at once the first three wait for the next prompt, then no gap is late."""
-    model = load_model(MISTRAL.model)
-    config = scheduler_config(model, policy="orca", max_requests=4, max_step_tokens=4096)
-    workload = generate(poisson(1e6), fixed_lengths(4000, 3), 4)
-    run = simulate(workload, Deployment(config, model), keep_steps=True)
-    assert rules.late_share(run, 0.2, first_gap=True) > 0.3
-    assert rules.late_share(run, 0.2, first_gap=False) < rules.late_share(run, 0.2, True)
-    assert run.record.gap_owner is not None
-    assert len(run.record.gap_owner) == len(run.record.gaps_s) == 8
-
-
-def test_delays_are_those_of_finished_requests() -> None:
-    model = load_model(MISTRAL.model)
-    config = scheduler_config(model, policy="orca", max_requests=1)
-    workload = generate(poisson(1e3), fixed_lengths(1000, 100), 8)
-    whole, cut = (simulate(workload, Deployment(config, model), until_s=s) for s in (1e9, 3.0))
-    assert rules.median_delay_s(cut) < rules.median_delay_s(whole)
-    assert rules.median_delay_s(simulate(workload, Deployment(config, model), until_s=0)) > 1e9
-
-
-def test_memory_limits_orca_on_yi_alone() -> None:
+def test_memory_limits_orca_with_documents_on_one_stage() -> None:
+    mistral, yi = (d.model for d in published.DEPLOYMENTS[:2])
     places = {
         (d.model, dataset): rules.orca_places(d, dataset)
         for d in published.DEPLOYMENTS
         for dataset in published.DATASETS
     }
-    assert places[YI.model, "arxiv"] < places[MISTRAL.model, "arxiv"] < 16
+    assert places[yi, "arxiv"] < places[mistral, "arxiv"] < 16
     capped = {key for key, n in places.items() if n < (16 if key[0][0] in "my" else 8)}
-    assert capped == {(YI.model, "arxiv"), (MISTRAL.model, "arxiv")}
+    assert capped == {(yi, "arxiv"), (mistral, "arxiv")}
 
 
 def test_chunks_take_what_was_measured() -> None:
@@ -79,20 +26,21 @@ def test_chunks_take_what_was_measured() -> None:
     assert pairs < 1.0 < kv
 
 
-def test_more_places_and_a_higher_objective_pass_more() -> None:
-    loose = case(tbt_s=10.0)
-    assert rules.passes(loose, "sarathi", 1.0)
-    assert not rules.passes(loose, "sarathi", 30.0)
-    assert not rules.passes(case(tbt_s=1e-3), "orca", 0.5)
+def test_measured_overheads_give_the_papers_decode_step_on_two_stages_only() -> None:
+    for d in published.DEPLOYMENTS:
+        model = rules.all_rules(d, "sharegpt4").model
+        step_s = model.latency_s(decodes(model, 32, 4096))
+        if model.num_stages > 1:
+            assert step_s == pytest.approx(d.strict_s / 5, rel=0.1)
+        slow = rules.with_own_overheads(rules.all_rules(d, "sharegpt4")).model
+        assert (slow == model) is (model.num_stages > 1)
 
 
-def test_a_rising_function_is_bisected() -> None:
-    assert rules.bisect(lambda x: x * x, 2.0, 0.0, 2.0) == pytest.approx(2.0**0.5, rel=1e-3)
-
-
-@pytest.mark.heavy
-def test_a_capacity_is_found_near_the_expected_one() -> None:
-    found = rules.highest_load(case(), "orca")
-    assert rules.passes(case(), "orca", 0.9 * found)
-    with pytest.raises(ValueError, match="not near"):
-        rules.highest_load(case(around=(0.1, 0.1)), "orca")
+def test_each_rule_is_changed_alone() -> None:
+    for d, dataset, count in (
+        (published.DEPLOYMENTS[0], "arxiv", 6),
+        (published.DEPLOYMENTS[2], "sharegpt4", 5),
+    ):
+        found = [case for _, case in rules.cases(d, dataset)]
+        assert len(found) == len(set(found)) == count
+        assert rules.all_rules(d, dataset) not in found
