@@ -56,7 +56,7 @@ class RunRecord:
         self.num_cached_tokens = [0] * num_requests
         self.replica = [0] * num_requests
         self.gaps_s = array("d")  # all TBTs, in order of time
-        self.gap_owner = array("i") if keep_steps else None
+        self.gap_owner = array("i") if keep_steps else None  # the request of each gap
         self.steps = Steps() if keep_steps else None
         self.num_steps = 0
         self.busy_s = 0.0  # sum over all stages
@@ -76,7 +76,7 @@ class RunRecord:
     def emitted(self, rows: Sequence[OutputRow], now_s: float) -> int:
         """Record one message of the core; returns the number of requests that it ended."""
         last_s, max_gap_s = self.last_token_s, self.max_gap_s
-        counts, gap = self.num_output_tokens, self.gaps_s.append
+        counts, gap, owners = self.num_output_tokens, self.gaps_s.append, self.gap_owner
         num_ended = 0
         for row in rows:
             request_id = row[0]
@@ -85,6 +85,8 @@ class RunRecord:
                 if counts[request_id]:
                     waited_s = now_s - last_s[request_id]
                     gap(waited_s)
+                    if owners is not None:
+                        owners.append(request_id)
                     if waited_s > max_gap_s[request_id]:
                         max_gap_s[request_id] = waited_s
                 else:

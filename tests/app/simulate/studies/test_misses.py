@@ -48,8 +48,21 @@ def test_prompts_alone_take_most_of_the_time_at_table_4s_load() -> None:
         assert row.simulated == pytest.approx(busy, abs=0.05)
 
 
-def test_a_rising_function_is_bisected() -> None:
-    assert misses.bisect(lambda x: x * x, 2.0, 0.0, 2.0) == pytest.approx(2.0**0.5, rel=1e-3)
+@pytest.mark.heavy
+def test_wider_batches_meet_more_chunks_in_figure_13a() -> None:
+    few, many = misses.script_rows(300.0)
+    assert 0.5 < few.simulated < many.simulated < 2.0
+
+
+@pytest.mark.heavy
+def test_the_artifacts_arrivals_come_faster() -> None:
+    found = {row.setting: row.simulated for row in misses.chance_rows(2) if "TTFT" in row.quantity}
+    for dataset in published.DATASETS:
+        poisson, own = (
+            next(s for where, s in found.items() if where.startswith(dataset) and name in where)
+            for name in ("Poisson", "artifact")
+        )
+        assert poisson < own
 
 
 def test_the_committed_experiments_are_those_of_today() -> None:
