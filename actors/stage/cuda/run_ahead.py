@@ -5,6 +5,10 @@ here while N runs. Its decodes continue tokens that are still only on the GPU; a
 them from the device buffer that the draw of step N writes. So the GPU does not wait for the host
 between steps, and the host waits once per step, for tokens; meanwhile it also polls for the plan.
 
+With several stages the scheduler plans no step ahead: the first stage would need tokens that are
+only on the last one's device, and the graph of stages has no way back. Stages before the last wait
+for no tokens; they queue each micro-batch as its plan comes.
+
 A step with drafts may be launched ahead, but nothing ahead of its end: which tokens follow is
 known once its drafts are compared, on the host.
 
