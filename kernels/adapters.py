@@ -25,12 +25,14 @@ class AdapterModule:
     and v), each with an A of its own. Parts that a slot's adapter does not change are zero, with
     rank 0.
 
-    b_CRO is multiplied by the adapter's scale. ranks_CM is int32 on the host.
+    b_CRO is multiplied by the adapter's scale. ranks_CM is int32 on the host, and device_ranks_CM
+    has the same numbers beside the weights.
     """
 
     a_CMRK: torch.Tensor
     b_CRO: torch.Tensor
     ranks_CM: torch.Tensor
+    device_ranks_CM: torch.Tensor
     widths: tuple[int, ...]
 
     def put(self, slot: int, part: int, first: int, a_RK: torch.Tensor, b_OR: torch.Tensor) -> None:
@@ -43,7 +45,7 @@ class AdapterModule:
         """The part, of which so many ranks are filled, has no more; 0: it changes nothing."""
         self.a_CMRK[slot, part, rank:] = 0
         self.b_CRO[slot, rank:, self._columns(part)] = 0
-        self.ranks_CM[slot, part] = rank
+        self.ranks_CM[slot, part] = self.device_ranks_CM[slot, part] = rank
 
     def _columns(self, part: int) -> slice:
         begin = sum(self.widths[:part])
@@ -60,10 +62,13 @@ def adapter_module(
 ) -> AdapterModule:
     """A module of empty slots, in memory from `zeros`."""
     rank = -(-max_rank // RANK_ALIGNMENT) * RANK_ALIGNMENT
+    a_CMRK = zeros((num_slots, len(widths), rank, in_features), dtype)
+    ranks_CM = torch.zeros((num_slots, len(widths)), dtype=torch.int32)
     return AdapterModule(
-        zeros((num_slots, len(widths), rank, in_features), dtype),
+        a_CMRK,
         zeros((num_slots, rank, sum(widths)), dtype),
-        torch.zeros((num_slots, len(widths)), dtype=torch.int32),
+        ranks_CM,
+        ranks_CM.to(a_CMRK.device, copy=True),
         widths,
     )
 
@@ -86,14 +91,17 @@ class AdapterRuns:
     """Which rows of a batch use which slots: rows_N[starts[i] : starts[i + 1]] use slots[i].
 
     rows_N is int32 on the stage's device, starts and slots int32 on the host. Rows without an
-    adapter are in no run. tiles_B3: kept by a backend that cuts runs into tiles on the device; no
-    part of what the runs are.
+    adapter are in no run. tiles_B3: kept by a backend that cuts runs into tiles on the device
+    (`tiles_of`); no part of what the runs are. captured: rows_N and tiles_B3 are buffers that every
+    replay of a CUDA graph finds filled anew, with tiles without rows at the end; starts and slots
+    are empty.
     """
 
     rows_N: torch.Tensor
     starts: NDArray[np.int32]
     slots: NDArray[np.int32]
     tiles_B3: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    captured: bool = False
 
 
 # Rows, starts and slots of `AdapterRuns`.
@@ -116,6 +124,32 @@ def runs_of(slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]) -> HostRun
     begins = np.flatnonzero(np.diff(slots_N, prepend=-1))
     starts = np.append(begins, len(rows_N))
     return rows_N.astype(np.int32), starts.astype(np.int32), slots_N[begins].astype(np.int32)
+
+
+def tiles_of(starts: NDArray[np.int32], slots: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+    """(B, 3): for each tile of at most so many rows its slot, and where it begins and ends in
+    `AdapterRuns.rows_N`.
+
+    >>> tiles_of(np.int32([0, 3, 4]), np.int32([5, 2]), 2).tolist()
+    [[5, 0, 2], [5, 2, 3], [2, 3, 4]]
+    """
+    runs = zip(slots.tolist(), pairwise(starts.tolist()), strict=True)
+    tiles = [
+        (slot, first, min(first + rows, end))
+        for slot, (begin, end) in runs
+        for first in range(begin, end, rows)
+    ]
+    return np.array(tiles, np.int32).reshape(-1, 3)
+
+
+def most_tiles(num_rows: int, num_slots: int, rows: int) -> int:
+    """Tiles that `tiles_of` makes at most of a batch of so many rows.
+
+    >>> most_tiles(1, 8, 16), most_tiles(40, 3, 16), most_tiles(64, 1, 16)
+    (1, 5, 4)
+    """
+    runs = min(num_rows, num_slots)
+    return runs + (num_rows - runs) // rows
 
 
 def add_adapters(

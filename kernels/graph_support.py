@@ -26,6 +26,7 @@ class GraphSupport:
         synchronization.
     holds_experts: whether a mixture can be captured; False where what it launches depends on the
         routing.
+    adapter_rows: rows of a tile of adapters (`kernels.adapters.tiles_of`).
     """
 
     hybrid: bool
@@ -33,3 +34,4 @@ class GraphSupport:
     draw: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
     gather_logprobs: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
     holds_experts: Callable[[Experts], bool]
+    adapter_rows: int = 16

@@ -3,8 +3,8 @@
 The compiled graph runs two methods per step here. `gate` sleeps in a socket read until this step
 may start (the first stage receives the plan there, later stages a bare ticket from the stage
 before); `forward` then reads the activations, which by then are in the channel, computes, and
-wakes the next stage. A single stage passes no activations on: it serves step after step
-within one execution of the graph and sends its answers by the socket. Other calls run beside it.
+wakes the next stage. A single stage passes no activations on: each of its ranks serves step after
+step within one execution of the graph and sends its answers by a socket. Other calls run beside it.
 
 The process that creates these actors imports this module too, but does not need torch, whose import
 takes longer than all others: so torch is imported where it is used.
@@ -292,7 +292,7 @@ class StageActor:
             try:
                 begun = None if self._step_times is None else self._step_times.begin()
                 plan = self._plan_of(packed)
-                looks = self._spec.num_stages == 1 and self._mailbox is not None
+                looks = self._is_alone and self._mailbox is not None
                 following = self._following if looks else None
                 output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: every exception of a step must reach the scheduler

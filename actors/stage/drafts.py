@@ -17,23 +17,34 @@ from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.host_batch import HostBatch
 
 
-def drawing_rows(
-    plan: StepPlan, host: HostBatch, sampling: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]:
-    """The draws of a step: (slice, row along T, position of the token) of each.
+class Draws(NamedTuple):
+    """The draws of a step, in the order of its slices: a slice's are in its last row and, before
+    that, in the row of each of its drafts. drafted_N: of slices with drafts.
 
-    sampling: the slices that sample: each in its last row, and before each of its drafts.
+    slices_N: which slice. rows_N: along T. positions_N: of the token that is drawn.
     """
-    counts_S = np.ones(len(sampling), np.intp)
+
+    slices_N: NDArray[np.intp]
+    rows_N: NDArray[np.intp]
+    positions_N: NDArray[np.int64]
+    drafted_N: NDArray[np.bool_]
+
+
+def draws_of(plan: StepPlan, host: HostBatch) -> Draws:
+    """What a step draws: something for each slice that samples, and for each of its drafts."""
+    sampling = np.flatnonzero(host.samples_S)
+    ends_S1, positions_S = host.query_starts_S1, host.ends_S.astype(np.int64)
+    if not plan.drafts:
+        last_rows_S = ends_S1[sampling + 1].astype(np.intp) - 1
+        drafted_S = np.zeros(len(sampling), np.bool_)
+        return Draws(sampling, last_rows_S, positions_S[sampling], drafted_S)
     num_drafts = {request_id: len(tokens) for request_id, tokens in plan.drafts}
-    for k, i in enumerate(sampling.tolist()):
-        counts_S[k] += num_drafts.get(plan.slices[i][0], 0)
+    counts_S = 1 + np.array([num_drafts.get(plan.slices[i][0], 0) for i in sampling], np.intp)
     slices_N = np.repeat(sampling, counts_S)
-    ends_N = np.cumsum(counts_S)
-    behind_N = np.repeat(ends_N, counts_S) - np.arange(len(slices_N)) - 1  # draws after it
-    rows_N = host.query_starts_S1[1:][slices_N] - 1 - behind_N
-    positions_N = host.ends_S[slices_N] - behind_N
-    return slices_N, rows_N.astype(np.intp), positions_N.astype(np.int64)
+    behind_N = np.repeat(np.cumsum(counts_S), counts_S) - np.arange(len(slices_N)) - 1
+    rows_N = ends_S1[slices_N + 1].astype(np.intp) - 1 - behind_N
+    drafted_N = np.repeat(counts_S > 1, counts_S)
+    return Draws(slices_N, rows_N, positions_S[slices_N] - behind_N, drafted_N)
 
 
 def accept(

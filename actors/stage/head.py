@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
-from actors.stage.drafts import DraftOrder, accept, drawing_rows
+from actors.stage.drafts import DraftOrder, accept, draws_of
 from actors.stage.extra_outputs import (
     Pooled,
     PromptLogprobs,
@@ -66,7 +66,7 @@ class Head:
         the output's residual."""
         # Before the sampled rows: their norm overwrites the residual.
         prompts, pooled = self.prompt_outputs(plan, host, output)
-        tokens, logprobs = self._next_tokens(plan, host, output, np.flatnonzero(host.samples_S))
+        tokens, logprobs = self._next_tokens(plan, host, output)
         if self._group.rank != 0:
             return None
         result = StepResult(plan.step_id, tokens, logprobs)
@@ -90,23 +90,18 @@ class Head:
             pooled = self._prompts.pooled(pooling.tolist(), plan.slices, host, output)
         return prompts, pooled
 
-    def _next_tokens(
-        self, plan: StepPlan, host: HostBatch, output: StepOutput, sampling: NDArray[np.intp]
-    ) -> _Sampled:
-        """A draw for each of these slices, and for each of their drafts."""
-        if not sampling.size:
+    def _next_tokens(self, plan: StepPlan, host: HostBatch, output: StepOutput) -> _Sampled:
+        """A draw for each slice that samples, and for each of its drafts."""
+        draws = draws_of(plan, host)
+        if not draws.slices_N.size:
             return (), ()
-        last_rows = host.query_starts_S1[1:][sampling].astype(np.intp) - 1
-        positions = host.ends_S[sampling].astype(np.int64)
-        if plan.drafts:
-            sampling, last_rows, positions = drawing_rows(plan, host, sampling)
-        ids = [plan.slices[i][0] for i in sampling.tolist()]
-        rows = host.rows_S[sampling]
-        if len(last_rows) == len(output.x_TH):
+        ids = [plan.slices[i][0] for i in draws.slices_N.tolist()]
+        if len(draws.rows_N) == len(output.x_TH):
             normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
         else:
-            normed_SH = self._decoder.final_norm_of(output.x_TH, output.residual_TH, last_rows)
-        return self._draw(ids, rows, positions, self._decoder.sharded_logits(normed_SH))
+            normed_SH = self._decoder.final_norm_of(output.x_TH, output.residual_TH, draws.rows_N)
+        sharded_SV = self._decoder.sharded_logits(normed_SH)
+        return self._draw(ids, host.rows_S[draws.slices_N], draws.positions_N, sharded_SV)
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that have left or start again."""

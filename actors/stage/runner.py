@@ -22,7 +22,7 @@ from actors.stage.cuda.graph_draw import GraphDraw
 from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.cuda.run_ahead import Following, Launched, RunAhead
 from actors.stage.draft_model import DraftModel
-from actors.stage.drafts import asked
+from actors.stage.drafts import Draws, asked, draws_of
 from actors.stage.extra_outputs import with_prompts
 from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
@@ -32,6 +32,7 @@ from actors.stage.loaded_model import load_model
 from actors.stage.memory import available_bytes
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.step_inputs import AdapterSlots
 from actors.transport.group import RankGroup
 from kernels.random_stream import DRAW_VERSION
 
@@ -156,11 +157,13 @@ class StageRunner:
         spec, batch, draw = self.spec, self._input_batch, None
         if spec.is_last:
             num_rows = batch.tables_on(self._device).num_rows
-            draw = GraphDraw(self._decoder, self._group, support, spec.max_requests, num_rows)
+            most = logit_rows(spec.max_requests)
+            draw = GraphDraw(self._decoder, self._group, support, most, num_rows)
         max_hybrid_tokens = min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0
         graphs = StepGraphs(
-            self._decoder, batch, spec.max_requests, max_hybrid_tokens, spec.is_first, draw
-        )
+            self._decoder, batch, spec.max_requests, max_hybrid_tokens, spec.is_first, draw,
+            AdapterSlots(spec.max_adapters, support.adapter_rows),
+        )  # fmt: skip
         graphs.capture(capture)
         self._graphs = graphs
         if draw is not None:
@@ -204,8 +207,6 @@ class StageRunner:
             result = self._ahead.finish(plan, launched, following, self._apply)
             if result is not None and (prompts or pooled):
                 result = with_prompts(result, prompts, pooled)
-            if self.spec.num_stages == 1:  # drafts would keep the next step from a launch ahead
-                return result
         else:
             result = self._head.finish(plan, host, output)
         return self._offer(plan, result) if plan.drafts_asked and result else result
@@ -239,14 +240,14 @@ class StageRunner:
         if not self._is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
-        captured = self._graphs if not plan.drafts else None  # these draw once per slice
-        return Launched(plan.step_id, host, self._forward(host, hidden_TH, captured))
+        draws = None if self._head is None else draws_of(plan, host)
+        return Launched(plan.step_id, host, draws, self._forward(host, hidden_TH, draws))
 
     def _forward(
-        self, host: HostBatch, hidden_TH: torch.Tensor | None, captured: StepGraphs | None
+        self, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
     ) -> StepOutput:
-        if captured is not None:
-            output = captured.run(host, hidden_TH)
+        if self._graphs is not None:
+            output = self._graphs.run(host, hidden_TH, draws)
             if output is not None:
                 return output
         batch, tokens_T = self._input_batch.to_device(host, self._device)

@@ -66,8 +66,8 @@ class StageSpec:
 
     @property
     def is_alone(self) -> bool:
-        """One process is the whole pipeline."""
-        return self.num_stages == 1 and self.tensor_ranks == 1
+        """Its stage is the whole pipeline."""
+        return self.num_stages == 1
 
     @property
     def is_last(self) -> bool:

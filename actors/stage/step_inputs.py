@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from actors.stage.cuda.device_tables import DeviceTables
+from actors.stage.drafts import Draws
 from actors.stage.host_batch import HostBatch
+from kernels.adapters import AdapterRuns, most_tiles, tiles_of
 from kernels.interface import Batch
 
 # Parts begin at multiples of this many int32: 64 bytes.
@@ -18,16 +20,40 @@ _ALIGNMENT = 16
 _INT32_PER_DRAW = 6  # three float64
 
 
+class GraphSize(NamedTuple):
+    """decodes: every slice holds at most one token, so num_tokens == num_slices == num_draws.
+    adapted: rows may have adapters."""
+
+    num_tokens: int
+    num_slices: int
+    num_draws: int
+    decodes: bool
+    adapted: bool = False
+
+
+class AdapterSlots(NamedTuple):
+    """Slots of a stage, and rows of a tile (`kernels.adapters.tiles_of`)."""
+
+    number: int
+    tile_rows: int
+
+    def tiles(self, num_tokens: int) -> int:
+        """At most, in a step of so many tokens."""
+        return most_tiles(num_tokens, self.number, self.tile_rows)
+
+
 class StepInputs:
-    """Buffers for at most `max_tokens` tokens in `max_slices` slices.
+    """Buffers for steps up to the largest size.
 
     A step brings changes of block tables for as many entries as it may have slices (a decode adds
     one block at most); where there are more, they go ahead by a transfer of their own.
     """
 
     def __init__(
-        self, max_tokens: int, max_slices: int, tables: DeviceTables, device: torch.device
+        self, largest: GraphSize, slots: AdapterSlots, tables: DeviceTables, device: torch.device
     ) -> None:
+        max_tokens, max_slices, max_draws = largest[:3]
+        adapted_tokens = max_tokens if slots.number else 0
         sizes = {
             "positions": max_tokens,
             "tokens": max_tokens,
@@ -35,12 +61,14 @@ class StepInputs:
             "query_starts": max_slices + 1,
             "starts": max_slices,
             "lengths": max_slices,
-            "last_rows": max_slices,
-            "batch_rows": max_slices,
-            "draws": max_slices * _INT32_PER_DRAW,
+            "draw_rows": max_draws,
+            "batch_rows": max_draws,
+            "draws": max_draws * _INT32_PER_DRAW,
             "table_rows": max_slices,
             "edits_at": max_slices,
             "edits": max_slices,
+            "adapter_rows": adapted_tokens,
+            "adapter_tiles": 3 * slots.tiles(adapted_tokens),
         }
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
         offsets = list(accumulate(padded, initial=0))
@@ -57,6 +85,7 @@ class StepInputs:
             self._arrays[name] = flat[offset : offset + size]
             views[name] = self._device[offset : offset + size]
         self._max_slices = max_slices
+        self._slots = slots
         self._tables = tables
         self._positions_T = views["positions"]
         self._slot_mapping_T = views["slot_mapping"]
@@ -69,12 +98,15 @@ class StepInputs:
         width = tables.block_tables_RB.shape[1]
         self._block_tables_SB = torch.zeros(max_slices, width, dtype=torch.int32, device=device)
         self.tokens_T = views["tokens"]
-        self.last_rows_S = views["last_rows"]
+        self.draw_rows_S = views["draw_rows"]
         self.batch_rows_S = views["batch_rows"]
-        self.draws_S3 = views["draws"].view(torch.float64).view(max_slices, 3)
+        self.draws_S3 = views["draws"].view(torch.float64).view(max_draws, 3)
+        self._adapter_rows_N = views["adapter_rows"]
+        self._adapter_tiles_B3 = views["adapter_tiles"].view(-1, 3)
 
-    def batch(self, num_tokens: int, num_slices: int, decodes: bool, max_model_len: int) -> Batch:
+    def batch(self, size: GraphSize, max_model_len: int) -> Batch:
         """The geometry of one size, over the static buffers."""
+        num_tokens, num_slices = size[:2]
         return Batch(
             positions_T=self._positions_T[:num_tokens],
             query_starts_S1=self._query_starts_S1[: num_slices + 1],
@@ -83,10 +115,17 @@ class StepInputs:
             block_tables_SB=self._block_tables_SB[:num_slices],
             slot_mapping_T=self._slot_mapping_T[:num_tokens],
             num_decodes=num_slices,
-            max_length=1 if decodes else num_tokens,
+            max_length=1 if size.decodes else num_tokens,
             max_kv_length=max_model_len,
             captured=True,
+            adapters=self._runs(num_tokens) if size.adapted else None,
         )
+
+    def _runs(self, num_tokens: int) -> AdapterRuns:
+        nothing = np.zeros(0, np.int32)
+        rows_N = self._adapter_rows_N[:num_tokens]
+        tiles_B3 = self._adapter_tiles_B3[: self._slots.tiles(num_tokens)]
+        return AdapterRuns(rows_N, nothing, nothing, tiles_B3, captured=True)
 
     def place_tables(self, num_slices: int) -> None:
         """Bring the tables level and gather the slices' rows: the first thing in a graph."""
@@ -109,22 +148,23 @@ class StepInputs:
 
     def fill(
         self,
+        size: GraphSize,
         host: HostBatch,
         block_tables_RB: NDArray[np.int32],
+        draws: Draws | None,
         draws_S3: NDArray[np.float64] | None,
-        num_tokens: int,
-        num_slices: int,
         nowhere: int,
     ) -> None:
         """Write a step of this (padded) size and start its transfer.
 
-        block_tables_RB: the persistent batch's. nowhere: the row that takes the tokens of slices
-        without a draw.
+        block_tables_RB: the persistent batch's. draws, draws_S3: where the stage draws, and the
+        parameters. nowhere: the row that takes tokens which no step finds on the device.
 
         Waits for the transfer of the step before, which reads the same host memory.
         """
         if self._copied is not None:
             self._copied.synchronize()
+        num_tokens, num_slices, num_draws = size[:3]
         T = host.num_tokens
         self._put("positions", host.positions_T, num_tokens, 0)
         self._put("tokens", host.tokens_T, num_tokens, 0)
@@ -132,16 +172,22 @@ class StepInputs:
         self._put("query_starts", host.query_starts_S1, num_slices + 1, T)
         self._put("starts", host.starts_S, num_slices, 0)
         self._put("lengths", host.lengths_S, num_slices, 0)
-        self._put("last_rows", host.query_starts_S1[1:] - 1, num_slices, 0)
-        batch_rows_S = np.where(host.samples_S, host.rows_S, nowhere).astype(np.int32)
-        self._put("batch_rows", batch_rows_S, num_slices, nowhere)
-        if draws_S3 is not None:
-            draws = draws_S3.view(np.int32).ravel()
-            self._put("draws", draws, num_slices * _INT32_PER_DRAW, 0)
+        if draws is not None and draws_S3 is not None:
+            self._put("draw_rows", draws.rows_N, num_draws, 0)
+            # Which draw of a slice with drafts is its last token, the host finds.
+            batch_rows_S = np.where(draws.drafted_N, nowhere, host.rows_S[draws.slices_N])
+            self._put("batch_rows", batch_rows_S, num_draws, nowhere)
+            packed = draws_S3.view(np.int32).ravel()
+            self._put("draws", packed, num_draws * _INT32_PER_DRAW, 0)
         self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
         at, blocks = self._tables.pop_changes(block_tables_RB, self._max_slices)
         self._put("edits_at", at, self._max_slices, self._tables.nowhere)
         self._put("edits", blocks, self._max_slices, 0)
+        if size.adapted and host.adapters is not None:
+            rows_N, starts, slots = host.adapters
+            tiles = tiles_of(starts, slots, self._slots.tile_rows).ravel()
+            self._put("adapter_rows", rows_N, num_tokens, 0)
+            self._put("adapter_tiles", tiles, 3 * self._slots.tiles(num_tokens), 0)
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

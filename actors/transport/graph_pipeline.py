@@ -7,8 +7,8 @@ plan (first stage) or its predecessor's wake-up (later stages) arrives. The last
 scheduler before it writes its answer, so the scheduler spins only briefly, and an idle
 pipeline not at all.
 
-A pipeline of one process passes nothing on, so it needs only one ticket: plans come by the socket,
-and the wake-up carries the answer, which shortens the gap between steps.
+A pipeline of one stage passes nothing on, so it needs only one ticket: plans come by sockets, and
+so do the answers, one from each rank. Ray has no part in its steps.
 
 A channel between nodes holds one message, so there at most two micro-batches are in flight. Tested
 with three Ray nodes on one machine (`tests/live/several_nodes.py`), not over a network.
@@ -23,6 +23,7 @@ import os
 import shutil
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,10 @@ class GraphPipeline(Watched):
         super().__init__(stages)
         self._depth = depth
         self._accelerator = accelerator
-        self._alone = sum(len(ranks) for ranks in stages) == 1
+        self._alone = len(stages) == 1
+        # Answers of a single stage's ranks to steps that not all have answered, by ticket.
+        self._answers: dict[int, list[StageAnswer]] = {}
+        self._num_wakes = len(stages[0]) if self._alone else 1
         self._first: list[FrameProtocol] = []
         self._wake_server: asyncio.AbstractServer | None = None
         self._graph: Any = None
@@ -128,7 +132,7 @@ class GraphPipeline(Watched):
         last = len(self._stages) - 1
         await asyncio.gather(
             *[a.connect_next.remote(mailbox[s + 1, r], secret) for s, r, a in grid if s < last],
-            self._stages[last][0].connect_next.remote(wake, secret),
+            *[a.connect_next.remote(wake, secret) for a in self._stages[last][: self._num_wakes]],
         )
         if self._accelerator is not None and last:
             self._times_server, times = await listen(
@@ -194,16 +198,27 @@ class GraphPipeline(Watched):
         """The last stage has ended a step; its answer is here, or will soon be in the channel."""
         if self._on_answer is None or not self._unanswered:
             return
-        ticket, step_id = self._unanswered.popleft()
-        answer: StageAnswer | None
-        answer = msgpack.unpackb(frame) if self._alone else self._read_channel(frame)
+        answer = self._gather(frame) if self._alone else self._read_channel(frame)
         if answer is None:
             return
+        ticket, step_id = self._unanswered.popleft()
         answered, packed, failure = answer
         if answered != ticket:
             self.lose(f"ticket {ticket} was answered with {answered}")
             return
         self._on_answer(self._with_device_times(ticket, read_answer(step_id, packed, failure)))
+
+    def _gather(self, frame: bytes) -> StageAnswer | None:
+        """The answers of all ranks of a single stage, as one; None as long as one is missing."""
+        answer: StageAnswer = msgpack.unpackb(frame)
+        ticket = answer[0]
+        answers = self._answers.setdefault(ticket, [])
+        answers.append(answer)
+        if len(answers) < self._num_wakes:
+            return None
+        del self._answers[ticket]
+        packed = next((a[1] for a in answers if a[1]), b"")  # rank 0's
+        return ticket, packed, _failure(answers)
 
     def _timed(self, frame: bytes) -> None:
         ticket, stage, begin_s, end_s = STAGE_TIMES.unpack(frame)
@@ -231,7 +246,7 @@ class GraphPipeline(Watched):
         if TICKET.unpack(frame)[0] != answered:
             self.lose(f"woken for ticket {TICKET.unpack(frame)[0]}, answered with {answered}")
             return None
-        return answered, packed, next((a[2] for a in answers if a[2] is not None), None)
+        return answered, packed, _failure(answers)
 
     def _wake_lost(self) -> None:
         self.lose("the last stage closed its socket")
@@ -249,6 +264,10 @@ class GraphPipeline(Watched):
         if graph is not None:
             threading.Thread(target=_tear_down, args=(graph, self._tickets), daemon=True).start()
         self._tickets = deque()
+
+
+def _failure(answers: Sequence[StageAnswer]) -> str | None:
+    return next((failure for *_, failure in answers if failure is not None), None)
 
 
 def _tear_down(graph: Any, tickets: deque[Any]) -> None:

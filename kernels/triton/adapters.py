@@ -2,24 +2,22 @@
 
 As Punica's SGMV (arXiv 2310.18547), by tiles of rows that use one slot; S-LoRA (arXiv 2311.03285)
 has many slots as well. Both kernels find the slot of a tile in a map that the host makes once per
-batch from starts and slots, which it has: nothing waits for the device. Sums over input features
-and over the rank have an order that depends on the layer alone, so a row has the same result alone
-and in any batch; rows past a slot's rank are zero and change no sum.
+batch from starts and slots, which it has: nothing waits for the device. Programs read a slot's rank
+on the device, so those of a captured launch, which has as many as any batch needs, end at once
+where there is nothing to do. Sums over input features and over the rank have an order that depends
+on the layer alone, so a row has the same result alone and in any batch.
 
 Suffixes as in `kernels.adapters`, besides B tiles, P pieces of the input features.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
-from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.adapters import AdapterModule, AdapterRuns, tiles_of
 from kernels.triton.tiles import adapter_tile
 from kernels.upload import upload
 
@@ -31,6 +29,7 @@ _MAX_PARTS = 3  # q, k and v
 def _shrink_kernel(
     x_ptr: tl.tensor,
     a_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
     shrunk_ptr: tl.tensor,
@@ -49,12 +48,17 @@ def _shrink_kernel(
     rank: a multiple of RANKS, that of the scratch (P, N, M, rank)."""
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     slot = tl.load(tile_ptr).to(tl.int64)
-    n = tl.load(tile_ptr + 1) + tl.arange(0, ROWS)
-    is_row_N = n < tl.load(tile_ptr + 2)
-    row_N = tl.load(rows_ptr + n, mask=is_row_N, other=0)
+    begin = tl.load(tile_ptr + 1)
+    end = tl.load(tile_ptr + 2)
     blocks = rank // RANKS
     part = tl.program_id(1) // blocks
-    r = tl.program_id(1) % blocks * RANKS + tl.arange(0, RANKS)
+    first_r = tl.program_id(1) % blocks * RANKS
+    if (begin >= end) | (first_r >= tl.load(ranks_ptr + slot * PARTS + part)):
+        return
+    n = begin + tl.arange(0, ROWS)
+    is_row_N = n < end
+    row_N = tl.load(rows_ptr + n, mask=is_row_N, other=0)
+    r = first_r + tl.arange(0, RANKS)
     piece = tl.program_id(2)
     x_row_N1 = x_ptr + row_N[:, None].to(tl.int64) * K
     a_row_R1 = a_ptr + ((slot * PARTS + part) * MAX_RANK + r[:, None]) * K
@@ -75,6 +79,7 @@ def _shrink_kernel(
 def _expand_kernel(
     shrunk_ptr: tl.tensor,
     b_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
     y_ptr: tl.tensor,
@@ -101,15 +106,20 @@ def _expand_kernel(
         return
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     slot = tl.load(tile_ptr).to(tl.int64)
-    n = tl.load(tile_ptr + 1) + tl.arange(0, ROWS)
-    is_row_N = n < tl.load(tile_ptr + 2)
+    first_n = tl.load(tile_ptr + 1)
+    end_n = tl.load(tile_ptr + 2)
+    own_rank = tl.load(ranks_ptr + slot * PARTS + part)
+    if (first_n >= end_n) | (own_rank == 0):
+        return
+    n = first_n + tl.arange(0, ROWS)
+    is_row_N = n < end_n
     row_N = tl.load(rows_ptr + n, mask=is_row_N, other=0)
     o = first + tl.arange(0, BLOCK_O)
     inside_O = o < end
     shrunk_N1 = shrunk_ptr + (n[:, None].to(tl.int64) * PARTS + part) * rank
     piece_stride = num_rows.to(tl.int64) * PARTS * rank
     acc_NO = tl.zeros((ROWS, BLOCK_O), tl.float32)
-    for base in range(0, rank, RANKS):
+    for base in range(0, own_rank, RANKS):
         r = base + tl.arange(0, RANKS)
         shrunk_NR = tl.zeros((ROWS, RANKS), tl.float32)
         for piece in range(PIECES):
@@ -125,33 +135,20 @@ def _expand_kernel(
     tl.store(y_NO, sum_NO.to(y_ptr.dtype.element_ty), mask=mask_NO)
 
 
-def tiles_of(starts: NDArray[np.int32], slots: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
-    """(B, 3): for each tile of at most so many rows its slot, and where it begins and ends in
-    `AdapterRuns.rows_N`.
-
-    >>> tiles_of(np.int32([0, 3, 4]), np.int32([5, 2]), 2).tolist()
-    [[5, 0, 2], [5, 2, 3], [2, 3, 4]]
-    """
-    runs = zip(slots.tolist(), pairwise(starts.tolist()), strict=True)
-    tiles = [
-        (slot, first, min(first + rows, end))
-        for slot, (begin, end) in runs
-        for first in range(begin, end, rows)
-    ]
-    return np.array(tiles, np.int32).reshape(-1, 3)
-
-
 def add_adapters(
     module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
 ) -> None:
     """`Backend.add_adapters`. Raises ValueError for shapes, dtypes or slots that do not match."""
     _check(module, x_TK, y_TO)
-    num_slots = module.a_CMRK.shape[0]
+    num_slots, _, max_rank, _ = module.a_CMRK.shape
+    if runs.captured:
+        _launch(module, x_TK.contiguous(), y_TO, runs, max_rank)
+        return
     if not len(runs.slots):
         return
     if int(runs.slots.max()) >= num_slots:
         raise ValueError(f"adapter slots {runs.slots.tolist()} of {num_slots}")
-    # Rows of A past every rank in the batch are zero: they are not read. ranks_CM is on the host.
+    # The scratch holds no rank past those of the batch. ranks_CM is on the host.
     rank = int(module.ranks_CM.numpy()[runs.slots].max())
     if rank:
         _launch(module, x_TK.contiguous(), y_TO, runs, rank)
@@ -180,6 +177,7 @@ def _launch(
     _shrink_kernel[(num_tiles, parts * rank // _RANKS, pieces)](
         x_TK,
         module.a_CMRK,
+        module.device_ranks_CM,
         runs.rows_N,
         runs.tiles_B3,
         shrunk_PNMR,
@@ -200,6 +198,7 @@ def _launch(
     _expand_kernel[(num_tiles, parts, triton.cdiv(max(module.widths), tile.columns))](
         shrunk_PNMR,
         module.b_CRO,
+        module.device_ranks_CM,
         runs.rows_N,
         runs.tiles_B3,
         y_TO,

@@ -31,6 +31,7 @@ from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope import rope_and_cache
+from kernels.triton.tiles import ADAPTER_ROWS
 
 
 class TritonBackend(TorchBackend):
@@ -148,7 +149,7 @@ class TritonBackend(TorchBackend):
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(
             self.captures_hybrid, sampling.pack_rows, sampling.draw_rows, gather_logprobs,
-            is_grouped,
+            is_grouped, ADAPTER_ROWS,
         )  # fmt: skip
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

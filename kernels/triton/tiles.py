@@ -15,6 +15,7 @@ _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 # The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
+ADAPTER_ROWS = 16  # of a tile: see `adapter_tile`
 # Shared memory that a program may take, by compute capability; of others at least the last.
 _SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 _LEAST_SHARED_KIB = 99  # 8.6, 8.9, 12.0 and 12.1
@@ -186,7 +187,9 @@ def adapter_tile(dtype: torch.dtype) -> AdapterTile:
     sums that the second launch reads, hence few.
     """
     block_k = 128 if dtype.itemsize <= 2 else 64
-    return AdapterTile(16, columns=128, piece_k=2048, block_k=block_k, num_warps=4, num_stages=3)
+    return AdapterTile(
+        ADAPTER_ROWS, columns=128, piece_k=2048, block_k=block_k, num_warps=4, num_stages=3
+    )
 
 
 @functools.cache

@@ -65,6 +65,18 @@ def test_images_install_only_with_what_they_have() -> None:
                 assert command.split()[0] in IN_THE_IMAGE | {"apt-get", "rm", "test", "useradd"}
 
 
+def test_images_are_built_from_sources_alone() -> None:
+    """`COPY . .` would bring a library built for another system, environments and history."""
+    lines = (DEPLOY.parents[1] / ".dockerignore").read_text("utf-8").splitlines()
+    patterns = [line for line in lines if not line.startswith("#")]
+    first, *rest = patterns
+    assert first == "*"
+    let_in = {line[1:] for line in rest if line.startswith("!")}
+    project = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints.txt"}
+    assert let_in == {"app", "actors", "kernels", "configs"} | project
+    assert rest[len(let_in) :] == ["**/__pycache__", "**/*.so"]  # after, to leave out again
+
+
 def test_the_image_for_gpus_installs_into_the_python_of_ubuntu() -> None:
     """That of pytorch/pytorch since 2.10: marked as managed by apt, with a user 1000 in it."""
     text = (DEPLOY / "Dockerfile.cuda").read_text("utf-8")

@@ -47,14 +47,19 @@ async def streams_through(engine: LiveEngine, strike: Callable[[], None]) -> lis
     return list(answers)
 
 
-async def test_row_1_a_stage_is_killed_that_takes_plain_calls(
-    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+@pytest.mark.parametrize(
+    "parallel", [{"pipeline_stages": 2, "transport": "call"}, {"tensor_ranks": 2}], ids=str
+)
+async def test_row_1_a_stage_is_killed_that_takes_plain_calls_or_a_rank_of_a_single_one(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    parallel: dict[str, object],
 ) -> None:
-    engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2, "transport": "call"})
+    engine = make_engine(tiny_model("llama"), parallel=parallel)
     await engine.start()
     try:
         pids = await engine.stage_pids()
-        answers = await streams_through(engine, lambda: os.kill(pids[1][0], signal.SIGKILL))
+        answers = await streams_through(engine, lambda: os.kill(pids[-1][-1], signal.SIGKILL))
         assert answers == expected("llama", LENGTHS, MAX_TOKENS)
         status = await settled(engine)
         assert status["recoveries"] == 1

@@ -142,7 +142,7 @@ def test_a_plan_that_comes_late_to_one_rank(pool: RankPool) -> None:
 
 
 def test_steps_with_drafts_come_between(pool: RankPool) -> None:
-    """They are not captured: ranks draw them together, and run ahead again after them."""
+    """They are launched ahead; what follows one waits until its drafts are compared."""
     prompt, answer = make_prompts(LENGTHS)[2], expected("llama", LENGTHS)[2]
     n, wrong = len(prompt), (answer[3] + 1) % 250
     start = RequestStart(7, tuple(prompt), n, tuple(range(6)), SamplingParams(8))
@@ -162,7 +162,7 @@ def test_steps_with_drafts_come_between(pool: RankPool) -> None:
         tokens += [token for _, token in result.tokens]
         tokens += [token for _, extra in result.extra_tokens for token in extra]
     assert tokens == answer[:6]
-    assert [seen.ahead for seen in pool.call(rank_watch.seen)] == [[1, 4]] * 2
+    assert [seen.ahead for seen in pool.call(rank_watch.seen)] == [[1, 2, 4]] * 2
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -16,6 +16,7 @@ from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda.graphs import StepGraphs
 from actors.stage.cuda.run_ahead import RunAhead
+from actors.stage.host_batch import HostBatch
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
 from tests.actors.stage.greedy_reference import expected, make_prompts
@@ -50,9 +51,9 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
     steps_with_unknown_tokens = []
     run = StepGraphs.run
 
-    def watched(self: StepGraphs, host: object, hidden: object) -> object:
-        steps_with_unknown_tokens.append(bool((host.tokens_T < 0).any()))  # type: ignore[attr-defined]
-        return run(self, host, hidden)  # type: ignore[arg-type]
+    def watched(self: StepGraphs, host: HostBatch, *rest: Any) -> object:
+        steps_with_unknown_tokens.append(bool((host.tokens_T < 0).any()))
+        return run(self, host, *rest)
 
     monkeypatch.setattr(StepGraphs, "run", watched)
     engine = Engine(runner)

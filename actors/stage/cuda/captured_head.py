@@ -1,6 +1,6 @@
 """Finishes a captured step while the device continues.
 
-`Head` waits for logits to draw. Here the draws of all slices are in the graph; work for single
+`Head` waits for logits to draw. Here all draws are in the graph; work for single
 requests (e.g. log-probabilities) is queued after it, for their rows only.
 """
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graph_draw import GraphDraw
+from actors.stage.drafts import Draws, accept
 from actors.stage.extra_outputs import as_logprobs
 from actors.stage.head import Sampler, adjusted, samples_locally
 from actors.stage.host_batch import HostBatch
@@ -26,13 +27,12 @@ from actors.stage.models.decoder import NotFinite
 class Pending:
     """A captured step whose answer is being copied to the host.
 
-    sampling: its slices that draw; ids, rows_S and positions_S are theirs. asking: those among them
-    that want log-probabilities, with `counts` alternatives each. logprobs: on rank 0.
+    ids, rows_S and positions_S are those of its draws. asking: those among them that want
+    log-probabilities, with `counts` alternatives each. logprobs: on rank 0.
     """
 
-    step_id: int
+    plan: StepPlan
     ids: list[int]
-    sampling: NDArray[np.intp]
     rows_S: NDArray[np.intp]
     positions_S: NDArray[np.int64]
     asking: NDArray[np.intp]
@@ -55,16 +55,14 @@ class CapturedHead:
     def num_ranks(self) -> int:
         return self._draw.num_ranks
 
-    def start(self, plan: StepPlan, host: HostBatch) -> Pending:
+    def start(self, plan: StepPlan, host: HostBatch, draws: Draws) -> Pending:
         """Queue on the device all that a captured step still owes its requests, each its own: draws
         that are not the graph's, log-probabilities, and the way back of it all. `end` waits for it;
         what is launched in between finds every drawn token.
 
         Which rows are drawn again follows from their parameters, so ranks agree on it.
         """
-        sampling = np.flatnonzero(host.samples_S)
-        rows_S = host.rows_S[sampling]
-        positions_S = host.ends_S[sampling].astype(np.int64)
+        rows_S, positions_S = host.rows_S[draws.slices_N], draws.positions_N
         columns = self._input_batch.columns
         asking = np.flatnonzero(columns.logprobs_R[rows_S] >= 0)
         if self.num_ranks > 1:
@@ -73,22 +71,19 @@ class CapturedHead:
             again = adjusted(columns, rows_S, positions_S)
         raw_AV: torch.Tensor | None = None  # unadjusted logits of those that ask
         if again.size:
-            raw_AV = self._redraw(sampling, rows_S, positions_S, again, asking)
+            raw_AV = self._redraw(rows_S, positions_S, again, asking)
         counts = columns.logprobs_R[rows_S[asking]].tolist()
         if counts and self.num_ranks == 1:
-            raw_AV = self._draw.whole_logits(sampling[asking])
+            raw_AV = self._draw.whole_logits(asking)
         logprobs: tuple[torch.Tensor, ...] = ()
         if raw_AV is not None:
-            logprobs = self._draw.gather_logprobs(sampling[asking], raw_AV, max(counts))
-        landing = self._draw.fetch_tokens(len(host.rows_S))
-        ids = [plan.slices[i][0] for i in sampling.tolist()]
-        return Pending(
-            plan.step_id, ids, sampling, rows_S, positions_S, asking, counts, logprobs, landing
-        )
+            logprobs = self._draw.gather_logprobs(asking, raw_AV, max(counts))
+        landing = self._draw.fetch_tokens(len(rows_S))
+        ids = [plan.slices[i][0] for i in draws.slices_N.tolist()]
+        return Pending(plan, ids, rows_S, positions_S, asking, counts, logprobs, landing)
 
     def _redraw(
         self,
-        sampling: NDArray[np.intp],
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
         again: NDArray[np.intp],
@@ -96,8 +91,8 @@ class CapturedHead:
     ) -> torch.Tensor | None:
         """Draw from whole, adjusted logits, and tell all ranks. Returns rank 0's unadjusted logits
         of those that ask, where there are several ranks (they are among `again`)."""
-        slices, rows_R, positions_R = sampling[again], rows_S[again], positions_S[again]
-        logits_RV = self._draw.whole_logits(slices)
+        rows_R, positions_R = rows_S[again], positions_S[again]
+        logits_RV = self._draw.whole_logits(again)
         raw_AV: torch.Tensor | None = None
         drawn_R: torch.Tensor | None = None
         try:
@@ -111,14 +106,13 @@ class CapturedHead:
                 drawn_R = self._draw.sample(logits_RV, columns.draws(rows_R, positions_R))
         finally:
             # Also after a failure: the other ranks queue their part of this and would hang.
-            self._draw.put(slices, rows_R, drawn_R)
+            self._draw.put(again, rows_R, drawn_R)
         return raw_AV
 
     def end(self, pending: Pending) -> StepResult | None:
         """The result of a step that was started, on rank 0; None on the others. Waits for its
         tokens. Raises NotFinite, on every rank."""
-        tokens_S = pending.landing.wait().numpy()
-        drawn_S = tokens_S[pending.sampling].astype(np.int64)
+        drawn_S = pending.landing.wait().numpy().astype(np.int64)
         # Also of a step that fails: a step launched after it reads these as token ids.
         self._input_batch.put_tokens(pending.rows_S, pending.positions_S, drawn_S.clip(min=0))
         if drawn_S.size and drawn_S.min() < 0:
@@ -134,4 +128,7 @@ class CapturedHead:
             ids = [pending.ids[i] for i in pending.asking.tolist()]
             logprobs = tuple(zip(ids, entries, strict=True))
         tokens = tuple(zip(pending.ids, drawn_S.tolist(), strict=True))
-        return StepResult(pending.step_id, tokens, logprobs)
+        plan = pending.plan
+        if plan.drafts:
+            return accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
+        return StepResult(plan.step_id, tokens, logprobs)

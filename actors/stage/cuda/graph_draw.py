@@ -34,10 +34,11 @@ class GraphDraw:
         decoder: Decoder,
         group: RankGroup,
         support: GraphSupport,
-        max_slices: int,
+        max_draws: int,
         num_rows: int,
     ) -> None:
-        """num_rows: of the persistent batch; a token of row `num_rows` is read by no step."""
+        """max_draws: of a step, numbered from 0. num_rows: of the persistent batch; a token of row
+        `num_rows` is read by no step."""
         self.num_ranks = group.size
         self._decoder = decoder
         self._group = group
@@ -48,9 +49,9 @@ class GraphDraw:
         # All graphs share these. Separate buffers would hold memory for each size permanently,
         # although only the latest step's result is read.
         width = decoder.shard_width
-        self._logits_SV = torch.empty((max_slices, width), dtype=torch.float32, device=device)
-        self._tokens_S = torch.empty(max_slices, dtype=torch.int32, device=device)
-        self._landing = TokenLanding(max_slices, device)
+        self._logits_SV = torch.empty((max_draws, width), dtype=torch.float32, device=device)
+        self._tokens_S = torch.empty(max_draws, dtype=torch.int32, device=device)
+        self._landing = TokenLanding(max_draws, device)
 
     def pack(self, rows: SamplingRows) -> NDArray[np.float64]:
         """Parameters of the draws inside the graph, (S, 3). A shard does not know which of its
@@ -67,10 +68,10 @@ class GraphDraw:
     def draw(
         self, normed_SH: torch.Tensor, packed_S3: torch.Tensor, batch_rows_S: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and tokens, as `StepOutput` has them. batch_rows_S: the row of each slice in the
+        """Logits and tokens, as `StepOutput` has them. batch_rows_S: the row of each draw in the
         persistent batch, where its next step finds the token."""
-        num_slices = len(normed_SH)
-        logits_SV = self._logits_SV[:num_slices]
+        num_draws = len(normed_SH)
+        logits_SV = self._logits_SV[:num_draws]
         if self.num_ranks == 1:
             self._decoder.logits(normed_SH, logits_SV)
             _, drawn_S = self._support.draw(logits_SV, packed_S3, 0)
@@ -79,7 +80,7 @@ class GraphDraw:
             logits_SV.copy_(self._decoder.sharded_logits(normed_SH))
             tokens_S = self._exchange(logits_SV, packed_S3)
         self._drawn_R.index_copy_(0, batch_rows_S.long(), tokens_S.clamp(min=0))
-        return logits_SV, self._tokens_S[:num_slices].copy_(tokens_S)
+        return logits_SV, self._tokens_S[:num_draws].copy_(tokens_S)
 
     def _exchange(self, sharded_SV: torch.Tensor, packed_S3: torch.Tensor) -> torch.Tensor:
         logits_SV, first_id = self._decoder.local_logits(sharded_SV)
@@ -92,37 +93,37 @@ class GraphDraw:
 
     # ---- queued after the graph --------------------------------------------------------------
 
-    def whole_logits(self, slices: NDArray[np.intp]) -> torch.Tensor | None:
-        """A copy of the logits (R, vocabulary) of some slices, on rank 0; None on the others. Every
+    def whole_logits(self, draws: NDArray[np.intp]) -> torch.Tensor | None:
+        """A copy of the logits (R, vocabulary) of some draws, on rank 0; None on the others. Every
         rank calls it."""
-        logits_RV = self.pick(self._logits_SV, slices)
+        logits_RV = self.pick(self._logits_SV, draws)
         return logits_RV if self.num_ranks == 1 else self._decoder.gather_logits(logits_RV)
 
-    def sample(self, logits_RV: torch.Tensor, draws: SamplingRows) -> torch.Tensor:
+    def sample(self, logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """int32 tokens of adjusted logits; -1 where they are not finite."""
-        packed_R3 = upload(self._support.pack_rows(draws), self._device)
+        packed_R3 = upload(self._support.pack_rows(rows), self._device)
         return _or_minus_one(self._support.draw(logits_RV, packed_R3, 0)[1], logits_RV)
 
     def put(
         self,
-        slices: NDArray[np.intp],
+        draws: NDArray[np.intp],
         rows_S: NDArray[np.intp],
         tokens_R: torch.Tensor | None,
     ) -> None:
-        """Other tokens for some slices, whose rows of the persistent batch are rows_S. Every rank
+        """Other tokens for some draws, whose rows of the persistent batch are rows_S. Every rank
         calls it, and rank 0's tokens count; None there: the draw failed, and -1 says so."""
         if tokens_R is None:
-            tokens_R = torch.full((len(slices),), -1, dtype=torch.int32, device=self._device)
+            tokens_R = torch.full((len(draws),), -1, dtype=torch.int32, device=self._device)
         tokens_R = self._group.broadcast(tokens_R)
         self._drawn_R.index_copy_(0, self._upload(rows_S), tokens_R.clamp(min=0))
-        self._tokens_S.index_copy_(0, self._upload(slices), tokens_R)
+        self._tokens_S.index_copy_(0, self._upload(draws), tokens_R)
 
     def gather_logprobs(
-        self, slices: NDArray[np.intp], logits_RV: torch.Tensor, num_top: int
+        self, draws: NDArray[np.intp], logits_RV: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, ...]:
-        """Log-probabilities of the tokens drawn for some slices, from their unadjusted logits; they
+        """Log-probabilities of the tokens of some draws, from their unadjusted logits; they
         arrive on the host before tokens that are fetched after this."""
-        tokens_R = self.pick(self._tokens_S, slices).long().clamp(min=0)
+        tokens_R = self.pick(self._tokens_S, draws).long().clamp(min=0)
         logprobs = self._support.gather_logprobs(logits_RV, tokens_R, num_top)
         return tuple(x.to("cpu", non_blocking=True) for x in logprobs)
 

@@ -9,6 +9,10 @@ Sizes follow the tiles of matrix products: a product computes whole tiles of 128
 a hybrid batch to a multiple of 128 tokens costs next to nothing: 257 tokens cost as much as 384,
 padded or not.
 
+A slice with drafts is a short chunk that draws in several rows, so such steps take the hybrid
+sizes. Steps with adapters have a second set of graphs, where there are slots: the launches of
+adapters would cost the others some microseconds per layer.
+
 On the last stage the graph goes on through final norm, language-model head and draw (`graph_draw`),
 on every rank. Drawn tokens stay on the device for the next step (`run_ahead`) and are the one thing
 copied back: that copy is the step's only synchronization.
@@ -19,16 +23,16 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from actors.scheduling.plan import logit_rows
 from actors.stage.cuda.graph_draw import GraphDraw
+from actors.stage.drafts import Draws
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
-from actors.stage.step_inputs import StepInputs
+from actors.stage.step_inputs import AdapterSlots, GraphSize, StepInputs
 
 TILE = 128  # rows of a tile in the library's large matrix products
 
@@ -38,9 +42,9 @@ Capture = Callable[[Callable[[], "StepOutput"]], tuple[Callable[[], None], "Step
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a pass, padded tokens and slices included.
+    """The result of a pass, padded tokens and draws included.
 
-    logits_SV and tokens_S: of each slice's last token, where the graph drew it: on the last stage.
+    logits_SV and tokens_S: of each draw (`Draws`), where the graph drew: on the last stage.
     With several ranks the logits are this rank's shard, unscaled (`Decoder.sharded_logits`), and
     the tokens are the same on all. A token is -1 where it is not finite.
     """
@@ -49,14 +53,6 @@ class StepOutput:
     residual_TH: torch.Tensor
     logits_SV: torch.Tensor | None = None
     tokens_S: torch.Tensor | None = None
-
-
-class GraphSize(NamedTuple):
-    """decodes: every slice holds at most one token, so num_tokens == num_slices."""
-
-    num_tokens: int
-    num_slices: int
-    decodes: bool
 
 
 def decode_sizes(max_requests: int) -> list[int]:
@@ -82,6 +78,7 @@ class StepGraphs:
         max_hybrid_tokens: int,
         is_first: bool,
         draw: GraphDraw | None,
+        slots: AdapterSlots,
     ) -> None:
         """max_hybrid_tokens: largest captured hybrid batch, 0 for decodes only.
         draw: on the last stage."""
@@ -91,9 +88,12 @@ class StepGraphs:
         self._max_requests = max_requests
         self._decode_sizes = decode_sizes(max_requests)
         self._hybrid_sizes = hybrid_sizes(max_hybrid_tokens)
+        self._has_slots = slots.number > 0
+        self._max_draws = logit_rows(max_requests)
         max_tokens = max([max_requests, *self._hybrid_sizes])
         tables = input_batch.tables_on(decoder.device)
-        self._inputs = StepInputs(max_tokens, max_requests, tables, decoder.device)
+        largest = GraphSize(max_tokens, max_requests, self._max_draws, decodes=False)
+        self._inputs = StepInputs(largest, slots, tables, decoder.device)
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)
@@ -108,49 +108,60 @@ class StepGraphs:
 
         Nothing is written to the cache: until the first step all inputs are padding.
         """
-        sizes = [GraphSize(size, size, decodes=True) for size in self._decode_sizes]
-        sizes += [self._hybrid(size) for size in self._hybrid_sizes]
+        sizes = [
+            size
+            for adapted in (False, True)[: 1 + self._has_slots]
+            for size in (
+                *(GraphSize(n, n, n, True, adapted) for n in self._decode_sizes),
+                *(self._hybrid(n, adapted) for n in self._hybrid_sizes),
+            )
+        ]
         self._inputs.clear()
         for size in sorted(sizes, reverse=True):
             self._graphs[size] = capture(self._forward_of(size))
 
-    def run(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput | None:
+    def run(
+        self, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
+    ) -> StepOutput | None:
         """The step's pass by its graph, or None where no captured size holds it.
 
-        The next step overwrites the result.
+        draws: on the last stage. The next step overwrites the result.
         """
-        size = self._size_of(host) if host.adapters is None else None
+        size = self._size_of(host, 0 if draws is None else len(draws.slices_N))
         if size is None:
             return None
-        draws = None
-        if self._draw is not None:
-            rows = self._input_batch.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
-            draws = self._draw.pack(rows)
+        packed_S3 = None
+        if self._draw is not None and draws is not None:
+            rows_S = host.rows_S[draws.slices_N]
+            packed_S3 = self._draw.pack(self._input_batch.columns.draws(rows_S, draws.positions_N))
         block_tables_RB = self._input_batch.block_tables_RB
-        self._inputs.fill(host, block_tables_RB, draws, *size[:2], nowhere=self._num_rows)
+        self._inputs.fill(size, host, block_tables_RB, draws, packed_S3, nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]
         replay()
         return output
 
-    def _size_of(self, host: HostBatch) -> GraphSize | None:
+    def _size_of(self, host: HostBatch, num_draws: int) -> GraphSize | None:
         num_slices = len(host.rows_S)
         if num_slices > self._max_requests or host.rows_S.max() >= self._num_rows:
             return None
+        adapted = host.adapters is not None
         if host.max_length == 1:
-            decodes = _at_least(self._decode_sizes, num_slices)
-            return None if decodes is None else GraphSize(decodes, decodes, decodes=True)
+            n = _at_least(self._decode_sizes, num_slices)
+            return None if n is None else GraphSize(n, n, n, True, adapted)
         num_tokens = _at_least(self._hybrid_sizes, host.num_tokens)
-        return None if num_tokens is None else self._hybrid(num_tokens)
+        if num_tokens is None or num_draws > self._max_draws:
+            return None
+        return self._hybrid(num_tokens, adapted)
 
-    def _hybrid(self, num_tokens: int) -> GraphSize:
-        return GraphSize(num_tokens, min(num_tokens, self._max_requests), decodes=False)
+    def _hybrid(self, num_tokens: int, adapted: bool) -> GraphSize:
+        num_slices = min(num_tokens, self._max_requests)
+        return GraphSize(num_tokens, num_slices, min(num_tokens, self._max_draws), False, adapted)
 
     def _forward_of(self, size: GraphSize) -> Callable[[], StepOutput]:
-        num_tokens, num_slices, decodes = size
-        max_model_len = self._input_batch.max_model_len
-        batch = self._inputs.batch(num_tokens, num_slices, decodes, max_model_len)
+        num_tokens, num_slices, num_draws = size[:3]
+        batch = self._inputs.batch(size, self._input_batch.max_model_len)
 
         def forward() -> StepOutput:
             self._inputs.place_tables(num_slices)
@@ -169,18 +180,18 @@ class StepGraphs:
                 self._residual_TH[:num_tokens].copy_(residual_TH),
             )
             if self._draw is not None:
-                self._finish(output, num_slices, self._draw)
+                self._finish(output, num_draws, self._draw)
             return output
 
         return forward
 
-    def _finish(self, output: StepOutput, num_slices: int, draw: GraphDraw) -> None:
-        rows_S = self._inputs.last_rows_S[:num_slices]
+    def _finish(self, output: StepOutput, num_draws: int, draw: GraphDraw) -> None:
+        rows_S = self._inputs.draw_rows_S[:num_draws]
         normed_SH = self._decoder.final_norm(
             output.x_TH.index_select(0, rows_S), output.residual_TH.index_select(0, rows_S)
         )
         output.logits_SV, output.tokens_S = draw.draw(
-            normed_SH, self._inputs.draws_S3[:num_slices], self._inputs.batch_rows_S[:num_slices]
+            normed_SH, self._inputs.draws_S3[:num_draws], self._inputs.batch_rows_S[:num_draws]
         )
 
 

@@ -5,6 +5,13 @@ here while N runs. Its decodes continue tokens that are still only on the GPU; a
 them from the device buffer that the draw of step N writes. So the GPU does not wait for the host
 between steps, and the host waits once per step, for tokens; meanwhile it also polls for the plan.
 
+With several stages the scheduler plans no step ahead: the first stage would need tokens that are
+only on the last one's device, and the graph of stages has no way back. Stages before the last wait
+for no tokens; they queue each micro-batch as its plan comes.
+
+A step with drafts may be launched ahead, but nothing ahead of its end: which tokens follow is
+known once its drafts are compared, on the host.
+
 Work for single requests (penalties, grammars, log-probabilities) is queued after the graph, for
 their rows only: it needs tokens up to N - 1, which the host has by then.
 
@@ -24,6 +31,7 @@ import numpy as np
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.cuda.captured_head import CapturedHead
 from actors.stage.cuda.graphs import StepGraphs, StepOutput
+from actors.stage.drafts import Draws, draws_of
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 
@@ -36,10 +44,11 @@ Following = Callable[[float], StepPlan | None]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step queued on the device, whose results have not been read."""
+    """A step queued on the device, whose results have not been read. draws: on the last stage."""
 
     step_id: int
     host: HostBatch
+    draws: Draws | None
     output: StepOutput
 
 
@@ -76,9 +85,10 @@ class RunAhead:
 
         apply: brings the persistent batch and the cache to a plan.
         """
-        pending = self._head.start(plan, current.host)
+        assert current.draws is not None
+        pending = self._head.start(plan, current.host, current.draws)
         upcoming = None
-        if following is not None:
+        if following is not None and not plan.drafts:
             upcoming = following(0.0)
             while upcoming is None and not pending.landing.is_done():
                 upcoming = following(_LOOK_S)
@@ -93,17 +103,18 @@ class RunAhead:
             apply(plan)
             self._mark_unknown(current)
             host = self._input_batch.gather(plan.slices)
-            output = self._graphs.run(host, None)
+            draws = draws_of(plan, host)
+            output = self._graphs.run(host, None, draws)
         except (KeyError, ValueError):
             # The plan is bad: it fails when its turn comes, not in this step's name.
             return
         if output is not None:
-            self._launched = Launched(plan.step_id, host, output)
+            self._launched = Launched(plan.step_id, host, draws, output)
 
     def _may_follow(self, plan: StepPlan, host: HostBatch) -> bool:
         """Rows of the current step must stay until its tokens are noted. Swaps and copies are
         queued behind the current step and wait for nothing."""
-        if not plan.slices or plan.drafts:
+        if not plan.slices:
             return False
         current = set(host.rows_S.tolist())
         changed = (*plan.released, *(start.request_id for start in plan.started))

@@ -22,7 +22,8 @@ from app.bench.gpu.adapter_checks import (
     check_adapters,
 )
 from app.bench.gpu.checks import BOUNDS
-from kernels.adapters import AdapterModule, AdapterRuns, runs_of
+from kernels import adapters as layout
+from kernels.adapters import AdapterModule, AdapterRuns, most_tiles, runs_of, tiles_of
 from kernels.torch.backend import TorchBackend
 from kernels.triton import adapters
 from kernels.triton.backend import TritonBackend
@@ -144,12 +145,12 @@ def test_one_map_of_tiles_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tiles_are_of_one_slot() -> None:
-    result = doctest.testmod(adapters)
-    assert result.attempted == 1
+    result = doctest.testmod(layout)
+    assert result.attempted == 4
     assert not result.failed
     rows = adapter_tile(torch.float32).rows
     starts, slots = np.int32([0, 1, 2 * rows, 5 * rows]), np.int32([3, 0, 1])
-    tiles = adapters.tiles_of(starts, slots, rows)
+    tiles = tiles_of(starts, slots, rows)
     assert (tiles[:, 2] - tiles[:, 1] <= rows).all()
     covered = [(slot, n) for slot, begin, end in tiles.tolist() for n in range(begin, end)]
     assert covered == [
@@ -176,12 +177,45 @@ def test_nothing_waits_for_the_device() -> None:
     assert torch.equal(adapted_without_waiting(module, x, y, runs), expected)
 
 
+@pytest.mark.parametrize("slots", [(0,), (2,) * 17, ALTERNATING, ALTERNATING * 5, (0, 2, 3) * 30])
+def test_a_captured_launch_serves_any_batch(slots: tuple[int, ...]) -> None:
+    """It has as many tiles as any batch and all ranks; the bits are those of the batch's own."""
+    case = AdapterCase("", slots, RANKS, 24, 64, (40, 24, 24))
+    module, x, y, runs = adapter_inputs(case, torch.float32, DEVICE)
+    expected = y.clone()
+    BACKEND.add_adapters(module, x, expected, runs)
+    rows = adapter_tile(x.dtype).rows
+    tiles = tiles_of(runs.starts, runs.slots, rows)
+    most = most_tiles(len(slots), len(RANKS), rows)
+    assert len(tiles) <= most
+    tiles_B3 = torch.zeros((most, 3), dtype=torch.int32, device=DEVICE)
+    tiles_B3[: len(tiles)] = torch.from_numpy(tiles)
+    rows_T = torch.zeros(len(slots), dtype=torch.int32, device=DEVICE)
+    rows_T[: len(runs.rows_N)] = runs.rows_N
+    nothing = np.zeros(0, np.int32)
+    static = AdapterRuns(rows_T, nothing, nothing, tiles_B3, captured=True)
+    with refusing_waits():
+        BACKEND.add_adapters(module, x, y, static)
+    assert torch.equal(y, expected)
+
+
+def test_no_batch_has_more_tiles() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        num_rows, num_slots, rows = rng.integers(1, 60), rng.integers(1, 9), rng.integers(1, 20)
+        found = runs_of(
+            rng.integers(num_slots, size=num_rows, dtype=np.int32), np.ones(num_rows, np.int32)
+        )
+        assert found is not None
+        tiles = tiles_of(found[1], found[2], int(rows))
+        assert len(tiles) <= most_tiles(int(num_rows), int(num_slots), int(rows))
+
+
 @pytest.mark.parametrize("wait", [torch.max, torch.nonzero], ids=["item", "nonzero"])
 def test_a_wait_would_be_seen(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case = AdapterCase("", ALTERNATING, RANKS, 24, 64, (40, 24, 24))
     module, x, y, runs = adapter_inputs(case, torch.float32, DEVICE)
     rows_N = runs.rows_N
-    tiles_of = adapters.tiles_of
     monkeypatch.setattr(adapters, "tiles_of", lambda *a: (int(wait(rows_N).max()), tiles_of(*a))[1])
     with pytest.raises(Waited):
         adapted_without_waiting(module, x, y, runs)

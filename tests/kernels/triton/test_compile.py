@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_nothing_compiles_while_serving() -> None:
         assert counted.pop("_expert_linear_kernel") == 2
     assert set(counts["variants"].values()) == {1}
     assert counts["before_warming"] == counts["variants"]
+
+
+def test_multiply_adds_are_fused_whatever_triton_does_by_default() -> None:
+    import triton
+
+    import kernels.triton  # noqa: F401
+
+    assert os.environ["TRITON_DEFAULT_FP_FUSION"] == "1"
+    enabled = getattr(triton.knobs.language, "fp_fusion_enabled", None)  # of Triton 3.9 and newer
+    if enabled is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert enabled(None)
+            assert not enabled(False)
 
 
 @pytest.mark.tensors

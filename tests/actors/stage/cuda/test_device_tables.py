@@ -12,10 +12,11 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.input_batch import InputBatch
-from actors.stage.step_inputs import StepInputs
+from actors.stage.step_inputs import AdapterSlots, GraphSize, StepInputs
 
 CPU = torch.device("cpu")
 BLOCK, MAX_LEN, ROWS = 4, 64, 4
+SIZE = GraphSize(ROWS, ROWS, ROWS, decodes=True)
 
 
 def start(request_id: int, blocks: tuple[int, ...]) -> RequestStart:
@@ -35,7 +36,7 @@ def in_use(batch: InputBatch, tables_SB: torch.Tensor, ids: list[int]) -> None:
 def test_they_follow_starts_growth_trims_and_releases(captured: bool) -> None:
     rng, batch = random.Random(3), InputBatch(ROWS, MAX_LEN, BLOCK)
     tables = batch.tables_on(CPU)
-    inputs = StepInputs(ROWS, ROWS, tables, CPU)
+    inputs = StepInputs(SIZE, AdapterSlots(0, 16), tables, CPU)
     inputs.clear()
     counts: dict[int, int] = {}
     for step in range(200):
@@ -68,9 +69,9 @@ def test_they_follow_starts_growth_trims_and_releases(captured: bool) -> None:
             batch.apply(plan)  # a step that failed is applied again
         host = batch.gather(slices)
         if captured:
-            inputs.fill(host, batch.block_tables_RB, None, ROWS, ROWS, nowhere=ROWS)
+            inputs.fill(SIZE, host, batch.block_tables_RB, None, None, nowhere=ROWS)
             inputs.place_tables(ROWS)
-            placed = inputs.batch(ROWS, ROWS, True, MAX_LEN).block_tables_SB
+            placed = inputs.batch(SIZE, MAX_LEN).block_tables_SB
         else:
             placed = batch.to_device(host, CPU)[0].block_tables_SB
         in_use(batch, placed, [*counts])
