@@ -73,6 +73,14 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedKV:
+    """Engines fetch each other's KV (`kv.shared_cache_gib` of live ones). As of `Division`."""
+
+    interconnect: Interconnect
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """The settings of a simulation.
 
@@ -84,8 +92,10 @@ class Deployment:
     rebalance: what is late at one engine goes on at another of its role, as in live fleets by
         default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
+    drains: likewise those that leave, as at a rolling update of a live fleet.
+    shared_kv: KV moves with the streams that leave an engine; None: it is computed again.
     acceptance: probability that a draft is right; None: engines run without a drafter.
-    division: None: colocated. It takes neither autoscaling nor failures.
+    division: None: colocated. It takes no autoscaling, failures, drains or shared KV.
     """
 
     config: SchedulerConfig
@@ -100,6 +110,8 @@ class Deployment:
     num_retries: int = 2
     rebalance: bool = False
     failures: tuple[tuple[float, int], ...] = ()
+    drains: tuple[tuple[float, int], ...] = ()
+    shared_kv: SharedKV | None = None
     jitter: float = 0.0
     host_s: float = 0.0
     ratios: StepRatios | None = None
@@ -112,8 +124,15 @@ class Deployment:
                 raise ValueError(f"acceptance: a probability, not {self.acceptance:g}")
             if self.config.drafter == "none":
                 raise ValueError("acceptance has no effect with the drafter 'none'")
+        if self.shared_kv is not None:
+            if not self.config.prefix_cache:
+                raise ValueError("shared_kv needs prefix_cache: KV is found by its digest")
+            if not (self.rebalance or self.drains or self.autoscale):
+                raise ValueError(
+                    "shared_kv has no effect: nothing moves without rebalance or drains"
+                )
         if self.division is not None:
-            for name in ("autoscale", "failures"):
+            for name in ("autoscale", "failures", "drains", "shared_kv"):
                 if getattr(self, name):
                     raise ValueError(f"{name} has no effect with engines divided by roles")
             if self.config.prefix_cache:
@@ -130,5 +149,5 @@ class Deployment:
     @property
     def is_lone(self) -> bool:
         """Whether there is one engine throughout, so no routing."""
-        plain = self.autoscale is None and not self.failures and self.division is None
-        return self.num_replicas == 1 and plain
+        plain = self.autoscale is None and self.division is None
+        return self.num_replicas == 1 and plain and not (self.failures or self.drains)
