@@ -35,6 +35,9 @@ PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LONE_CAUTION = 2.5
 SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
+# Of an engine whose streams leave: its steps delay no token but the first ones behind them, and KV
+# is saved beside the next step. So they are as long as makes prompts cheap, and no longer.
+LEAST_HAND_OVER, HAND_OVER_EFFICIENCY = 512, 0.95
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
 
@@ -53,6 +56,7 @@ class AdaptiveBudget:
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate from which steps are not made longer.
     ease: likewise of the best prefill rate beside the decodes, with a queue and one stage.
+    hands_over: streams leave with their first token.
     allowed_misses, miss_cost, first_share: share of the steps that may miss the objective, by how
         much a miss lowers the share of it that is planned for, and its first value (`KeptShare`).
     caution: the bound of a step's time is so many times as far from its mean as the learned one.
@@ -76,9 +80,11 @@ class AdaptiveBudget:
     first_share: float = INITIAL_SHARE
     caution: float = 1.0
     pace: float = 0.01
+    hands_over: bool = False
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
+    _most_alone: int = field(init=False)  # tokens of a step beside which no decode waits
     _slack: Slack = field(init=False)
     _sizes: SizeChoice = field(init=False)
     _pace: Pace = field(init=False)
@@ -100,10 +106,14 @@ class AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
         chunks, way_s = config.overlap_chunks, config.delivery_s
-        return cls(cost, *limits, overlap_chunks=chunks, delivery_s=way_s, **options)
+        of_config = {"hands_over": config.hands_over, "overlap_chunks": chunks}
+        return cls(cost, *limits, delivery_s=way_s, **of_config, **options)
 
     def __post_init__(self) -> None:
-        most = self.max_step_tokens
+        most = self._most_alone = self.max_step_tokens
+        if self.hands_over:
+            cheap = StepSizes(self.cost.profile, most, HAND_OVER_EFFICIENCY).at_most(most)
+            self._most_alone = min(most, max(cheap, LEAST_HAND_OVER))
         self._slack = Slack(self.cost, self.tbt_s, most, self.smoothness)
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
@@ -128,7 +138,7 @@ class AdaptiveBudget:
         if limit_s < INFINITY:
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
-            tokens = self.max_step_tokens
+            tokens = self._most_alone
             self._prefilled_at_s = engine.now_s  # no prefill is held back
             if self.tbt_s is None and shape.num_decodes:
                 tokens = max(self._sizes.efficient_tokens, shape.num_decodes + LEAST_RELIEF)

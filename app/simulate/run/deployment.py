@@ -14,14 +14,6 @@ from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.acceptance import Acceptance
 
-# A step of an engine that only computes prompts: no stream waits for it, longer ones gain little,
-# and the KV of a chunk moves while the next one is computed.
-PREFILL_STEP_TOKENS = 2048
-
-# Most tokens of one prompt in a step of an engine that also continues streams, while others wait:
-# otherwise the few tokens that such a stream lacks would wait until running prompts are computed.
-SHARED_CHUNK_TOKENS = 128
-
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
@@ -45,7 +37,6 @@ class Division:
 
     num_prefill: engines, of the deployment's, that only compute prompts.
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
-    as_live: engines of all roles have the settings that live ones have.
     ahead: KV moves chunk by chunk while its prompt is computed, as live; else with the first token.
     shares_prefixes: requests find each other's KV; for workloads whose tokens are not blank.
     """
@@ -55,21 +46,14 @@ class Division:
     interconnect: Interconnect
     kv_bytes_per_token: float
     options: Mapping[str, Any] = field(default_factory=dict)
-    as_live: bool = False
     ahead: bool = True
     shares_prefixes: bool = False
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
-        """The settings of an engine: KV that moves has names, by which it is found on arrival."""
+        """The settings of an engine, those of a live one of its role: KV that moves has names, by
+        which it is found on arrival."""
         config = replace(config, prefix_cache=self.num_prefill > 0 or self.shares_prefixes)
-        if self.as_live:
-            return config.handing_over() if role is Role.PREFILL else config
-        if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
-            return replace(config, max_chunk=SHARED_CHUNK_TOKENS)
-        if role is not Role.PREFILL:
-            return config
-        size = max(PREFILL_STEP_TOKENS, config.token_budget or 0)
-        return replace(config, budget="fixed", budget_options={}, token_budget=size)
+        return config.handing_over() if role is Role.PREFILL else config
 
 
 @dataclass(frozen=True, slots=True)
