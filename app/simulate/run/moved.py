@@ -80,8 +80,9 @@ class MovedStreams:
         then(request_id, now_s)
         if request_id in self._unstarted:
             self._unstarted.discard(request_id)
-            state = replica.core.live_requests[request_id]
-            self.num_recomputed_tokens += state.num_tokens - 1 - state.num_cached_tokens
+            num_known = replica.core.live_requests[request_id].num_tokens
+            first = next(start for r, start, *_ in replica.step if r == request_id)
+            self.num_recomputed_tokens += num_known - 1 - first
 
     def look(self, replica: Replica) -> None:
         """Note which streams have their next token."""

@@ -51,7 +51,7 @@ class Replica:
     __slots__ = (
         "_acceptance", "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record",
         "_rng", "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_answer",
-        "on_emit", "on_move", "on_refuse", "on_start", "wake_s",
+        "on_emit", "on_move", "on_refuse", "on_start", "step", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +94,7 @@ class Replica:
         self.wake_s = INFINITY
         self.next_s = INFINITY
         self.num_live = 0  # submitted and not finished
+        self.step: Sequence[SliceRow] = ()  # the last one that has begun
         self.on_refuse: Callable[[Refuse, float], None] = record.refused
         self.on_emit: Callable[[Sequence[OutputRow], float], int] = record.emitted
         self.on_start: Callable[[int, float], None] = record.started
@@ -160,7 +161,7 @@ class Replica:
 
     def _execute(self, plan: StepPlan, now_s: float) -> None:
         record, model = self._record, self._model
-        slices = plan.slices
+        slices = self.step = plan.slices
         mix = Mix.of(slices, self._window)
         stage_s = model.stage_s(mix)
         if self._jitter:
