@@ -23,6 +23,7 @@ class MoveTotals:
     num_bytes: of KV fetched, that of copies that came to nothing included.
     busiest_link: share of the run that its transfers take.
     num_recomputed_tokens: known tokens that the next engine computed again.
+    num_gaps_before: of the record's gaps, those before the first move.
     pauses_s: from the last token before a move to the next one.
     """
 
@@ -31,6 +32,7 @@ class MoveTotals:
     num_bytes: float
     busiest_link: float
     num_recomputed_tokens: int
+    num_gaps_before: int
     pauses_s: NDArray[np.float64]
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class MovedStreams:
         self.num_streams = self.num_copied = self.num_recomputed_tokens = 0
         self.pauses_s: list[float] = []
         self._record = record
+        self._num_gaps_before = 0
         # Until the next token: how many there were, and when the last one came
         self._silent: dict[int, tuple[int, float]] = {}
         self._unstarted: set[int] = set()
@@ -66,6 +69,8 @@ class MovedStreams:
         self.moves.append((now_s, request_id))
         if not stream.sensitive:
             return
+        if not self.num_streams:
+            self._num_gaps_before = len(self._record.gaps_s)
         self.num_streams += 1
         self._unstarted.add(request_id)
         record = self._record
@@ -100,5 +105,5 @@ class MovedStreams:
         busiest_link = busiest_s / max(self._record.end_s, 1e-12)
         return MoveTotals(
             self.num_streams, self.num_copied, num_bytes, busiest_link,
-            self.num_recomputed_tokens, np.array(self.pauses_s),
+            self.num_recomputed_tokens, self._num_gaps_before, np.array(self.pauses_s),
         )  # fmt: skip

@@ -1,15 +1,16 @@
 """Where the work runs: what colocated, split and flexible engines hold on the same GPUs.
 
-Kinds of engines that hold nothing, or far less on a GPU than the best kind, are left out first, by
-one engine each. Of the others every way is searched for the division of the engines into those that
-only compute prompts and the rest: from a likely one in both directions, as long as a division
-passes a load above the best one so far. All of it is determined by the question.
+Kinds of engines that hold nothing, or far less on a GPU than the likeliest kind, are left out
+first, by one engine each. Of the others every way is searched for the division of the engines into
+those that only compute prompts and the rest: from a likely one in both directions, as long as a
+division passes a load above the best one so far. All of it is determined by the question.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,14 +102,54 @@ def judge_kinds(
     workers: int = 1,
     on_found: Callable[[], None] | None = None,
 ) -> list[CandidateResult]:
-    """What one engine of each kind holds, with its share of the requests."""
-    traffic, num_gpus = question.traffic, question.num_gpus
-    asked = []
+    """What one engine of each kind holds, with its share of the requests.
+
+    First the kinds that hold most by the cost model, of all and of those that can be divided. Then
+    the other degrees, which are searched if they hold `KEPT` of what these hold on a GPU; then the
+    other budgets of the degrees that are kept, if they hold more than the first budget does.
+    """
+
+    def judged(asked: Sequence[tuple[Candidate, float]]) -> list[CandidateResult]:
+        calls = [(c, _share(c, question), question.tbt_s, 1.0, least) for c, least in asked]
+        return each(judge, calls, workers, on_found)
+
+    degrees: dict[tuple[int, int], list[Candidate]] = {}
     for candidate in options:
-        share = traffic.num_requests * candidate.num_devices // num_gpus
-        own = traffic._replace(num_requests=max(LEAST_REQUESTS, share))
-        asked.append((candidate, own, question.tbt_s, 1.0))
-    return each(judge, asked, workers, on_found)
+        degrees.setdefault((candidate.tensor_ranks, candidate.num_stages), []).append(candidate)
+    firsts = [of_degree[0] for of_degree in degrees.values()]
+    likely = _likeliest(firsts, question)
+    found = judged([(candidate, 0.0) for candidate in likely])
+    least = KEPT * max([_per_gpu(v) for v in found], default=0.0)
+    found += judged([(c, least * c.num_devices) for c in firsts if c not in likely])
+    if not any(v.capacity_qps for v in found):
+        return found + judged([(c, 0.0) for c in options if c not in firsts])
+    kept = kinds_for(found, question.num_gpus)
+    others = [
+        (candidate, (1.0 + TOLERANCE) * v.capacity_qps)
+        for v in kept
+        for candidate in degrees[v.candidate.tensor_ranks, v.candidate.num_stages][1:]
+    ]
+    return found + judged(others)
+
+
+def _share(candidate: Candidate, question: Question) -> TrafficSpec:
+    """The requests of one engine."""
+    traffic = question.traffic
+    share = traffic.num_requests * candidate.num_devices // question.num_gpus
+    return traffic._replace(num_requests=max(LEAST_REQUESTS, share))
+
+
+def _likeliest(firsts: Sequence[Candidate], question: Question) -> list[Candidate]:
+    """Those that hold most on a GPU by the cost model: of all, and of those that can be divided."""
+    drawn = question.traffic.read().at(1.0)
+    rates: dict[Candidate, float] = {}
+    for candidate in firsts:
+        with suppress(ValueError):  # it is impossible
+            work = Work.of(candidate.cost_model(), drawn)
+            rates[candidate] = work.qps(0, 1) / candidate.num_devices
+    divisible = [c for c in rates if c.num_devices < question.num_gpus]
+    best = [max(some, key=rates.__getitem__) for some in (list(rates), divisible) if some]
+    return list(dict.fromkeys(best))
 
 
 def kinds_for(verdicts: Sequence[CandidateResult], num_gpus: int) -> list[CandidateResult]:

@@ -123,8 +123,8 @@ def test_conversations_lose_no_token_and_leave_no_block(way: str) -> None:
 
 
 def test_chunks_move_while_the_prompt_is_read() -> None:
-    """Eleven chunks of 512 tokens, one of 304 and the last one of 64. What is waited for is that and
-    what of the one before is still on its way."""
+    """Eleven chunks of 512 tokens, one of 304 and the last one of 64. What is waited for is that
+    and what of the one before is still on its way."""
     run = simulate(workload((0.0, 6000, 2)), divided(PLAIN, link=Interconnect("wire", 2e9, 0.005)))
     assert run.record.first_token_s[0] == pytest.approx(6.13)
     assert run.record.handover_s[0] == pytest.approx((304 + 64) / 2000 - 0.074 + 0.005)
