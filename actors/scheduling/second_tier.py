@@ -37,9 +37,7 @@ _LEAST_SAVED = 16  # blocks of a save, while steps run
 _MOST_SAVING = 64  # blocks of all saves under way
 _MOST_EARLY = 2  # early fetches: one begins while another is answered
 _MOVE_S = 0.005  # fixed cost of a fetch
-# Nobody waits for an early fetch, and what is not fetched delays other prompts: it may take so many
-# times as long as computing. More, and streams come before their KV.
-_EARLY_PATIENCE = 4.0
+_EARLY_PATIENCE = 4.0  # an early fetch may take so many times as long as computing: nobody waits
 _LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time to compute
 _FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
 

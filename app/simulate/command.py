@@ -27,18 +27,10 @@ from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.config_search import Candidate, candidates, is_cost_model, search_configs
+from app.simulate.run.kinds import Question, fitting, judge_kinds, kinds_for
 from app.simulate.run.record import write_requests
 from app.simulate.run.simulation import simulate
-from app.simulate.run.ways_search import (
-    Question,
-    advice,
-    fitting,
-    judge_kinds,
-    kinds_for,
-    pairs,
-    search_ways,
-    warning,
-)
+from app.simulate.run.ways_search import advice, pairs, search_ways, warning
 from app.simulate.studies import moving as moving_study
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study

@@ -128,8 +128,8 @@ class SharingFleet(SimulatedFleet):
                 self.moved.num_copied += copy.is_whole
                 engine.replica.withdraw([stream.stream_id], now_s)
                 self._go(stream, request, to, now_s)
+                self.touched(engine.replica, now_s)
         if self._is_alive(engine):
-            self._evacuated(engine, now_s)
             self._more(engine, now_s)
 
     def _target(self, copy: Copy, stream: OpenStream, is_leaving: bool, now_s: float) -> str | None:

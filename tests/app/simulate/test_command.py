@@ -142,8 +142,8 @@ def test_a_way_of_dividing_engines_runs_and_has_a_capacity() -> None:
 
 
 def test_streams_of_an_engine_that_leaves_take_their_kv_along() -> None:
-    leaving = ["mistral-7b-a100", "--replicas", "2", "--drain", "5", "--workload", "fixed:2000,400",
-               "--requests", "12", "--qps", "2", "--json"]  # fmt: skip
+    leaving = ["mistral-7b-a100", "--replicas", "2", "--drain", "5", "--requests", "12", "--qps",
+               "2", "--workload", "fixed:2000,1500", "--json"]  # fmt: skip
     found = []
     for link in ([], ["--interconnect", "ethernet"]):
         result = runner.invoke(app, [*leaving, *link])

@@ -15,7 +15,7 @@ from app.simulate.run.simulation import SimulatedRun, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import Workload, generate
-from tests.app.simulate.run.test_handover import FAST, TOKEN_BYTES, WIRE, workload
+from tests.app.simulate.run.test_handover import FAST, TOKEN_BYTES, workload
 from tests.app.simulate.run.test_handover import in_order as in_order
 
 pytestmark = pytest.mark.heavy
@@ -65,7 +65,10 @@ def test_one_stream_moves_behind_its_kv() -> None:
 
 
 @pytest.mark.parametrize("kv_tokens", [60_000, 8_000])
-def test_an_engine_leaves_and_no_token_is_lost(kv_tokens: int, in_order: None) -> None:
+def test_an_engine_leaves_and_no_token_is_lost(
+    kv_tokens: int, in_order: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.simulate.run.fleet.FINISHES_WITHIN_S", 0.2)
     traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 200)
     runs = []
     for link in (None, QUICK):
@@ -95,7 +98,7 @@ def test_either_end_may_die_while_kv_is_copied(other: int, in_order: None) -> No
 
 def test_over_a_slow_link_it_is_computed_again(in_order: None) -> None:
     """By the cost model of the core: what is fetched takes longer."""
-    traffic = generate(poisson(4.0), fixed_lengths(1000, 400), 20)
+    traffic = generate(poisson(4.0), fixed_lengths(1000, 900), 20)
     run = simulate(traffic, fleet(2, Interconnect("slow", 1e8, 0.01), drains=((3.0, 0),)))
     check_all_ended(run, traffic)
     assert run.moved is not None
@@ -111,8 +114,8 @@ def test_an_engine_that_misses_its_objective_is_relieved(
         return int(engine.engine_id == "engine-0")
 
     monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
-    traffic = generate(poisson(6.0), uniform_lengths(50, 1500, 4.0), 120)
-    run = simulate(traffic, fleet(2, WIRE, rebalance=True))
+    traffic = generate(poisson(6.0), uniform_lengths(50, 1500, 1.0), 120)
+    run = simulate(traffic, fleet(2, QUICK, rebalance=True))
     check_all_ended(run, traffic)
     assert run.moved is not None
     assert run.moved.num_copied == run.moved.num_streams > 3
