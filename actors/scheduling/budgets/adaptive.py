@@ -105,9 +105,14 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        chunks, way_s = config.overlap_chunks, config.delivery_s
-        of_config = {"hands_over": config.hands_over, "overlap_chunks": chunks}
-        return cls(cost, *limits, delivery_s=way_s, **of_config, **options)
+        return cls(
+            cost,
+            *limits,
+            overlap_chunks=config.overlap_chunks,
+            hands_over=config.hands_over,
+            delivery_s=config.delivery_s,
+            **options,
+        )
 
     def __post_init__(self) -> None:
         most = self._most_alone = self.max_step_tokens
