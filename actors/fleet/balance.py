@@ -18,6 +18,7 @@ from actors.fleet.moves import OpenStream, StreamMove, arrival_elsewhere, keeps_
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival, Role
 
+LOOKS_EVERY_S = 0.5  # at an engine, so that the next look sees what the last moves have changed
 LEAST_GAIN = 0.5  # share of its wait that a request must save to go elsewhere
 LEAST_WAIT_S = 0.5  # less is left to the engine: it is about to begin
 MOST_LOOKS = 16  # requests and streams of an engine that are looked at: a front has more to do

@@ -19,6 +19,10 @@ from actors.fleet.fleet import Fleet, Prospect
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival, BitClass
 
+FINISHES_WITHIN_S = 5.0  # streams of a draining engine that end this soon are not moved
+COPIES_FOR_S = 5.0  # of a draining engine; then all streams that are left move as they are
+COPIED_WITHIN_S, LAST_BLOCK_WITHIN_S = 2.0, 1.0  # then a copy ends with what is there
+
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:

@@ -16,7 +16,6 @@ from typing import Any, get_type_hints
 from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
-HAND_OVER_STEP_TOKENS = 512  # most of a step of an engine that only computes prompts
 _HAND_OVER: Mapping[str, Any] = {"hands_over": True, "most_saved": 16, "last_chunk": 64}
 DEFAULT_MAX_DRAFTS = 8
 DEFAULT_DELIVERY_S = 0.003
@@ -267,10 +266,8 @@ class SchedulerConfig:
         return dataclasses.replace(self, drafter="none", draft_model=None, max_drafts=None)
 
     def handing_over(self) -> SchedulerConfig:
-        """Of an engine whose streams leave: the KV of one short step is saved beside the next."""
-        most = max(HAND_OVER_STEP_TOKENS, self.most_requests, self.token_budget or 0)
-        most = min(self.max_step_tokens, most)
-        return dataclasses.replace(self, max_step_tokens=most, **_HAND_OVER)
+        """Of an engine whose streams leave: the KV of one step is saved beside the next."""
+        return dataclasses.replace(self, **_HAND_OVER)
 
     def differs(self, other: SchedulerConfig, *names: str) -> bool:
         return any(getattr(self, name) != getattr(other, name) for name in names)

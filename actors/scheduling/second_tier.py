@@ -37,6 +37,7 @@ _LEAST_SAVED = 16  # blocks of a save, while steps run
 _MOST_SAVING = 64  # blocks of all saves under way
 _MOST_EARLY = 2  # early fetches: one begins while another is answered
 _MOVE_S = 0.005  # fixed cost of a fetch
+_EARLY_PATIENCE = 4.0  # an early fetch may take so many times as long as computing: nobody waits
 _LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time to compute
 _FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
 
@@ -290,7 +291,7 @@ class SecondTier:
             (blocks.num_free - spare) // 2, requests.now_s,
         )  # fmt: skip
         compute_s = self._compute_s(0, len(digests) * requests.config.block_size)
-        if not digests or (self._block_s or 0.0) * len(digests) >= compute_s:
+        if not digests or (self._block_s or 0.0) * len(digests) >= _EARLY_PATIENCE * compute_s:
             self.early.claimed(digests)
             return bool(digests)
         move_id = self._begin_fetch([], digests, compute_s)

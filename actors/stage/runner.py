@@ -171,10 +171,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def execute(
-        self,
-        plan: StepPlan,
-        hidden_TH: torch.Tensor | None,
-        following: Following | None = None,
+        self, plan: StepPlan, hidden_TH: torch.Tensor | None, following: Following | None = None
     ) -> torch.Tensor | StepResult | None:
         """Run one micro-batch.
 

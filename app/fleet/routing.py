@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from actors.fleet.balance import MOST_LOOKS, is_late, misses_objective, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet, FleetEngine
-from actors.fleet.moves import OpenStream, StreamMove, copies, move_streams, stays
+from actors.fleet.moves import (
+    FINISHES_WITHIN_S,
+    OpenStream,
+    StreamMove,
+    copies,
+    move_streams,
+    stays,
+)
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.fleet.way_router import hands_over
@@ -17,7 +24,6 @@ from app.engine_client.client import RequestRefused
 from app.fleet.connection import FleetRequest
 
 _NO_BITS = BitClass("", "", "", "")  # of a stream that no engine has computed yet
-_FINISHES_WITHIN_S = 5.0  # streams of a leaving engine that end this soon are not moved
 
 
 class FleetRouting:
@@ -131,7 +137,7 @@ class FleetRouting:
     def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of a leaving engine should finish there."""
         stream = self._stream(0, fleet_request, has_prefix=False)
-        return stays(stream, self._fleet, _FINISHES_WITHIN_S)
+        return stays(stream, self._fleet, FINISHES_WITHIN_S)
 
     def best(self, asked: QuoteRequest, now_s: float) -> str | None:
         """The engine that would get such a request."""

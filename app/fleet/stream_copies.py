@@ -7,15 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
+from actors.fleet.moves import COPIED_WITHIN_S, COPIES_FOR_S, LAST_BLOCK_WITHIN_S
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.routing import FleetRouting
 
 logger = logging.getLogger("legato.fleet")
-
-_COPIED_WITHIN_S, _LAST_BLOCK_WITHIN_S = 2.0, 1.0  # then a copy ends with what is there
-_COPIES_FOR_S = 5.0  # of a draining engine; then all streams that are left move as they are
 
 
 class StreamCopies:
@@ -58,7 +56,7 @@ class StreamCopies:
         )  # fmt: skip
         if snapshot is None or not snapshot.shares_kv or since_s is None:
             return fleet_requests
-        if now_s - since_s > _COPIES_FOR_S:
+        if now_s - since_s > COPIES_FOR_S:
             return fleet_requests
         at_once = [r for r in fleet_requests if not r.has_tokens]
         begun = [r for r in fleet_requests if r.has_tokens]
@@ -129,11 +127,11 @@ class StreamCopies:
         completes next; then it moves, and few tokens are left to be computed."""
         is_whole = False
         try:
-            async with asyncio.timeout(_COPIED_WITHIN_S):
+            async with asyncio.timeout(COPIED_WITHIN_S):
                 is_whole = await self._fetched(fleet_request, connection, block_size)
             del self._fetching[id(fleet_request)]
             self._ended(connection)  # another may have waited for this one
-            async with asyncio.timeout(_LAST_BLOCK_WITHIN_S):
+            async with asyncio.timeout(LAST_BLOCK_WITHIN_S):
                 request_id = fleet_request.request.request_id
                 await self._fetched(fleet_request, connection, block_size, request_id)
                 await connection.ask("next_token", request_id)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 
+from actors.fleet.balance import LOOKS_EVERY_S
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineSnapshot, EngineState
 from actors.scheduling.events import Refuse
@@ -21,7 +22,6 @@ logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
 _SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
-_BALANCED_EVERY_S = 0.5  # so that the next look sees what the last moves have changed
 
 
 class StreamPlacement:
@@ -135,7 +135,7 @@ class StreamPlacement:
     def balance(self, connection: Connection) -> None:
         """Move what is late at this serving engine and would be better off at another."""
         now_s = time.monotonic()
-        if now_s - connection.balanced_s < _BALANCED_EVERY_S:
+        if now_s - connection.balanced_s < LOOKS_EVERY_S:
             return
         if not self._routing.is_late(connection.engine_id):
             return

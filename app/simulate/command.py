@@ -20,7 +20,6 @@ from app.simulate.options import (
     RunOptions,
     TaskOptions,
     TrafficOptions,
-    WayOptions,
     command_of,
 )
 from app.simulate.paper import evaluation, figure7
@@ -28,23 +27,18 @@ from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.config_search import Candidate, candidates, is_cost_model, search_configs
+from app.simulate.run.kinds import Question, fitting, judge_kinds, kinds_for
 from app.simulate.run.record import write_requests
 from app.simulate.run.simulation import simulate
-from app.simulate.run.ways_search import (
-    Question,
-    advice,
-    fitting,
-    judge_kinds,
-    kinds_for,
-    pairs,
-    search_ways,
-    warning,
-)
+from app.simulate.run.ways_search import advice, pairs, search_ways, warning
+from app.simulate.studies import moving as moving_study
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
+from app.simulate.way_options import WayOptions
 
 # Name -> what yields its rows, and how they are shown.
 STUDIES: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
+    "moving": (moving_study.study, moving_study.as_markdown),
     "routing": (routing_study.study, routing_study.as_markdown),
     "scaling": (scaling_study.study, scaling_study.as_markdown),
 }
@@ -109,15 +103,19 @@ def _run(
         (out / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n", "utf-8")
         plots.save_run(result, out)
         console.print(f"written to {out}")
+    figures = {**summary.to_dict(), **objective_s}
+    if result.moved is not None:
+        figures["moved"] = result.moved.to_dict()
+        console.print(tables.moves_line(result.moved))
     if result.handovers is None:
-        return {**summary.to_dict(), **objective_s}
+        return figures
     moved = result.handovers.to_dict()
     console.print(
         f"{moved['num_requests']} requests moved with {moved['num_bytes'] / 1e9:.3g} GB of KV, "
         f"the busiest link {moved['busiest_link']:.1%} of the time; from the first token to the "
         f"next step {moved['handover_p50_s']:.3g} s, P99 {moved['handover_p99_s']:.3g} s"
     )
-    return {**summary.to_dict(), **objective_s, "handovers": moved}
+    return {**figures, "handovers": moved}
 
 
 def _words(config: SchedulerConfig) -> str:
@@ -187,6 +185,7 @@ def _search_ways(
     with _progress(console) as progress:
         bar = progress.add_task("kinds of engines", total=len(fit))
         verdicts = judge_kinds(fit, question, workers, lambda: progress.advance(bar))
+        progress.update(bar, completed=len(fit))  # not all had to be judged
         kinds = kinds_for(verdicts, question.num_gpus)
         then = progress.add_task("ways", total=len(pairs(kinds, question)))
         results = search_ways(kinds, question, workers, lambda: progress.advance(then))
@@ -242,6 +241,8 @@ def _study(
     study, as_markdown = STUDIES[name]
     given: dict[str, Any] = {}
     if engines.replicas is not None:
+        if name == "moving":
+            raise ValueError("--replicas has no effect with the study 'moving'")
         given["num_engines"] = engines.replicas
     if engines.routing:
         if name != "routing":

@@ -10,8 +10,8 @@ from app.simulate.options import (
     RunOptions,
     TaskOptions,
     TrafficOptions,
-    WayOptions,
 )
+from app.simulate.way_options import WayOptions
 
 _TRAFFIC = {f.name for f in fields(TrafficOptions)}
 _DEPLOYMENT = {f.name for group in (EngineOptions, WayOptions) for f in fields(group)}
@@ -23,7 +23,7 @@ TAKES: Mapping[str, set[str]] = {
     "paper": {"quick", "trace", "workers", "cache", "out"},
     "study": {"replicas", "routing", "seed", "workers", "out"},
     "search": _TRAFFIC | _SEARCH,
-    "capacity": _TRAFFIC | _DEPLOYMENT,
+    "capacity": (_TRAFFIC | _DEPLOYMENT) - {"drain"},
     "": _TRAFFIC | _DEPLOYMENT | {"out"},
 }
 

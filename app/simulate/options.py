@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -16,13 +16,6 @@ from actors.scheduling.build import DECODE_STEPS, build_core
 from actors.scheduling.cost.model import CostModel
 from app.paths import locate
 from app.simulate.hardware.deployments import load_model
-from app.simulate.hardware.interconnect import (
-    INTERCONNECTS,
-    kv_bytes_per_token,
-    parse_interconnect,
-    shape_of,
-)
-from app.simulate.run.deployment import Division
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.arrivals import Arrivals
 from app.simulate.workload.requests import Workload, generate
@@ -34,6 +27,9 @@ from app.simulate.workload.specs import (
     read_file,
 )
 from app.simulate.workload.traces import SUFFIXES, read_trace
+
+if TYPE_CHECKING:
+    from app.simulate.way_options import WayOptions
 
 
 def command_of(run: Callable[..., None], *groups: type) -> Callable[..., None]:
@@ -151,6 +147,7 @@ class EngineOptions:
         """Raises ValueError for options without effect or that contradict each other."""
         ways.check(self)
         truth = load_model(self.model)
+        shared_kv = ways.shared_kv(truth.name)
         config = scheduler_config(
             truth,
             policy=self.policy,
@@ -161,6 +158,7 @@ class EngineOptions:
             admission=self.admission,
             order=self.order,
             drafter="none" if self.acceptance is None else "auto",
+            prefix_cache=shared_kv is not None,
         )
         num_replicas, routing = self.replicas or ways.num_engines or 1, self.routing or "slack"
         division = ways.division(truth.name)
@@ -171,71 +169,10 @@ class EngineOptions:
             routing=routing,
             acceptance=self.acceptance,
             division=division,
+            rebalance=ways.rebalance,
+            drains=() if ways.drain is None else ((ways.drain, 0),),
+            shared_kv=shared_kv,
         )
-
-
-@dataclass(frozen=True)
-class WayOptions:
-    """How prompts and streams are divided over the engines."""
-
-    way: Annotated[
-        str, typer.Option(help=f"{', '.join(WAYS)}: which engines compute prompts, which decode.")
-    ] = "colocated"
-    prefill_engines: Annotated[
-        int | None, typer.Option(help="Engines that only compute prompts.", min=1)
-    ] = None
-    decode_engines: Annotated[
-        int | None, typer.Option(help="Engines that decode; flexible: prompts too.", min=1)
-    ] = None
-    interconnect: Annotated[
-        str, typer.Option(help=f"{', '.join(INTERCONNECTS)} (nvlink), or GB/s,microseconds.")
-    ] = ""
-    shape: Annotated[
-        str, typer.Option(help="Of configs/models/shapes, for the size of KV; else by the name.")
-    ] = ""
-
-    @property
-    def num_engines(self) -> int:
-        return (self.prefill_engines or 0) + (self.decode_engines or 0)
-
-    def check(self, engines: EngineOptions) -> None:
-        """Raises ValueError naming an option that is unknown, missing or without effect."""
-        if self.way not in WAYS:
-            raise ValueError(f"unknown way {self.way!r}; known: {', '.join(WAYS)}")
-        numbers = {
-            "--prefill-engines": self.prefill_engines,
-            "--decode-engines": self.decode_engines,
-        }
-        if self.way == "colocated":
-            given = {**numbers, "--interconnect": self.interconnect, "--shape": self.shape}
-            for option, value in given.items():
-                if value:
-                    raise ValueError(f"{option} has no effect with --way colocated")
-            return
-        for option, value in numbers.items():
-            if value is None:
-                raise ValueError(f"--way {self.way} needs {option}")
-        if engines.replicas is not None:
-            raise ValueError(
-                f"--replicas has no effect with --way {self.way}, which has two numbers"
-            )
-        if engines.admission != "all":
-            message = "a stream that has begun is not refused where it goes on"
-            raise ValueError(f"--admission {engines.admission} and --way {self.way}: {message}")
-
-    def division(self, model: str) -> Division | None:
-        """None: colocated."""
-        if self.way == "colocated":
-            return None
-        return self.divided(self.way, self.prefill_engines or 0, model)
-
-    def divided(self, way: str, num_prefill: int, model: str) -> Division:
-        """Raises ValueError where the size of KV is unknown."""
-        shape = self.shape or shape_of(model)
-        if not shape:
-            raise ValueError(f"{way} engines need --shape: {model!r} names no shape")
-        interconnect = parse_interconnect(self.interconnect or "nvlink")
-        return Division(way, num_prefill, interconnect, kv_bytes_per_token(shape))
 
 
 TASKS = ("figure7", "paper", "study", "search", "capacity")  # the first one given is run
@@ -267,7 +204,9 @@ class TaskOptions:
     figure7: Annotated[
         bool, typer.Option("--figure7", help="The paper's figure 7 under every policy.")
     ] = False
-    study: Annotated[str, typer.Option(help="routing or scaling: a fleet under each of them.")] = ""
+    study: Annotated[
+        str, typer.Option(help="routing, scaling or moving: a fleet under each of them.")
+    ] = ""
     quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False
     trace: Annotated[
         list[str] | None, typer.Option(help="With --paper: DATASET=FILE, lengths in its place.")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from app.simulate.paper.published import PublishedRow
 from app.simulate.run.config_search import CandidateResult
+from app.simulate.run.moved import MoveTotals
 from app.simulate.run.record import Summary
 from app.simulate.run.ways_search import LayoutResult
 
@@ -141,6 +142,16 @@ def layout_table(results: Sequence[LayoutResult], num_gpus: int) -> Table:
             result.limit,
         )
     return table
+
+
+def moves_line(moved: MoveTotals) -> str:
+    """What streams that changed their engine lost, in words."""
+    found = moved.to_dict()
+    return (
+        f"{moved.num_streams} streams moved, {moved.num_copied} of them behind their KV "
+        f"({moved.num_bytes / 1e9:.3g} GB in all); {moved.num_recomputed_tokens} tokens computed "
+        f"again; pauses P50 {found['pause_p50_s']:.3g} s, longest {found['pause_max_s']:.3g} s"
+    )
 
 
 def show(console: Console, *parts: Any) -> None:

@@ -21,7 +21,13 @@ from typing import Any, ClassVar
 
 from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
-from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes
+from actors.scheduling.budgets.step_sizes import (
+    LOOK_EVERY,
+    SizeChoice,
+    StepSizes,
+    add_chunk,
+    hand_over_tokens,
+)
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.delays import ArrivalCost, WayToClient
 from actors.scheduling.cost.mix import Mix
@@ -55,6 +61,7 @@ class AdaptiveBudget:
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate from which steps are not made longer.
     ease: likewise of the best prefill rate beside the decodes, with a queue and one stage.
+    hands_over: streams leave with their first token.
     allowed_misses, miss_cost, first_share: share of the steps that may miss the objective, by how
         much a miss lowers the share of it that is planned for, and its first value (`KeptShare`).
     caution: the bound of a step's time is so many times as far from its mean as the learned one.
@@ -80,9 +87,11 @@ class AdaptiveBudget:
     caution: float = 1.0
     background: float = 0.5
     pace: float = 0.01
+    hands_over: bool = False
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
+    _most_alone: int = field(init=False)  # tokens of a step beside which no decode waits
     _slack: Slack = field(init=False)
     _sizes: SizeChoice = field(init=False)
     _pace: Pace = field(init=False)
@@ -103,11 +112,13 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        chunks, way_s = config.overlap_chunks, config.delivery_s
-        return cls(cost, *limits, overlap_chunks=chunks, delivery_s=way_s, **options)
+        names = ("overlap_chunks", "hands_over", "delivery_s")
+        return cls(cost, *limits, **{name: getattr(config, name) for name in names}, **options)
 
     def __post_init__(self) -> None:
-        most = self.max_step_tokens
+        most = self._most_alone = self.max_step_tokens
+        if self.hands_over:
+            self._most_alone = hand_over_tokens(self.cost.profile, most)
         self._slack = Slack(self.cost, self.tbt_s, most, self.smoothness)
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
@@ -134,7 +145,7 @@ class AdaptiveBudget:
                 limit_s -= least_load_s(self._slack.tightest_s)
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
-            tokens = self.max_step_tokens
+            tokens = self._most_alone
             self._prefilled_at_s = engine.now_s  # no prefill is held back
             if self.tbt_s is None and shape.num_decodes:
                 tokens = max(self._sizes.efficient_tokens, shape.num_decodes + LEAST_RELIEF)
@@ -268,29 +279,15 @@ class AdaptiveBudget:
             if remaining < 1 or view.step_id in steps:
                 continue
             most_s = background_s if view.request.priority < 0 else limit_s
-            if not self._add(mix, view.num_computed_tokens, remaining, most_s, sizes):
+            if not add_chunk(profile, mix, view.num_computed_tokens, remaining, most_s, sizes):
                 return mix.num_tokens, False
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
         holds_starts = waiting > 0 and not self._may_grow(engine)
         if waiting > 0 and not holds_starts:
             is_background = engine.num_waiting == engine.num_waiting_background
-            self._add(mix, 0, waiting, background_s if is_background else limit_s, sizes)
+            most_s = background_s if is_background else limit_s
+            add_chunk(profile, mix, 0, waiting, most_s, sizes)
         return mix.num_tokens, holds_starts
-
-    def _add(
-        self, mix: Mix, start: int, wanted: int, limit_s: float, sizes: StepSizes | None
-    ) -> bool:
-        """Add as much of a chunk as fits; returns whether all of it did.
-
-        One that is cut ends where tokens are cheapest: step time jumps just past a tile edge."""
-        profile, tokens = self.cost.profile, mix.num_tokens
-        chunk = profile.largest_chunk(mix, start, wanted, limit_s)
-        if sizes and 0 < chunk < wanted:
-            best = sizes.at_most(tokens + chunk)
-            chunk = best - tokens if best > tokens else chunk
-        if chunk:
-            mix.add(start, chunk, profile.attention_window)
-        return chunk == wanted
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:
         """The learned error quantile of steps about this long; their mix, if they hold prefill."""

@@ -16,6 +16,8 @@ APART = 1.12  # sizes to choose from
 DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
 # While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
+# Of an engine whose streams leave, in tokens and as `efficiency`.
+LEAST_HAND_OVER, HAND_OVER_EFFICIENCY = 512, 0.95
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
@@ -152,3 +154,27 @@ class SizeChoice:
         if self.follow_learnt and self.num_answered % EXPLORE_EVERY == 0:
             return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
         return self.fastest, most
+
+
+def hand_over_tokens(profile: CostModel, most: int) -> int:
+    """Of a step of an engine whose streams leave, at most `most`. It delays no token but the first
+    ones behind it, and its KV is saved beside the next. So it is as long as makes prompts cheap.
+    """
+    cheap = StepSizes(profile, most, HAND_OVER_EFFICIENCY).at_most(most)
+    return min(most, max(cheap, LEAST_HAND_OVER))
+
+
+def add_chunk(
+    profile: CostModel, mix: Mix, start: int, wanted: int, limit_s: float, sizes: StepSizes | None
+) -> bool:
+    """Add as much of a chunk to `mix` as fits; returns whether all of it did.
+
+    One that is cut ends where tokens are cheapest: step time jumps just past a tile edge."""
+    tokens = mix.num_tokens
+    chunk = profile.largest_chunk(mix, start, wanted, limit_s)
+    if sizes and 0 < chunk < wanted:
+        best = sizes.at_most(tokens + chunk)
+        chunk = best - tokens if best > tokens else chunk
+    if chunk:
+        mix.add(start, chunk, profile.attention_window)
+    return chunk == wanted

@@ -26,12 +26,19 @@ def fill_with_chunks(
 ) -> None:
     """Spend `left` tokens on chunks: admitted prompts first, then new requests in order.
 
-    With `max_chunk` set, no prompt gets more until every other has had its share.
+    A stream that another engine has begun goes first, since each step for which it waits is a gap;
+    what it lacks is a few tokens, where its KV has moved. With `max_chunk` set, no prompt gets more
+    until every other has had its share.
     """
     if not step.wants_prefill:
         return
     cap = step.config.max_chunk
     most = left if cap is None else cap
+    while left > 0 and (head := step.head()) is not None and head.request.output:
+        granted = step.start(head, min(left, chunk_limit(head, left)))
+        if granted == 0:
+            break
+        left -= granted
     for state in step.runnable_prefills():
         if left <= 0:
             return

@@ -48,7 +48,7 @@ def deployment_of(way: str, machine: Machine) -> Deployment:
     measured = measured_deployment(config, machine.profile, machine.steps[way])
     division = None
     if way != "colocated":
-        division = Division(way, 1, machine.link, machine.token_bytes, as_live=True)
+        division = Division(way, 1, machine.link, machine.token_bytes)
     return replace(measured, num_replicas=2, routing="slack", division=division)
 
 

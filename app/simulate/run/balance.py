@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from actors.fleet.balance import is_late, relieved, sooner_elsewhere
+from actors.fleet.balance import LOOKS_EVERY_S, is_late, relieved, sooner_elsewhere
 from actors.fleet.fleet import Fleet
-from actors.fleet.moves import OpenStream
+from actors.fleet.moves import OpenStream, StreamMove
 from actors.fleet.routers.base import Router
 from actors.scheduling.request import Request
 from actors.scheduling.state import RequestStatus
@@ -14,12 +14,17 @@ from app.simulate.run.engine import SimulatedEngine
 
 
 def leaving(
-    engine: SimulatedEngine, fleet: Fleet, router: Router, now_s: float
+    engine: SimulatedEngine,
+    fleet: Fleet,
+    router: Router,
+    now_s: float,
+    relieve: Callable[[Sequence[OpenStream]], Sequence[StreamMove]],
 ) -> Iterator[tuple[OpenStream, Request, str]]:
     """What leaves this engine, which has it no longer: the stream, the request that continues it,
-    and the next engine."""
-    if not is_late(fleet.engines[engine.name], fleet):
+    and the next engine. relieve: of the streams that run, moves that the fleet counts as sent."""
+    if now_s - engine.balanced_s < LOOKS_EVERY_S or not is_late(fleet.engines[engine.name], fleet):
         return
+    engine.balanced_s = now_s
     live = engine.replica.core.live_requests
     found = {stream.stream_id: (stream, request) for stream, request in engine.streams()}
     streams = [stream for stream, _ in found.values() if not engine.stays(stream.stream_id)]
@@ -29,12 +34,19 @@ def leaving(
         if not stream.sensitive and live[stream.stream_id].status is RequestStatus.WAITING
     ]
     running = [stream for stream in streams if stream.sensitive]
-    moves = sooner_elsewhere(waiting, fleet, router, now_s)
-    for move in relieved(running, fleet, router, now_s, ()):
-        assert move.engine_id is not None
-        fleet.sent(move.engine_id, found[move.stream_id][0].arrival)
-        moves.append(move)
-    for move in moves:
+    for move in (*sooner_elsewhere(waiting, fleet, router, now_s), *relieve(running)):
         assert move.engine_id is not None
         engine.replica.withdraw([move.stream_id], now_s)
         yield *found[move.stream_id], move.engine_id
+
+
+def relieved_at_once(
+    running: Sequence[OpenStream], fleet: Fleet, router: Router, now_s: float
+) -> list[StreamMove]:
+    """`relieved` without KV that is shared; the fleet counts them as sent."""
+    moves = relieved(running, fleet, router, now_s, ())
+    arrivals = {stream.stream_id: stream.arrival for stream in running}
+    for move in moves:
+        assert move.engine_id is not None
+        fleet.sent(move.engine_id, arrivals[move.stream_id])
+    return moves

@@ -18,7 +18,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import compose, load_model
 from app.simulate.hardware.shapes import MODELS
-from app.simulate.run.capacity import search_capacity
+from app.simulate.run.capacity import probe_load, search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.run.work import Work
 from app.simulate.workload.specs import TrafficSpec
@@ -136,20 +136,29 @@ def is_cost_model(target: str) -> bool:
 
 
 def judge(
-    candidate: Candidate, traffic: TrafficSpec, tbt_s: float, load_qps: float
+    candidate: Candidate,
+    traffic: TrafficSpec,
+    tbt_s: float,
+    load_qps: float,
+    least_qps: float = 0.0,
 ) -> CandidateResult:
-    """Capacity of one candidate and the replicas that `load_qps` needs."""
+    """Capacity of one candidate and the replicas that `load_qps` needs. least_qps: a candidate that
+    does not hold it is not searched."""
     try:
         model = candidate.cost_model()
     except ValueError as error:
         return CandidateResult(candidate, 0.0, 0, 0, math.nan, math.nan, "", f"{error}")
     served = traffic.read()
+    deployment = Deployment(candidate.config(model, tbt_s), model)
+    guess_qps, stride = Work.of(model, served.at(1.0)).qps(0, 1), 2.0
+    if least_qps:
+        least, at = served.at(least_qps), (least_qps, tbt_s)
+        if not probe_load(deployment, least, *at, seed=served.seed)[0].passed:
+            reason = f"does not hold {least_qps:.3g} requests/s"
+            return CandidateResult(candidate, 0.0, 0, 0, math.nan, math.nan, "", reason)
+        guess_qps, stride = 1.25 * least_qps, 1.25
     found = search_capacity(
-        Deployment(candidate.config(model, tbt_s), model),
-        served,
-        tbt_s,
-        guess_qps=Work.of(model, served.at(1.0)).qps(0, 1),
-        tolerance=0.05,
+        deployment, served, tbt_s, guess_qps=guess_qps, stride=stride, tolerance=0.05
     )
     if not found.qps or found.summary is None:
         return CandidateResult(

@@ -14,14 +14,6 @@ from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.acceptance import Acceptance
 
-# A step of an engine that only computes prompts: no stream waits for it, longer ones gain little,
-# and the KV of a chunk moves while the next one is computed.
-PREFILL_STEP_TOKENS = 2048
-
-# Most tokens of one prompt in a step of an engine that also continues streams, while others wait:
-# otherwise the few tokens that such a stream lacks would wait until running prompts are computed.
-SHARED_CHUNK_TOKENS = 128
-
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
@@ -45,7 +37,6 @@ class Division:
 
     num_prefill: engines, of the deployment's, that only compute prompts.
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
-    as_live: engines of all roles have the settings that live ones have.
     ahead: KV moves chunk by chunk while its prompt is computed, as live; else with the first token.
     shares_prefixes: requests find each other's KV; for workloads whose tokens are not blank.
     """
@@ -55,21 +46,22 @@ class Division:
     interconnect: Interconnect
     kv_bytes_per_token: float
     options: Mapping[str, Any] = field(default_factory=dict)
-    as_live: bool = False
     ahead: bool = True
     shares_prefixes: bool = False
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
-        """The settings of an engine: KV that moves has names, by which it is found on arrival."""
+        """The settings of an engine, those of a live one of its role: KV that moves has names, by
+        which it is found on arrival."""
         config = replace(config, prefix_cache=self.num_prefill > 0 or self.shares_prefixes)
-        if self.as_live:
-            return config.handing_over() if role is Role.PREFILL else config
-        if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
-            return replace(config, max_chunk=SHARED_CHUNK_TOKENS)
-        if role is not Role.PREFILL:
-            return config
-        size = max(PREFILL_STEP_TOKENS, config.token_budget or 0)
-        return replace(config, budget="fixed", budget_options={}, token_budget=size)
+        return config.handing_over() if role is Role.PREFILL else config
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKV:
+    """Engines fetch each other's KV (`kv.shared_cache_gib` of live ones). As of `Division`."""
+
+    interconnect: Interconnect
+    kv_bytes_per_token: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +76,10 @@ class Deployment:
     rebalance: what is late at one engine goes on at another of its role, as in live fleets by
         default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
+    drains: likewise those that leave, as at a rolling update of a live fleet.
+    shared_kv: KV moves with the streams that leave an engine; None: it is computed again.
     acceptance: probability that a draft is right; None: engines run without a drafter.
-    division: None: colocated. It takes neither autoscaling nor failures.
+    division: None: colocated. It takes no autoscaling, failures, drains or shared KV.
     """
 
     config: SchedulerConfig
@@ -100,6 +94,8 @@ class Deployment:
     num_retries: int = 2
     rebalance: bool = False
     failures: tuple[tuple[float, int], ...] = ()
+    drains: tuple[tuple[float, int], ...] = ()
+    shared_kv: SharedKV | None = None
     jitter: float = 0.0
     host_s: float = 0.0
     ratios: StepRatios | None = None
@@ -112,8 +108,15 @@ class Deployment:
                 raise ValueError(f"acceptance: a probability, not {self.acceptance:g}")
             if self.config.drafter == "none":
                 raise ValueError("acceptance has no effect with the drafter 'none'")
+        if self.shared_kv is not None:
+            if not self.config.prefix_cache:
+                raise ValueError("shared_kv needs prefix_cache: KV is found by its digest")
+            if not (self.rebalance or self.drains or self.autoscale):
+                raise ValueError(
+                    "shared_kv has no effect: nothing moves without rebalance or drains"
+                )
         if self.division is not None:
-            for name in ("autoscale", "failures"):
+            for name in ("autoscale", "failures", "drains", "shared_kv"):
                 if getattr(self, name):
                     raise ValueError(f"{name} has no effect with engines divided by roles")
             if self.config.prefix_cache:
@@ -130,5 +133,5 @@ class Deployment:
     @property
     def is_lone(self) -> bool:
         """Whether there is one engine throughout, so no routing."""
-        plain = self.autoscale is None and not self.failures and self.division is None
-        return self.num_replicas == 1 and plain
+        plain = self.autoscale is None and self.division is None
+        return self.num_replicas == 1 and plain and not (self.failures or self.drains)

@@ -51,8 +51,8 @@ class DividedFleet(SimulatedFleet):
     def _config_of(self, name: str) -> SchedulerConfig:
         return self._division.config_of(self._roles[name], self._deployment.config)
 
-    def _start(self, now_s: float) -> None:
-        super()._start(now_s)
+    def _add(self, now_s: float) -> None:
+        super()._add(now_s)
         engine = self.engines[f"engine-{len(self.all) - 1}"]
         engine.stays = self.handovers.holds
         if self._roles[engine.name].decodes:
@@ -83,7 +83,7 @@ class DividedFleet(SimulatedFleet):
         if whole is None or to is None:
             super()._go(stream, request, to, now_s)
             return
-        self.moves.append((now_s, stream.stream_id))
+        self.moved.left(stream, now_s)
         if not self._begin(self.engines[to], whole, True, now_s):
             self._route(whole, arrival_of(whole, self._deployment.config), now_s)
 

@@ -18,7 +18,7 @@ from actors.fleet.snapshot import (
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request
 from actors.scheduling.state import Fate, RequestStatus, prefix_digests
-from app.simulate.run.replica import Replica
+from app.simulate.run.replica import INFINITY, Replica
 
 BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
 
@@ -27,8 +27,8 @@ class SimulatedEngine:
     """A simulated engine, and its front's counters for it."""
 
     __slots__ = (
-        "cached", "changed", "name", "num_received", "publisher", "replica", "started_s", "state",
-        "stays", "unseen_s",
+        "balanced_s", "cached", "changed", "drain_s", "leaving_since_s", "name", "num_received",
+        "publisher", "replica", "started_s", "state", "stays", "unseen_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, started_s: float, role: Role = Role.BOTH) -> None:
@@ -40,6 +40,9 @@ class SimulatedEngine:
         self.cached: dict[int, int] = {}  # by request: its tokens that were cached as it came
         self.stays: Callable[[int], bool] = lambda request_id: False  # whether it cannot leave now
         self.num_received = 0
+        self.drain_s = 0.0  # once it drains: streams that end so soon end here
+        self.leaving_since_s = 0.0
+        self.balanced_s = -INFINITY  # when its streams were last looked at
         self.changed = True  # since it was last looked at
         self.unseen_s: float | None = None  # then; None: the last snapshot shows it
 
@@ -53,19 +56,22 @@ class SimulatedEngine:
 
     def streams(self) -> list[tuple[OpenStream, Request]]:
         """Its open streams, each with the request that would continue it on another engine."""
-        found = []
+        live = self.replica.core.live_requests
+        return [found for request_id in live if (found := self.stream(request_id)) is not None]
+
+    def stream(self, request_id: int) -> tuple[OpenStream, Request] | None:
+        """One of them; None: it has ended, or is not here."""
         core = self.replica.core
-        for request_id, state in core.live_requests.items():
-            if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
-                continue
-            request = replace(state.request, output=tuple(state.output_token_ids))
-            arrival = arrival_of(request, core.config)
-            stream = OpenStream(
-                request_id, self.name, arrival, BITS, bool(request.output), request.arrival_s,
-                self.cached.get(request_id, 0),
-            )  # fmt: skip
-            found.append((stream, request))
-        return found
+        state = core.live_requests.get(request_id)
+        if state is None or (state.status is RequestStatus.FINISHING and state.fate is Fate.END):
+            return None
+        request = replace(state.request, output=tuple(state.output_token_ids))
+        arrival = arrival_of(request, core.config)
+        stream = OpenStream(
+            request_id, self.name, arrival, BITS, bool(request.output), request.arrival_s,
+            self.cached.get(request_id, 0),
+        )  # fmt: skip
+        return stream, request
 
 
 def arrival_of(request: Request, config: SchedulerConfig) -> Arrival:

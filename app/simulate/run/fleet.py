@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.moves import OpenStream, move_streams, stays
+from actors.fleet.moves import FINISHES_WITHIN_S, OpenStream, StreamMove, move_streams, stays
 from actors.fleet.roles import Placement
 from actors.fleet.routers import build_router
-from actors.fleet.scaling import EngineLoad, build_scaling, load_of
 from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, PrefixUpdate, Role
-from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.request import Request
-from app.simulate.run.balance import leaving
-from app.simulate.run.deployment import Autoscale, Deployment
+from app.simulate.run.autoscale import Scaler
+from app.simulate.run.balance import leaving, relieved_at_once
+from app.simulate.run.deployment import Deployment
 from app.simulate.run.engine import SimulatedEngine, arrival_of
 from app.simulate.run.handover_parts import HandoverTotals
+from app.simulate.run.moved import MovedStreams, MoveTotals
 from app.simulate.run.record import RunRecord
-from app.simulate.run.replica import INFINITY, Replica, TokenOf
+from app.simulate.run.replica import INFINITY, Replica, TokenOf, build_replica
 from app.simulate.run.timers import Timers
 
 
@@ -45,13 +44,11 @@ class SimulatedFleet:
         self._heap: list[tuple[float, int, Replica]] = []
         self.timers = Timers()
         self._at = self.timers.at
-        self._order = self._num_starting = 0
+        self._order = 0
         self.all: list[Replica] = []
         self.engines: dict[str, SimulatedEngine] = {}  # alive, by name
         self.replica_seconds = 0.0
-        self.scaling: list[tuple[float, int]] = []
-        self.loads: list[Mapping[str, EngineLoad]] = []  # the inputs of scaling
-        self.moves: list[tuple[float, int]] = []  # (time, request)
+        self.moved = MovedStreams(record)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take these now
         self.next_arrival_s = -INFINITY  # kept by the caller; too early is harmless
         self._roles: Mapping[str, Role] = {}  # by name; of the others: both
@@ -60,17 +57,17 @@ class SimulatedFleet:
         self._picture = Fleet()
         seeded = {"seed": seed} if deployment.routing == "power_of_two" else {}
         self._router = build_router(deployment.routing, {**seeded, **deployment.routing_options})
-        scale = deployment.autoscale
-        self._scaling = build_scaling(scale.scaling, scale.options) if scale else None
         self._predicts = self._router.reads_outlook  # whether snapshots hold predictions
         self._prepare()
         for _ in range(deployment.num_replicas):
-            self._start(0.0)
+            self._add(0.0)
         self._alone = self.all[0] if deployment.is_lone else None
-        if scale is not None:
-            self._at(scale.interval_s, self._scale)
+        scale = deployment.autoscale
+        self.scaler = None if scale is None else Scaler(self, scale)
         for time_s, index in deployment.failures:
             self._at(time_s, partial(self.fail, f"engine-{index}"))
+        for time_s, index in deployment.drains:
+            self._at(time_s, partial(self._leave, f"engine-{index}"))
 
     # ---- what engines with roles do otherwise -----------------------------------------------
 
@@ -91,8 +88,10 @@ class SimulatedFleet:
     def _reads(self, until_s: float) -> bool:
         """Whether the picture may be read by then: what will not be read need not be predicted."""
         d = self._deployment
-        always = d.autoscale is not None or d.failures or d.config.prefix_cache or d.rebalance
-        return bool(always or self.queued) or self.next_arrival_s <= until_s
+        always = d.autoscale is not None or d.config.prefix_cache or d.rebalance
+        return (
+            bool(always or d.failures or d.drains or self.queued) or self.next_arrival_s <= until_s
+        )
 
     @property
     def has_pending(self) -> bool:
@@ -101,6 +100,10 @@ class SimulatedFleet:
 
     def handover_totals(self) -> HandoverTotals | None:
         return None
+
+    def move_totals(self) -> MoveTotals | None:
+        """Of streams that moved; None: none did."""
+        return self.moved.totals()
 
     def earliest(self) -> Replica | None:
         """The replica whose next event comes first."""
@@ -118,6 +121,7 @@ class SimulatedFleet:
         """Note a replica's new time after a change; retire it if it has drained."""
         if self._alone is not None:
             return
+        self.moved.look(replica)
         engine = self.engines.get(f"engine-{replica.index}")
         if engine is None:  # dead
             replica.next_s = INFINITY
@@ -131,28 +135,23 @@ class SimulatedFleet:
 
     # ---- engines come and go ----------------------------------------------------------
 
-    def _start(self, now_s: float) -> None:
+    def start(self, now_s: float) -> None:
+        """One engine more, which takes what waits."""
+        self._add(now_s)
+        self._send_queued(now_s)
+
+    def _add(self, now_s: float) -> None:
         d, index = self._deployment, len(self.all)
         name = f"engine-{index}"
-        config, acceptance = d.drafting(self._config_of(name), self._seed)
-        replica = Replica(
-            build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
-            d.model,
-            self._record,
-            index=index,
-            jitter=d.jitter,
-            ratios=d.ratios,
-            seed=self._seed,
-            host_s=d.host_s,
-            token_of=self._token_of,
-            acceptance=acceptance,
-        )
+        config = self._config_of(name)
+        replica = build_replica(d, config, self._record, index, self._seed, self._token_of)
         self.all.append(replica)
         role = self._roles.get(name, Role.BOTH)
         engine = self.engines[name] = SimulatedEngine(replica, now_s, role)
         if d.is_lone:
             return
         replica.on_refuse = self._refused
+        self.moved.watch(replica)
         self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
         # Engines publish at different times.
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
@@ -179,12 +178,23 @@ class SimulatedFleet:
         self._picture.published(snapshot, now_s)
         if update is not None:
             self._picture.update_prefixes(update)
-        engine = self.engines[snapshot.engine_id]
-        if self._deployment.rebalance and engine.accepts:
-            for stream, request, name in leaving(engine, self._picture, self._router, now_s):
-                self._go(stream, request, name, now_s)
-            self.touched(engine.replica, now_s)
+        self._told(self.engines[snapshot.engine_id], now_s)
         self._send_queued(now_s)
+
+    def _told(self, engine: SimulatedEngine, now_s: float) -> None:
+        """An engine has published how it is: what has to move because of that moves."""
+        if not (self._deployment.rebalance and engine.accepts):
+            return
+        relieve = partial(self._relieve, engine, now_s)
+        for found in leaving(engine, self._picture, self._router, now_s, relieve):
+            self._go(*found, now_s)
+        self.touched(engine.replica, now_s)
+
+    def _relieve(
+        self, engine: SimulatedEngine, now_s: float, running: Sequence[OpenStream]
+    ) -> Sequence[StreamMove]:
+        """Of an engine that misses its objective, the streams that move now."""
+        return relieved_at_once(running, self._picture, self._router, now_s)
 
     def fail(self, name: str, now_s: float) -> None:
         """The engine dies; its requests continue on other engines."""
@@ -195,13 +205,25 @@ class SimulatedFleet:
         self._retire(engine, now_s)
         self._move(streams, now_s)
 
-    def _drain(self, engine: SimulatedEngine, scale: Autoscale, now_s: float) -> None:
-        """Accept nothing new; move streams that would take too long, and finish the rest."""
-        engine.state = EngineState.DRAINING
+    def _leave(self, name: str, now_s: float) -> None:
+        engine = self.engines.get(name)
+        if engine is not None and engine.accepts:
+            self.drain(engine, FINISHES_WITHIN_S, now_s)
+
+    def drain(self, engine: SimulatedEngine, drain_s: float, now_s: float) -> None:
+        """Accept nothing new; move streams that would take longer, and finish the rest."""
+        engine.state, engine.drain_s, engine.leaving_since_s = EngineState.DRAINING, drain_s, now_s
         self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
-        moved = [s for s in engine.streams() if not stays(s[0], self._picture, scale.drain_s)]
-        engine.replica.withdraw([stream.stream_id for stream, _ in moved], now_s)
-        self._move(moved, now_s)
+        self._evacuate(engine, now_s)
+
+    def _evacuate(self, engine: SimulatedEngine, now_s: float) -> None:
+        leaving = [s for s in engine.streams() if not stays(s[0], self._picture, engine.drain_s)]
+        engine.replica.withdraw([stream.stream_id for stream, _ in leaving], now_s)
+        self._move(leaving, now_s)
+        self._evacuated(engine, now_s)
+
+    def _evacuated(self, engine: SimulatedEngine, now_s: float) -> None:
+        """Retire an engine that drains once nothing is left on it."""
         if engine.replica.num_live == 0:
             self._retire(engine, now_s)
         else:
@@ -279,37 +301,8 @@ class SimulatedFleet:
             self._go(*found[move.stream_id], move.engine_id, now_s)
 
     def _go(self, stream: OpenStream, request: Request, to: str | None, now_s: float) -> None:
-        self.moves.append((now_s, stream.stream_id))
+        self.moved.left(stream, now_s)
         if to is None:
             self.queued.append((request, stream.arrival))
         elif not self._send(self.engines[to], request, now_s):
             self._route(request, stream.arrival, now_s)
-
-    # ---- scaling ----------------------------------------------------------------------
-
-    def _scale(self, now_s: float) -> None:
-        """Apply the policy: start engines (after the cold start) and drain others."""
-        scale, scaling = self._deployment.autoscale, self._scaling
-        if scale is None or scaling is None:
-            return
-        self._at(now_s + scale.interval_s, self._scale)
-        loads = {
-            name: load_of(engine.publisher.snapshot(now_s, engine.state), now_s)
-            for name, engine in self.engines.items()
-        }
-        wanted = scaling.wanted(loads, self._num_starting, len(self.queued), now_s, scale.bounds)
-        self.scaling.append((now_s, wanted))
-        self.loads.append(loads)
-        serving = [e for e in self.engines.values() if e.accepts]
-        for _ in range(wanted - len(serving) - self._num_starting):
-            self._num_starting += 1
-            self._at(now_s + scale.start_s, self._started)
-        if self._num_starting == 0 and len(serving) > wanted:
-            serving.sort(key=lambda engine: engine.replica.num_live)
-            for engine in serving[: len(serving) - wanted]:
-                self._drain(engine, scale, now_s)
-
-    def _started(self, now_s: float) -> None:
-        self._num_starting -= 1
-        self._start(now_s)
-        self._send_queued(now_s)

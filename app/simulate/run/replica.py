@@ -11,16 +11,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import (
     Abort,
     Emit,
     Event,
     Execute,
+    Fetch,
     Instruction,
+    KVMove,
     OutputRow,
     Refuse,
+    Save,
     StepDone,
     Tick,
     WakeAt,
@@ -28,6 +34,7 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import SliceRow, StepPlan, StepResult
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.acceptance import Acceptance
+from app.simulate.run.deployment import Deployment
 from app.simulate.run.record import RunRecord
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ class Replica:
     __slots__ = (
         "_acceptance", "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record",
         "_rng", "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_answer",
-        "on_emit", "on_refuse", "on_start", "wake_s",
+        "on_emit", "on_move", "on_refuse", "on_start", "step", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +94,13 @@ class Replica:
         self.wake_s = INFINITY
         self.next_s = INFINITY
         self.num_live = 0  # submitted and not finished
+        self.step: Sequence[SliceRow] = ()  # the last one that has begun
         self.on_refuse: Callable[[Refuse, float], None] = record.refused
         self.on_emit: Callable[[Sequence[OutputRow], float], int] = record.emitted
         self.on_start: Callable[[int, float], None] = record.started
         # What a step computed, before the core hears of it
         self.on_answer: Callable[[Sequence[SliceRow], float], None] | None = None
+        self.on_move: Callable[[KVMove, float], None] | None = None  # of cores with a second tier
 
     @property
     def core(self) -> Core:
@@ -128,6 +137,7 @@ class Replica:
     # ---- instructions -----------------------------------------------------------------
 
     def _apply(self, instructions: Sequence[Instruction], now_s: float) -> None:
+        kv_moves: list[KVMove] = []
         for instruction in instructions:
             kind = type(instruction)
             if kind is Execute:
@@ -140,13 +150,18 @@ class Replica:
             elif kind is WakeAt:
                 # An earlier wake-up requested by the core stays valid.
                 self.wake_s = min(self.wake_s, instruction.time_s)  # type: ignore[union-attr]
+            elif kind is Save or kind is Fetch:
+                kv_moves.append(instruction)  # type: ignore[arg-type]
         in_flight = self._in_flight
         done_s = in_flight[0][0] if in_flight else INFINITY
         self.next_s = done_s if done_s <= self.wake_s else max(self.wake_s, now_s)
+        for move in kv_moves:  # an answer makes instructions that come after these
+            assert self.on_move is not None
+            self.on_move(move, now_s)
 
     def _execute(self, plan: StepPlan, now_s: float) -> None:
         record, model = self._record, self._model
-        slices = plan.slices
+        slices = self.step = plan.slices
         mix = Mix.of(slices, self._window)
         stage_s = model.stage_s(mix)
         if self._jitter:
@@ -230,3 +245,28 @@ class Replica:
             times.append((start_s, end_s))
             arrives_s = end_s + send_s
         return times[0][0], times[-1][1], bubble_s, tuple(times)
+
+
+def build_replica(
+    deployment: Deployment,
+    config: SchedulerConfig,
+    record: RunRecord,
+    index: int,
+    seed: int,
+    token_of: TokenOf | None,
+) -> Replica:
+    """An engine of this deployment, with settings of its own."""
+    d = deployment
+    config, acceptance = d.drafting(config, seed)
+    return Replica(
+        build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
+        d.model,
+        record,
+        index=index,
+        jitter=d.jitter,
+        ratios=d.ratios,
+        seed=seed,
+        host_s=d.host_s,
+        token_of=token_of,
+        acceptance=acceptance,
+    )

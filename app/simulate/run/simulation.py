@@ -18,8 +18,10 @@ from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.divided import DividedFleet
 from app.simulate.run.fleet import SimulatedFleet
 from app.simulate.run.handover_parts import HandoverTotals
+from app.simulate.run.moved import MoveTotals
 from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
+from app.simulate.run.sharing import SharingFleet
 from app.simulate.workload.requests import Workload
 
 __all__ = [
@@ -48,6 +50,7 @@ class SimulatedRun:
     moves: list[tuple[float, int]] = field(default_factory=list)  # (time, request that moved)
     loads: list[Mapping[str, EngineLoad]] = field(default_factory=list)  # at each scaling decision
     handovers: HandoverTotals | None = None  # of engines divided by roles
+    moved: MoveTotals | None = None  # of streams that changed their engine
 
     def summary(self, *, skip: int = 0, ttft_objective_s: float | None = None) -> Summary:
         """Figures against the deployment's own TBT objective."""
@@ -149,8 +152,7 @@ def simulate(
     record.arrival_s = workload.arrival_s.tolist()
     has_sessions = int(workload.sessions.max(initial=-1)) >= 0
     tokens = token_of or (_session_tokens(workload) if has_sessions else None)
-    kind = SimulatedFleet if deployment.division is None else DividedFleet
-    fleet = kind(deployment, record, seed, tokens)
+    fleet = _kind_of(deployment)(deployment, record, seed, tokens)
     build = requests_of(workload, objective) if requests is None else requests.__getitem__
     arrivals = [*record.arrival_s, INFINITY]
     next_arrival_s = fleet.next_arrival_s = arrivals[0]
@@ -184,11 +186,18 @@ def simulate(
         record,
         fleet.all,
         fleet.replica_seconds,
-        fleet.scaling,
-        fleet.moves,
-        fleet.loads,
+        fleet.scaler.decisions if fleet.scaler else [],
+        fleet.moved.moves,
+        fleet.scaler.loads if fleet.scaler else [],
         fleet.handover_totals(),
+        fleet.move_totals(),
     )
+
+
+def _kind_of(deployment: Deployment) -> type[SimulatedFleet]:
+    if deployment.division is not None:
+        return DividedFleet
+    return SimulatedFleet if deployment.shared_kv is None else SharingFleet
 
 
 def _own_tokens(request_id: int) -> int:

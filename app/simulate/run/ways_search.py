@@ -1,9 +1,9 @@
 """Where the work runs: what colocated, split and flexible engines hold on the same GPUs.
 
-Kinds of engines that hold nothing, or far less on a GPU than the best kind, are left out first, by
-one engine each. Of the others every way is searched for the division of the engines into those that
-only compute prompts and the rest: from a likely one in both directions, as long as a division
-passes a load above the best one so far. All of it is determined by the question.
+Of the kinds of engines that are worth dividing (`kinds`) every way is searched for the division of
+the engines into those that only compute prompts and the rest: from a likely one in both directions,
+as long as a division passes a load above the best one so far. All of it is determined by the
+question.
 """
 
 from __future__ import annotations
@@ -14,33 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.simulate.run.capacity import FoundCapacity, probe_load, search_capacity
-from app.simulate.run.config_search import Candidate, CandidateResult, each, judge
-from app.simulate.run.deployment import Division
+from app.simulate.run.config_search import Candidate, CandidateResult, each
+from app.simulate.run.kinds import TOLERANCE, Question
 from app.simulate.run.record import Summary
 from app.simulate.run.simulation import Deployment
 from app.simulate.run.work import Work
-from app.simulate.workload.specs import TrafficSpec
 
-KEPT = 0.8  # kinds of engines that hold less of the best kind's capacity per GPU are left out
-MOST_KINDS = 2
-TOLERANCE = 0.025  # of a capacity
 STRIDE = 1.25  # from a guess; loads far beyond capacity take longest to simulate
 HOPELESS = 0.25  # of a guess: a division that fails there is left out where another holds nothing
 MOST_PROBES = 12
-LEAST_REQUESTS = 50  # of one engine
 LEAST_SHARE = 5.0  # see `warning`
 SAYS_NOTHING = 0.05  # other requests change a capacity by as much
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """ways: colocated and others. division: of each of the others, but for its way and number."""
-
-    traffic: TrafficSpec
-    tbt_s: float
-    num_gpus: int
-    ways: tuple[str, ...]
-    division: Division | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,60 +77,6 @@ class LayoutResult:
             "at_capacity": figures.to_dict() if figures else None,
             "divisions_qps": {str(number): qps for number, qps in self.tried.items()},
         }
-
-
-def judge_kinds(
-    options: Sequence[Candidate],
-    question: Question,
-    workers: int = 1,
-    on_found: Callable[[], None] | None = None,
-) -> list[CandidateResult]:
-    """What one engine of each kind holds, with its share of the requests."""
-    traffic, num_gpus = question.traffic, question.num_gpus
-    asked = []
-    for candidate in options:
-        share = traffic.num_requests * candidate.num_devices // num_gpus
-        own = traffic._replace(num_requests=max(LEAST_REQUESTS, share))
-        asked.append((candidate, own, question.tbt_s, 1.0))
-    return each(judge, asked, workers, on_found)
-
-
-def kinds_for(verdicts: Sequence[CandidateResult], num_gpus: int) -> list[CandidateResult]:
-    """The kinds of engines worth dividing, best first: of each degree the best budget.
-
-    Raises ValueError where no kind holds a load.
-    """
-    able = [v for v in verdicts if v.capacity_qps]
-    if not able:
-        reasons = "; ".join(sorted({v.impossible for v in verdicts}))
-        raise ValueError(f"no kind of engine on {num_gpus} GPUs holds a load: {reasons}")
-    best: dict[tuple[int, int], CandidateResult] = {}
-    for v in sorted(able, key=_per_gpu, reverse=True):
-        best.setdefault((v.candidate.tensor_ranks, v.candidate.num_stages), v)
-    ranked = list(best.values())
-    least = KEPT * _per_gpu(ranked[0])
-    kept = [v for v in ranked if _per_gpu(v) >= least][:MOST_KINDS]
-    if all(v.candidate.num_devices == num_gpus for v in kept):  # one engine cannot be divided
-        kept += [v for v in ranked if v.candidate.num_devices < num_gpus][:1]
-    return kept
-
-
-def _per_gpu(verdict: CandidateResult) -> float:
-    return verdict.capacity_qps / verdict.candidate.num_devices
-
-
-def fitting(
-    options: Sequence[Candidate], num_gpus: int, ways: Sequence[str] = ("colocated",)
-) -> list[Candidate]:
-    """Kinds whose engines take all of so many GPUs. Raises ValueError where there is none, or none
-    that the ways can divide."""
-    fit = [c for c in options if not num_gpus % c.num_devices]
-    if not fit:
-        sizes = ", ".join(f"{n}" for n in sorted({c.num_devices for c in options}))
-        raise ValueError(f"--gpus {num_gpus}: engines have {sizes} GPUs, which does not divide it")
-    if len(ways) > 1 and all(c.num_devices == num_gpus for c in fit):
-        raise ValueError(f"--ways: {num_gpus} GPUs have one engine, which is not divided")
-    return fit
 
 
 def search_ways(

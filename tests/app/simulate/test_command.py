@@ -141,6 +141,24 @@ def test_a_way_of_dividing_engines_runs_and_has_a_capacity() -> None:
     assert json.loads(result.stdout)["qps"] > 4.0
 
 
+def test_streams_of_an_engine_that_leaves_take_their_kv_along() -> None:
+    leaving = ["mistral-7b-a100", "--replicas", "2", "--drain", "5", "--requests", "12", "--qps",
+               "2", "--workload", "fixed:2000,1500", "--json"]  # fmt: skip
+    found = []
+    for link in ([], ["--interconnect", "ethernet"]):
+        result = runner.invoke(app, [*leaving, *link])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+        assert "streams moved" in result.stderr
+    again, moved = (summary["moved"] for summary in found)
+    assert [summary["num_completed"] for summary in found] == [12, 12]
+    assert again["num_streams"] > 0 == again["num_bytes"]
+    assert moved["num_copied"] == moved["num_streams"] > 0
+    assert moved["num_bytes"] >= 2000 // 16 * 16 * moved["num_streams"] * 32 * 2 * 8 * 128 * 2
+    assert 50 * moved["num_recomputed_tokens"] < again["num_recomputed_tokens"]
+    assert moved["pause_max_s"] < 0.5 * again["pause_max_s"]
+
+
 ON_FOUR = ["--search", "yi-34b/a100", "--gpus", "4"]
 
 
@@ -183,7 +201,13 @@ TWO = ["--prefill-engines", "1", "--decode-engines", "1"]
         (["--way", "split", *TWO, "--shape", "round"], "round"),
         (["--way", "split", *TWO, "--study", "routing"], "--study"),
         (["--prefill-engines", "1"], "--prefill-engines"),
-        (["--interconnect", "nvlink"], "--interconnect"),
+        (["--interconnect", "nvlink"], "--rebalance or --drain"),
+        (["--replicas", "2", "--shape", "yi-34b"], "--rebalance or --drain"),
+        (["--drain", "3"], "--drain needs --replicas"),
+        (["--rebalance"], "--rebalance needs --replicas"),
+        (["--way", "split", *TWO, "--drain", "3"], "--drain has no effect with --way split"),
+        (["--capacity", "--replicas", "2", "--drain", "3"], "--drain has no effect"),
+        (["--study", "moving", "--replicas", "3"], "--replicas has no effect"),
         (["--workload", "novels"], "novels"),
         (["--policy", "magic"], "magic"),
         (["--routing", "teleport", "--replicas", "2"], "teleport"),

@@ -11,6 +11,7 @@ import pytest
 
 from actors.scheduling.budgets import adaptive
 from actors.scheduling.budgets.adaptive import PATIENCE, SLOW_PATIENCE, AdaptiveBudget
+from actors.scheduling.budgets.step_sizes import LEAST_HAND_OVER
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -30,6 +31,20 @@ def test_without_decodes_or_objective_nothing_is_held_back() -> None:
         out = core.handle(Submit(request), 0.0)
         plan = next(i.plan for i in out if isinstance(i, Execute))
         assert plan.num_tokens == 3000
+
+
+def test_where_streams_leave_steps_are_no_longer_than_makes_prompts_cheap() -> None:
+    def most(max_step_tokens: int) -> int:
+        cost = OnlineCostModel(TILED)
+        config = modeled(TILED, max_step_tokens=max_step_tokens, tbt_s=0.05).handing_over()
+        engine = build_core(config, cost_model=cost).view
+        return AdaptiveBudget.build(config, cost).num_tokens(StepShape(), engine)
+
+    usual = most(8192)
+    rates = [n / (TILED.overhead_s + TILED.linear_s(n)) for n in range(1, 8193)]
+    assert LEAST_HAND_OVER < usual < 2048
+    assert rates[usual - 1] >= 0.9 * max(rates)
+    assert most(256) == 256
 
 
 def test_steps_end_at_tile_edges_while_work_waits() -> None:

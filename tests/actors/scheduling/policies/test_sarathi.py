@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.driver import Driver, expected_output
 from tests.actors.scheduling.short_lives import config, request, slices
 
 
@@ -77,3 +77,19 @@ def test_a_priority_below_0_lets_others_go_first() -> None:
         driver.submit(replace(request(number, prompt=8, output=1), priority=priority))
     driver.drain()
     assert [plan.parts[0].request_id for plan in driver.plans] == [0, 2, 4, 5, 1, 3]
+
+
+def test_a_stream_begun_elsewhere_goes_before_prompts() -> None:
+    """A prompt that runs would otherwise take the budget of many steps."""
+    driver = Driver(config(token_budget=8, max_chunk=None))
+    driver.submit(request(1, prompt=60, output=1))
+    driver.answer()
+    tokens, _ = expected_output(request(2, prompt=5, output=4), 64)
+    driver.submit(request(2, prompt=5, output=4, done=tuple(tokens[:1])))
+    before = len(driver.plans)
+    driver.answer()
+    driver.answer()
+    parts = [(p.request_id, p.num_tokens) for plan in driver.plans[before:] for p in plan.parts]
+    assert (2, 6) in parts[:3]
+    assert parts.index((2, 6)) < parts.index((1, 2))
+    driver.drain()

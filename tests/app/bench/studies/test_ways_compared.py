@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from actors.fleet.snapshot import Role
-from actors.scheduling.config import HAND_OVER_STEP_TOKENS
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepShape
 from app.bench.load.client import Job, Trace
@@ -103,7 +102,7 @@ def test_engines_of_all_roles_have_the_live_settings() -> None:
     division = deployment.division
     assert division is not None
     assert division.ahead, "KV moves while its prompt is computed"
-    for role, most in ((Role.PREFILL, HAND_OVER_STEP_TOKENS), (Role.DECODE, 16384)):
+    for role in (Role.PREFILL, Role.DECODE):
         config = division.config_of(role, deployment.config)
         assert (config.budget, config.tbt_s, config.tier_ranks) == ("adaptive", 0.1, 0)
-        assert config.max_step_tokens == most
+        assert config.hands_over is (role is Role.PREFILL)

@@ -40,8 +40,8 @@ def right() -> list[Answer]:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a stream is copied and no bound passes."""
-    monkeypatch.setattr("app.fleet.routing._FINISHES_WITHIN_S", 0.0)
-    for name in ("_COPIED_WITHIN_S", "_LAST_BLOCK_WITHIN_S", "_COPIES_FOR_S"):
+    monkeypatch.setattr("app.fleet.routing.FINISHES_WITHIN_S", 0.0)
+    for name in ("COPIED_WITHIN_S", "LAST_BLOCK_WITHIN_S", "COPIES_FOR_S"):
         monkeypatch.setattr(f"app.fleet.stream_copies.{name}", 60.0)
 
 
@@ -182,7 +182,7 @@ async def test_a_fetch_that_does_not_end_delays_no_drain_for_long(
     before_asking: Callable[[Hook], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.fleet.stream_copies._COPIED_WITHIN_S", 0.05)
+    monkeypatch.setattr("app.fleet.stream_copies.COPIED_WITHIN_S", 0.05)
     fleet = await make_fleet(2, **sections)
     unfailed, _ = await through(fleet.front, mixed())
 

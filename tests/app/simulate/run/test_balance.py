@@ -36,7 +36,7 @@ def test_prompts_that_wait_go_to_the_other_engine_for_prompts(in_order: None) ->
 
 
 @pytest.mark.parametrize("way", ["split", "flexible"])
-@pytest.mark.parametrize("kv_tokens", [60_000, 5_000])
+@pytest.mark.parametrize("kv_tokens", [60_000, 8_000])
 def test_streams_go_to_the_other_engine_that_decodes(
     way: str, kv_tokens: int, in_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,10 +123,11 @@ def test_conversations_lose_no_token_and_leave_no_block(way: str) -> None:
 
 
 def test_chunks_move_while_the_prompt_is_read() -> None:
-    """Of three chunks of 2048, 2048 and 1904 tokens the last alone is waited for."""
+    """Eleven chunks of 512 tokens, one of 304 and the last one of 64. What is waited for is that
+    and what of the one before is still on its way."""
     run = simulate(workload((0.0, 6000, 2)), divided(PLAIN, link=Interconnect("wire", 2e9, 0.005)))
-    assert run.record.first_token_s[0] == pytest.approx(6.03)
-    assert run.record.handover_s[0] == pytest.approx(1904 / 2000 + 0.005)
+    assert run.record.first_token_s[0] == pytest.approx(6.13)
+    assert run.record.handover_s[0] == pytest.approx((304 + 64) / 2000 - 0.074 + 0.005)
     assert bytes_of(run) == 6000 * TOKEN_BYTES
 
 
@@ -134,33 +135,31 @@ def test_kv_moves_with_the_first_token_where_it_does_not_move_ahead() -> None:
     behind = divided(PLAIN)
     assert behind.division is not None
     behind = replace(behind, division=replace(behind.division, ahead=False))
-    for num_tokens in (100, 6000):  # in one chunk and in three
+    for num_tokens in (100, 6000):  # in one chunk and in thirteen
         run = simulate(workload((0.0, num_tokens, 3)), behind)
         num_bytes = num_tokens // 16 * 16 * TOKEN_BYTES
         assert bytes_of(run) == num_bytes
         assert run.record.handover_s[0] == pytest.approx(num_bytes / WIRE.bytes_per_s + 0.005)
 
 
-def test_engines_have_live_settings_where_the_division_says_so() -> None:
+def test_engines_have_the_live_settings_of_their_role() -> None:
     division = divided(PLAIN).division
     assert division is not None
-    as_live = replace(division, as_live=True)
     config = divided(PLAIN).config
     cached = replace(config, prefix_cache=True)
-    assert as_live.config_of(Role.PREFILL, config) == cached.handing_over()
-    assert as_live.config_of(Role.BOTH, config) == cached
-    for role in (Role.PREFILL, Role.BOTH):
-        assert division.config_of(role, config) != as_live.config_of(role, config)
+    assert division.config_of(Role.PREFILL, config) == cached.handing_over()
+    assert division.config_of(Role.BOTH, config) == cached
 
 
 def test_a_link_takes_its_transfers_in_turn() -> None:
-    """Two prompts of one step: the second moves after the first, on the link of either end."""
+    """Two prompts: the second moves after the first, on the link of either end. Its last 64 tokens
+    are a step of their own, of 74 ms, so that its first token comes so much later."""
     both = workload((0.0, 10, 1), (0.001, 160, 2), (0.001, 160, 2))
     for engines in ((1, 1), (1, 2)):
         run = simulate(both, divided(PLAIN, "split", *engines))
         first, second = sorted(run.record.handover_s[1:])
         assert first == pytest.approx(0.165)
-        assert second == pytest.approx(0.325)
+        assert second == pytest.approx(0.325 - 0.074)
 
 
 @pytest.fixture

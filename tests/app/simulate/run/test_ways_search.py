@@ -9,7 +9,7 @@ import pytest
 from app.simulate.hardware.interconnect import INTERCONNECTS
 from app.simulate.run import ways_search
 from app.simulate.run.capacity import FoundCapacity, Probe
-from app.simulate.run.config_search import Candidate, CandidateResult, candidates
+from app.simulate.run.config_search import Candidate, CandidateResult
 from app.simulate.run.deployment import Deployment, Division
 from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.ways_search import (
@@ -19,9 +19,6 @@ from app.simulate.run.ways_search import (
     Question,
     advice,
     best_layout,
-    fitting,
-    kinds_for,
-    pairs,
     warning,
 )
 from app.simulate.workload.specs import TrafficSpec
@@ -42,23 +39,6 @@ def verdict(ranks: int, qps: float, budget: str = "adaptive") -> CandidateResult
 def layout(way: str, qps: float, num_prefill: int = 0, e2e_s: float = 1.0) -> LayoutResult:
     figures = replace(SUMMARY, e2e_p50=e2e_s) if qps else None
     return LayoutResult(Layout(KIND, way, 4, num_prefill), qps, qps / 4, "P99 TBT", figures, {})
-
-
-def test_kinds_far_below_the_best_are_left_out() -> None:
-    found = [verdict(1, 1.0), verdict(1, 1.1, "fixed"), verdict(2, 1.6), verdict(4, 4.2)]
-    assert kinds_for([*found, verdict(8, 0.0)], 8) == [found[1], found[3]]
-    assert kinds_for([verdict(1, 1.0), verdict(4, 8.0)], 4) == [verdict(4, 8.0), verdict(1, 1.0)]
-    with pytest.raises(ValueError, match="misses"):
-        kinds_for([verdict(1, 0.0)], 4)
-
-
-def test_engines_take_all_gpus() -> None:
-    assert {c.num_devices for c in fitting(candidates("yi-34b/a100"), 6)} == {1, 2}
-    with pytest.raises(ValueError, match="--gpus 3: engines have 2 GPUs"):
-        fitting(candidates("yi-34b-a100-tp2"), 3)
-    with pytest.raises(ValueError, match="one engine"):
-        fitting(candidates("yi-34b-a100-tp2"), 2, QUESTION.ways)
-    assert len(pairs([verdict(4, 1.0), verdict(1, 1.0)], QUESTION)) == 4
 
 
 def truth_of(monkeypatch: pytest.MonkeyPatch, *truth: float) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.simulate.studies import moving as moving_study
 from app.simulate.studies import rebalance as rebalance_study
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
@@ -20,6 +21,24 @@ def test_requests_leave_an_engine_of_a_fleet_that_grows() -> None:
     assert after.num_moves > 0
     assert after.missed < before.missed
     assert rebalance_study.row(case, False, (0,)).startswith("| conversations | 1 to 4 | no | ")
+
+
+def test_streams_that_take_their_kv_along_pause_for_less() -> None:
+    rows = [
+        moving_study.run_one("mistral-7b-a100", "sharegpt4", "drain", link, 0, warm_s=20.0)
+        for link in ("", "nvlink")
+    ]
+    again, moved = rows
+    assert again.num_streams > 0 == again.gigabytes
+    assert moved.pause_max_s < 0.5 * again.pause_max_s
+    assert moved.recomputed_tokens < 0.05 * again.recomputed_tokens
+    assert "| mistral-7b-a100 | sharegpt4 | drain | again |" in moving_study.as_markdown(rows)
+    traffic = moving_study.dealt_out(
+        moving_study.generate(moving_study.poisson(1.0), moving_study.parse_lengths("arxiv"), 41, 0)
+    )
+    outputs = traffic.output_tokens
+    assert len(outputs) == 40
+    assert outputs[0::4].min() >= max(outputs[k::4].max() for k in (1, 2, 3))
 
 
 def test_studies_run_small() -> None:
