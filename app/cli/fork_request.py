@@ -1,4 +1,4 @@
-"""Has `tests.forked_workers` run a worker's command, in the place of a Python that Ray would start.
+"""Has `forked_workers` run a worker's command, in the place of a Python that Ray would start.
 
 It is copied beside the socket that it asks at, behind a first line that names the interpreter. It
 runs the command itself if nobody answers. Of the standard library it imports little: it runs before
