@@ -1,8 +1,8 @@
-"""Has `forked_workers` run a worker's command, in the place of a Python that Ray would start.
+"""Run by Ray in the place of a worker's Python: `python -IS fork_request.py SOCKET COMMAND...` has
+`forked_workers` run the command.
 
-It is copied beside the socket that it asks at, behind a first line that names the interpreter. It
-runs the command itself if nobody answers. Of the standard library it imports little: it runs before
-each worker.
+It runs the command itself if nobody answers. Of the standard library it imports little: it runs
+before each worker.
 """
 
 import marshal
@@ -10,16 +10,18 @@ import os
 import socket
 import sys
 
-SOCKET = "forks"  # in this file's folder
-WORKER = "default_worker.py"
+# Prepares an environment of the worker's own, which a fork would not have; its arguments.
+SETUP = "setup_worker.py"
+ENVIRONMENT = "--serialized-runtime-env-context"
+LANGUAGE = "--language"
 
 
-def ask(command: list[str]) -> bool:
+def ask(path: str, command: list[str]) -> bool:
     """Whether a fork runs the command, with this process's environment, folder and outputs."""
     content = marshal.dumps((command, dict(os.environ), os.getcwd()))
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(os.path.join(os.path.dirname(__file__), SOCKET))
+            connection.connect(path)
             socket.send_fds(connection, [content[:1]], [0, 1, 2])
             connection.sendall(content[1:])
             connection.shutdown(socket.SHUT_WR)
@@ -28,8 +30,13 @@ def ask(command: list[str]) -> bool:
         return False
 
 
-if __name__ == "__main__":
-    command = sys.argv[1:]
-    # Another one prepares an environment for a worker first, which a fork would not have.
-    if not (os.path.basename(command[0]) == WORKER and ask(command)):
+def main(path: str, command: list[str]) -> None:
+    has_environment = any(part.startswith(ENVIRONMENT) for part in command)
+    if os.path.basename(command[0]) == SETUP and not has_environment:
+        command = [part for part in command[1:] if not part.startswith(LANGUAGE)]
+    if has_environment or not ask(path, command):
         os.execv(sys.executable, [sys.executable, *command])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -17,7 +17,7 @@ from app.cli.forked_workers import ForkServer
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
 # Processes that start at once and become Serve's controller, its task that builds the application,
-# and a replica. Later ones are forks with torch.
+# and a replica. The next ones are forks that have torch.
 NUM_FIRST_WORKERS = 3
 
 
@@ -25,7 +25,8 @@ def start_ray(
     num_cpus: int, forks: ForkServer | None = None, **options: Any
 ) -> tuple[subprocess.Popen[bytes], str]:
     """A cluster of this process's own; returns its raylet, with which every actor ends, and the
-    folder of its logs. The environment must be set (`set_environment`). options: of `ray.init`."""
+    folder of its logs. The environment must be set (`set_environment`). forks: of its workers,
+    which otherwise import for themselves. options: of `ray.init`."""
     import ray  # here, because its import takes a second and reads the environment
 
     with _without_daemons(forks):
@@ -67,7 +68,7 @@ def _at_once(start: Callable[..., Any], forks: ForkServer | None) -> Callable[..
         if str(command[0]).endswith("/raylet"):
             command = _without_waits(list(map(str, command)))
             if forks is not None:
-                command = forks.replace_python(command)
+                command = forks.open(command)
             process = start(command, *args, **kwargs)
             import_module("ray.serve._private.api")  # half a second, in which it starts
             return process

@@ -1,5 +1,7 @@
-"""`legato`: the command line. Each command's logic is in its own package, which is imported when the
-command is run or all are listed: a start of a server does not wait for what others need.
+"""`legato`: the command line. Each command's logic is in its own package.
+
+It is imported when the command is run or all are listed: a server's start does not wait for what
+others need.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def serve(
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")
-    forks = ForkServer()
+    forks = ForkServer() if ForkServer.is_useful() else None
     raise typer.Exit(_run(config, read, forks))
 
 
@@ -94,7 +94,9 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]], forks: ForkServer) -> int:
+def _run(
+    config: dict[str, Any], read: Callable[[], dict[str, Any]], forks: ForkServer | None
+) -> int:
     done = threading.Event()
     asked: SimpleQueue[bool] = SimpleQueue()  # one entry per signal: whether to continue
 
@@ -146,7 +148,8 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]], forks: Fork
         finally:
             is_ending.set()
         ray.shutdown()
-        forks.close()
+        if forks is not None:
+            forks.close()
         guard.kill()
         guard.wait()
         semaphores.remove_orphans()

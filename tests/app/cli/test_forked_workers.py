@@ -1,4 +1,4 @@
-"""Workers of the tests' cluster are forks, and without the process that forks they start all the
+"""Workers are forks with identities of their own; without the process that forks they start all the
 same."""
 
 from __future__ import annotations
@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests import fork_request
+from app.cli import fork_request
 
 
 @pytest.mark.ray
@@ -29,16 +30,34 @@ def test_a_worker_is_a_fork_with_an_identity_of_its_own(ray_cluster: None) -> No
         for worker in workers:
             ray.kill(worker)
     (parent,) = {parent for parent, *_ in told}
-    assert "tests.forked_workers" in psutil.Process(parent).cmdline()
+    assert "app.cli.forked_workers" in psutil.Process(parent).cmdline()
     assert len({group for _, group, _ in told}) == 2
     assert len({drawn for *_, drawn in told}) == 2, "what they draw at random is the same"
 
 
 def test_a_command_is_run_where_nobody_forks(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(Path(fork_request.__file__).read_text())
-    worker = tmp_path / fork_request.WORKER
+    worker = tmp_path / "default_worker.py"
     worker.write_text("import sys; print(sys.argv[1:])")
-    command = [sys.executable, "-IS", str(python), str(worker), "--a=b"]
+    asking = [sys.executable, "-IS", fork_request.__file__, str(tmp_path / "forks")]
+    command = [*asking, fork_request.SETUP, str(worker), "--a=b", "--language=PYTHON"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "['--a=b']\n"
+
+
+def test_a_worker_with_an_environment_of_its_own_is_prepared_first(tmp_path: Path) -> None:
+    setup = tmp_path / fork_request.SETUP
+    setup.write_text("import sys; print(sys.argv[1:])")
+    asking = [sys.executable, "-IS", fork_request.__file__, str(tmp_path / "forks")]
+    command = [*asking, str(setup), "default_worker.py", f"{fork_request.ENVIRONMENT}={{}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "default_worker.py" in done.stdout
+
+
+def test_it_ends_with_the_command_that_made_it() -> None:
+    program = (
+        "import os\nfrom app.cli.forked_workers import ForkServer\n"
+        "print(ForkServer()._process.pid, flush=True)\nos._exit(0)"
+    )
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(made.stdout)).wait(timeout=60)
