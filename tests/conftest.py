@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked_workers, quick
+from tests import quick
 
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -128,17 +128,19 @@ def ray_cluster() -> Iterator[None]:
     os.environ.update(ENVIRONMENT | {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
     import ray
 
+    from app.cli.forked_workers import ForkServer
     from app.cli.local_ray import start_ray
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.
     folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
-    with forked_workers.forking(Path(folder)):
-        with pytest.MonkeyPatch.context() as patch:
-            # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
-            root = Path(__file__).resolve().parents[1]
-            patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
-            # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
-            start_ray(num_cpus=4, num_gpus=2, _temp_dir=folder)
-        yield
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers find the tests' own actors. A `runtime_env` would start each of them twice.
+        root = Path(__file__).resolve().parents[1]
+        patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
+        forks = ForkServer()
+        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
+        start_ray(4, forks, num_gpus=2, _temp_dir=folder)
+    yield
+    ray.shutdown()
+    forks.close()
     shutil.rmtree(folder, ignore_errors=True)

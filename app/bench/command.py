@@ -30,6 +30,7 @@ BENCHES: Mapping[str, str] = {
     "connections": "chaos.connections",
     "recovery": "chaos.recovery",
     "soak": "chaos.soak",
+    "startup": "startup",
     "compare": "compare",
     "engine": "engine.steps",
     "overhead": "engine.overhead",

@@ -43,11 +43,11 @@ def ready_in(ends_s: Sequence[float]) -> str:
     ran, Serve had placed the replicas, and the model answered.
 
     >>> ready_in([1.2, 3.1, 7.9, 14.0])
-    'ready in 14 s: imports 1, Ray 2, Serve 5, model 6'
+    'ready in 14.0 s: imports 1.2, Ray 1.9, Serve 4.8, model 6.1'
     """
     each_s = (end_s - begin_s for begin_s, end_s in pairwise([0.0, *ends_s]))
-    parts = ", ".join(f"{part} {s:.0f}" for part, s in zip(_PARTS, each_s, strict=True))
-    return f"ready in {ends_s[-1]:.0f} s: {parts}"
+    parts = ", ".join(f"{part} {s:.1f}" for part, s in zip(_PARTS, each_s, strict=True))
+    return f"ready in {ends_s[-1]:.1f} s: {parts}"
 
 
 def _promise(address: str, wanted_ms: float | None) -> str | None:

@@ -10,21 +10,26 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from app.cli.forked_workers import ForkServer
+
 # Of the driver's node: a dashboard that serves no page here, for which Ray would wait for seconds,
 # the autoscaler's monitor, and the log copier for a driver that wants no logs.
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
 # Processes that start at once and become Serve's controller, its task that builds the application,
-# a replica, and its scheduler or a stage. With six the server was ready no sooner.
-NUM_FIRST_WORKERS = 4
+# and a replica. The next ones are forks that have torch.
+NUM_FIRST_WORKERS = 3
 
 
-def start_ray(num_cpus: int, **options: Any) -> tuple[subprocess.Popen[bytes], str]:
+def start_ray(
+    num_cpus: int, forks: ForkServer | None = None, **options: Any
+) -> tuple[subprocess.Popen[bytes], str]:
     """A cluster of this process's own; returns its raylet, with which every actor ends, and the
-    folder of its logs. The environment must be set (`set_environment`). options: of `ray.init`."""
+    folder of its logs. The environment must be set (`set_environment`). forks: of its workers,
+    which otherwise import for themselves. options: of `ray.init`."""
     import ray  # here, because its import takes a second and reads the environment
 
-    with _without_daemons():
+    with _without_daemons(forks):
         ray.init(
             address="local",  # never join a cluster that already runs here
             num_cpus=num_cpus,
@@ -39,7 +44,7 @@ def start_ray(num_cpus: int, **options: Any) -> tuple[subprocess.Popen[bytes], s
 
 
 @contextmanager
-def _without_daemons() -> Iterator[None]:
+def _without_daemons(forks: ForkServer | None) -> Iterator[None]:
     from ray._private import services
     from ray._private.node import Node
 
@@ -47,7 +52,7 @@ def _without_daemons() -> Iterator[None]:
     start = services.start_ray_process
     for name in _UNREAD:
         setattr(Node, name, lambda *_, **__: None)
-    services.start_ray_process = _at_once(start)
+    services.start_ray_process = _at_once(start, forks)
     try:
         yield
     finally:
@@ -56,12 +61,17 @@ def _without_daemons() -> Iterator[None]:
             setattr(Node, name, method)
 
 
-def _at_once(start: Callable[..., Any]) -> Callable[..., Any]:
+def _at_once(start: Callable[..., Any], forks: ForkServer | None) -> Callable[..., Any]:
     """Ray's function that starts a process by its command, with a raylet that waits for nothing."""
 
     def start_process(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
         if str(command[0]).endswith("/raylet"):
             command = _without_waits(list(map(str, command)))
+            if forks is not None:
+                command = forks.open(command)
+            process = start(command, *args, **kwargs)
+            import_module("ray.serve._private.api")  # half a second, in which it starts
+            return process
         return start(command, *args, **kwargs)
 
     return start_process
@@ -91,7 +101,9 @@ def _without_waits(command: list[str]) -> list[str]:
         "--num_prestart_python_workers": str(NUM_FIRST_WORKERS),
         "--maximum_startup_concurrency": str(at_once),
         "--dashboard_agent_command": subprocess.list2cmdline(_UNTIL_THE_RAYLET_ENDS),
-        "--runtime_env_agent_command": given["--runtime_env_agent_command"].replace(
+        # Niced: it takes half a second of a core to start, and no process here needs it then.
+        "--runtime_env_agent_command": "nice -n 19 "
+        + given["--runtime_env_agent_command"].replace(
             "--runtime-env-agent-port=0", f"--runtime-env-agent-port={port}"
         ),
     }

@@ -1,52 +1,67 @@
-"""`legato`: the command line. Each command's logic is in its own package."""
+"""`legato`: the command line. Each command's logic is in its own package.
+
+It is imported when the command is run or all are listed: a server's start does not wait for what
+others need.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from app.bench import command as bench
-from app.cli import batch, config, models, records, serve, status, talk
 from app.paths import version
-from app.simulate import command as simulate
+
+# Panel of the help -> its commands, each with the module that registers it.
+PANELS: Mapping[str, Mapping[str, str]] = {
+    "Serve and talk": {
+        "serve": "app.cli.serve",
+        "status": "app.cli.status",
+        "chat": "app.cli.talk",
+        "generate": "app.cli.talk",
+        "batch": "app.cli.batch",
+        "config": "app.cli.config",
+        "models": "app.cli.models",
+        "check": "app.cli.models",
+    },
+    "Simulate and measure": {
+        "simulate": "app.simulate.command",
+        "capacity": "app.bench.command",
+        "profile": "app.bench.command",
+        "bench": "app.bench.command",
+        "chaos": "app.bench.command",
+    },
+    "Logs of a run": dict.fromkeys(("explain", "plot", "trace", "replay"), "app.cli.records"),
+}
+_panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_panel_of)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        panel = _panel_of.get(cmd_name)
+        if panel is None:
+            return None
+        of_module = typer.Typer(rich_markup_mode="rich")
+        import_module(PANELS[panel][cmd_name]).register(of_module)
+        command = typer.main.get_group(of_module).commands[cmd_name]
+        command.rich_help_panel = panel  # type: ignore[attr-defined]
+        return command
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="legato",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-serve.register(app)
-talk.register(app)
-status.register(app)
-batch.register(app)
-config.register(app)
-models.register(app)
-simulate.register(app)
-bench.register(app)
-records.register(app)
-
-PANELS = {
-    "Serve and talk": (
-        "serve",
-        "status",
-        "chat",
-        "generate",
-        "batch",
-        "config",
-        "models",
-        "check",
-    ),
-    "Simulate and measure": ("simulate", "capacity", "profile", "bench", "chaos"),
-    "Logs of a run": ("explain", "plot", "trace", "replay"),
-}
-_panel_of = {name: panel for panel, names in PANELS.items() for name in names}
-for _command in app.registered_commands:
-    _command.rich_help_panel = _panel_of[str(_command.name)]
-for _group in app.registered_groups:
-    _group.rich_help_panel = _panel_of[str(_group.name)]
 
 
 def _say_version(is_asked: bool) -> None:

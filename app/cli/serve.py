@@ -21,6 +21,7 @@ from rich.status import Status
 
 from actors.transport import semaphores
 from app.cli.banner import show_banner
+from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
@@ -78,7 +79,8 @@ def serve(
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")
-    raise typer.Exit(_run(config, read))
+    forks = ForkServer() if ForkServer.is_useful() else None
+    raise typer.Exit(_run(config, read, forks))
 
 
 def _check_free(host: str, port: int) -> None:
@@ -92,7 +94,9 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
+def _run(
+    config: dict[str, Any], read: Callable[[], dict[str, Any]], forks: ForkServer | None
+) -> int:
     done = threading.Event()
     asked: SimpleQueue[bool] = SimpleQueue()  # one entry per signal: whether to continue
 
@@ -111,7 +115,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
         num_cpus = max(os.cpu_count() or 1, NUM_FIRST_WORKERS, num_cpus_of(config))
-        raylet, logs = start_ray(num_cpus)
+        raylet, logs = start_ray(num_cpus, forks)
         is_ending, guards = threading.Event(), list[subprocess.Popen[bytes]]()
         watch = (raylet, logs, is_ending, guards)
         threading.Thread(target=_end_with_ray, args=watch, daemon=True).start()
@@ -144,6 +148,8 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         finally:
             is_ending.set()
         ray.shutdown()
+        if forks is not None:
+            forks.close()
         guard.kill()
         guard.wait()
         semaphores.remove_orphans()
