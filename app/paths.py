@@ -8,6 +8,8 @@ from pathlib import Path
 # `configs` is beside the package `app`, in a checkout and in site-packages.
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
+DEMO_CONFIG = Path("configs/serve/demo.yaml")  # of commands that are given no other; see `locate`
+
 
 def version() -> str:
     """Of the installed package; "0" in a folder that is run without being installed."""

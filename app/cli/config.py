@@ -13,7 +13,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
-from app.cli.serve_config import DEFAULT_CONFIG, load_config, set_address
+from app.cli.serve_config import load_config, set_address
+from app.paths import DEMO_CONFIG
 from app.settings.model_folder import SettingsError
 from app.settings.models import resolve_each
 from app.settings.schema import Settings
@@ -40,14 +41,14 @@ def _resolved(target: Path) -> list[EngineConfig]:
 
 
 @config.command()
-def check(target: Target = DEFAULT_CONFIG) -> None:
+def check(target: Target = DEMO_CONFIG) -> None:
     """Validate a config as `legato serve` would; exit 2 with the key at fault."""
     _resolved(target)
     typer.echo(f"{target}: ok")
 
 
 @config.command()
-def show(target: Target = DEFAULT_CONFIG) -> None:
+def show(target: Target = DEMO_CONFIG) -> None:
     """Print the resolved engine settings (JSON), defaults filled in; of several models, a list."""
     each = [dataclasses.asdict(resolved) for resolved in _resolved(target)]
     typer.echo(json.dumps(each[0] if len(each) == 1 else each, indent=2, default=str))

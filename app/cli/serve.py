@@ -24,7 +24,6 @@ from app.cli.banner import show_banner
 from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
 from app.cli.serve_config import (
-    DEFAULT_CONFIG,
     check_gpus,
     check_models,
     download_models,
@@ -33,6 +32,7 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
+from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
 from app.terminal import WRONG_USAGE, console, fail, print_error
@@ -53,7 +53,7 @@ def serve(
             help="A Serve config (YAML), a Hugging Face model folder, a GGUF file, or a name on "
             "the hub: org/name, org/name@revision, org/name/file.gguf.",
         ),
-    ] = DEFAULT_CONFIG,
+    ] = DEMO_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Overrides the config's port.")

@@ -16,8 +16,6 @@ from app.settings.device import takes_gpus
 from app.settings.model_folder import SettingsError, hub_model, pin_models
 from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
 
-DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
-
 
 def load_config(target: Path) -> dict[str, Any]:
     """A Serve config from a YAML file; for a model folder, a GGUF file or a name on the Hugging

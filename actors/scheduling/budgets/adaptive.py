@@ -112,8 +112,10 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        names = ("overlap_chunks", "hands_over", "delivery_s")
-        return cls(cost, *limits, **{name: getattr(config, name) for name in names}, **options)
+        return cls(
+            cost, *limits, delivery_s=config.delivery_s, hands_over=config.hands_over,
+            overlap_chunks=config.overlap_chunks, **options,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         most = self._most_alone = self.max_step_tokens

@@ -19,12 +19,12 @@ from app.bench.chaos.requests import ChaosAnswer, draw_pool, unfailed
 from app.bench.chaos.run import ChaosRecord, ChaosRun, new_session
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration
+from app.paths import DEMO_CONFIG
 
 Config = Annotated[Path, typer.Option(help="The Serve config to run; one replica.")]
 ChaosConfig = Annotated[
     Path, typer.Option(help="The Serve config to run: one replica, or a fleet of fixed size.")
 ]
-DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 POOL = 25  # the canary, and every kind of request three times
 # Deadlines that suit steps of milliseconds; a deployment of a large model has longer ones.
 SETTINGS = {"engine": {"step_deadline_s": 5.0}, "api": {"send_timeout_s": 10.0}}
@@ -37,7 +37,7 @@ def command(
         int | None, typer.Option(min=1, help="So many faults, if they come in that time.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of requests, faults and their times.")] = 0,
-    config: ChaosConfig = DEFAULT_CONFIG,
+    config: ChaosConfig = DEMO_CONFIG,
     streams: Annotated[int, typer.Option(min=1, help="Requests open at a time.")] = 12,
     qps: Annotated[float, typer.Option(min=0.0, help="Short requests a second beside.")] = 0.0,
     faults: Annotated[

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from app.bench.chaos import census
-from app.bench.chaos.command import DEFAULT_CONFIG, Config
+from app.bench.chaos.command import Config
 from app.bench.chaos.others import NUM_OTHERS, other_streams
 from app.bench.chaos.own_server import OwnServer, own_server
 from app.bench.chaos.probe import probing, spread_ms
@@ -23,6 +23,7 @@ from app.bench.chaos.soak import memory_bytes
 from app.bench.load.client import Job, LoadClient, Trace
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, output, table
+from app.paths import DEMO_CONFIG
 
 _AT_A_TIME = 200  # connections being opened
 _PHASE_S = 10.0
@@ -38,7 +39,7 @@ def command(
     context: typer.Context,
     idle: Annotated[int, typer.Option(min=0, help="Connections that ask nothing more.")] = 5000,
     streams: Annotated[int, typer.Option(min=1, help="Streams open at a time.")] = 1000,
-    config: Config = DEFAULT_CONFIG,
+    config: Config = DEMO_CONFIG,
     as_json: Json = False,
     out: Out = None,
 ) -> None:

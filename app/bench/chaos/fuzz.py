@@ -23,6 +23,7 @@ from app.bench.chaos.probe import probing
 from app.bench.load.client import first_model, server_root
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
+from app.paths import DEMO_CONFIG
 
 if TYPE_CHECKING:
     import aiohttp
@@ -183,7 +184,7 @@ def command(
     if url is not None:
         found = measure(server_root(url), requests, seed, places)
     else:
-        with own_server(Path("configs/serve/demo.yaml"), {}, Path("out/fuzz-server.log")) as server:
+        with own_server(DEMO_CONFIG, {}, Path("out/fuzz-server.log")) as server:
             found = measure(server.url, requests, seed, places)
     publish(make_report(context, found), as_json, out)
     if not as_json:

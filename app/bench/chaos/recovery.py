@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.chaos import census
-from app.bench.chaos.command import DEFAULT_CONFIG, Config
+from app.bench.chaos.command import Config
 from app.bench.chaos.own_server import OwnServer, own_server
 from app.bench.load.client import Job, LoadClient
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
+from app.paths import DEMO_CONFIG
 
 _DEADLINE_S = 2.0
 _STREAMS, _TOKENS = 8, 400
@@ -31,7 +32,7 @@ _FAULTS = {
 
 def command(
     context: typer.Context,
-    config: Config = DEFAULT_CONFIG,
+    config: Config = DEMO_CONFIG,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     times: Annotated[int, typer.Option(min=1, help="How often each fault comes.")] = 3,
     rest_s: Annotated[float, typer.Option(min=0.0, help="Between faults.")] = 10.0,

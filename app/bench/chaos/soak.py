@@ -13,13 +13,14 @@ import psutil
 import typer
 
 from app.bench.chaos import census
-from app.bench.chaos.command import DEFAULT_CONFIG, Config
+from app.bench.chaos.command import Config
 from app.bench.chaos.own_server import OwnServer, own_server
 from app.bench.load.client import LoadClient, Trace
 from app.bench.load.figures import load_figures
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.paths import DEMO_CONFIG
 
 SEGMENT_S = 30.0
 _WARM_SHARE = 0.25  # of the segments, at the start: caches fill, pages are touched
@@ -29,7 +30,7 @@ _OF_OUTLOOK = 0.6
 def command(
     context: typer.Context,
     minutes: Annotated[float, typer.Option(min=2.0, help="Length of the load.")] = 30.0,
-    config: Config = DEFAULT_CONFIG,
+    config: Config = DEMO_CONFIG,
     lengths: LengthsOption = "512x128",
     qps: Annotated[
         float | None,

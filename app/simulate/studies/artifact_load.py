@@ -3,7 +3,7 @@
 Facts of github.com/microsoft/sarathi-serve, branch osdi-sarathi-serve, that differ from the paper's
 text or from other experiments:
 
-- `sarathi/benchmark/request_generator`: seed 42; a gap between arrivals is at most three means.
+- its generator of requests: seed 42; a gap between arrivals is at most three means.
 - `sarathi/benchmark`: a run ends after 30 minutes, and only requests that finished have a delay.
 - `sarathi/core`, `sarathi/metrics`: the end of a prompt gives no token. A request has two gaps
   recorded as 0, at the end of its prompt and at its first token, and none between them.

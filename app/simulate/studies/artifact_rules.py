@@ -2,9 +2,9 @@
 
 Beside those of `artifact_load`, of the same branch:
 
-- `sarathi/core/block_space_manager`, `sarathi/model_executor`: a request of Orca holds KV for the
-  longest sequence, in 85 % of the memory less the weights and the activations of its largest step.
-- `sarathi/model_executor`: Mistral-7B attends to all positions.
+- its block managers and models: a request of Orca holds KV for the longest sequence, in 85 % of
+  the memory less the weights and the activations of its largest step.
+- its models: Mistral-7B attends to all positions.
 
 `misses` prints the rows with its own experiments.
 """
