@@ -23,8 +23,8 @@ from app.bench.plan import ServerPlan
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.server_process import running
 from app.bench.terminal import Json, Out, output, progress, table
-from app.cli.serve_config import DEFAULT_CONFIG
 
+_DEMO = Path("configs/serve/demo.yaml")
 _READY = re.compile(r"ready in ([\d.]+) s: (.*?)\)")
 _PRINTED_WITHIN_S = 20.0
 # Part of a process's command line -> what it does. A worker without either is Serve's or idle.
@@ -58,7 +58,7 @@ def parts_of(line: str) -> dict[str, float]:
 
 def command(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="A Serve config (YAML).")] = DEFAULT_CONFIG,
+    config: Annotated[Path, typer.Argument(help="A Serve config (YAML).")] = _DEMO,
     runs: Annotated[int, typer.Option(min=1, help="Starts that are counted.")] = 5,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server.")] = 8080,
     rest_s: Annotated[float, typer.Option(min=0, help="Seconds from an end to a start.")] = 10.0,
