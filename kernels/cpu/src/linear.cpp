@@ -117,7 +117,9 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
     task.panel_end = std::min(panel + panels, linear.num_panels);
     linear.run_task(task);
   };
-  pool.run(num_row_blocks * ceil_div(linear.num_panels, panels), run_one);
+  const int64_t num_tasks = num_row_blocks * ceil_div(linear.num_panels, panels);
+  // One stream of the weight per thread, where no thread would wait for another's rows.
+  num_row_blocks == 1 ? pool.run_in_shares(num_tasks, run_one) : pool.run(num_tasks, run_one);
 }
 
 }  // namespace

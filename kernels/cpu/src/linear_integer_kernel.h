@@ -110,7 +110,6 @@ inline void multiply_integers(const KernelArgs& s, const char* w, const char*& p
                               IntegerVec (&sums)[kNumRows][kPanels * kPanelVecs]) {
   constexpr int kVecs = kPanels * kPanelVecs;
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    prefetch_lines<kPanels>(prefetch, s.prefetch_lines_per_unit, s.panel_stride);
     typename W::Raw raw[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
@@ -118,6 +117,7 @@ inline void multiply_integers(const KernelArgs& s, const char* w, const char*& p
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
+      prefetch_lines<kPanels, 4>(prefetch, j, s);
       IntegerVec weights[kVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) weights[v] = W::pair(raw[v], j);

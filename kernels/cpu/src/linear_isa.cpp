@@ -5,9 +5,8 @@
 namespace legato::LEGATO_ISA {
 namespace {
 
-// From how many chunks of rows 16-bit floats are widened once instead of in every micro-kernel,
-// measured: 72 rows with AVX-512.
-constexpr int64_t kWideningChunks = 6;
+// From how many chunks of rows 16-bit floats are widened once instead of in every micro-kernel.
+constexpr int64_t kWideningChunks = 2;
 
 Method method_of(const PackedLinear& linear) {
   if (linear.operand == Operand::i16) return integer_method(linear);
@@ -33,11 +32,11 @@ Method method_of(const PackedLinear& linear) {
     case Weights::i4:
       return {nullptr, plain, unpack_floats_i4, bytes, 0};
     case Weights::bf16:
-      return {&kMicroKernels<FloatFromBf16, false>, plain, unpack_floats<FloatFromBf16>, bytes,
-              kWideningChunks};
+      return {&kMicroKernels<FloatFromBf16, false>, plain, nullptr, bytes, kWideningChunks,
+              &kMicroKernels<Keeping<FloatFromBf16>, false>};
     case Weights::f16:
-      return {&kMicroKernels<FloatFromF16, false>, plain, unpack_floats<FloatFromF16>, bytes,
-              kWideningChunks};
+      return {&kMicroKernels<FloatFromF16, false>, plain, nullptr, bytes, kWideningChunks,
+              &kMicroKernels<Keeping<FloatFromF16>, false>};
     default:
       return {plain, nullptr, nullptr, bytes, 0};
   }

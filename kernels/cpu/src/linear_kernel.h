@@ -44,6 +44,8 @@ struct KernelArgs {
   bool first;   // start from zero instead of accumulating into `sums`
   const char* prefetch;  // address prefetched meanwhile, and cache lines per unit
   int prefetch_lines_per_unit;
+  int64_t far_bytes;  // so much further on, the L2 cache is filled
+  char* kept;  // where weights go as floats, of kernels that keep them
 };
 
 using MicroKernel = void (*)(const KernelArgs&);
@@ -79,11 +81,24 @@ struct FloatFromBf16 {
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
 };
 
-template <int kPanels>
-inline void prefetch_lines(const char*& prefetch, int num_lines, int64_t panel_stride) {
-  for (int i = 0; i < num_lines; ++i) {
+// Weights that are left as floats for the rows that follow: stores cost nothing beside products.
+template <class W>
+struct Keeping : W {};
+template <class W>
+constexpr bool kKeeps = false;
+template <class W>
+constexpr bool kKeeps<Keeping<W>> = true;
+
+// The lines of step `step` of a unit's kUnit / kSteps: all at once would fill the line buffers.
+template <int kPanels, int kSteps>
+inline void prefetch_lines(const char*& prefetch, int step, const KernelArgs& s) {
+  for (int i = step; i < s.prefetch_lines_per_unit; i += kSteps) {
     _mm_prefetch(prefetch, _MM_HINT_T0);
-    if (kPanels == 2) _mm_prefetch(prefetch + panel_stride, _MM_HINT_T0);
+    _mm_prefetch(prefetch + s.far_bytes, _MM_HINT_T1);
+    if (kPanels == 2) {
+      _mm_prefetch(prefetch + s.panel_stride, _MM_HINT_T0);
+      _mm_prefetch(prefetch + s.panel_stride + s.far_bytes, _MM_HINT_T1);
+    }
     prefetch += 64;
   }
 }
@@ -106,14 +121,16 @@ struct RowPointers {
 template <class W, int kNumRows, int kPanels>
 inline void multiply_floats(const KernelArgs& s, const char* w, const char*& prefetch,
                             RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
+  [[maybe_unused]] float* kept = reinterpret_cast<float*>(s.kept);
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    prefetch_lines<kPanels>(prefetch, s.prefetch_lines_per_unit, s.panel_stride);
 #pragma GCC unroll 8
     for (int k = 0; k < kUnit; ++k) {
+      prefetch_lines<kPanels, kUnit>(prefetch, k, s);
       Vec weights[kPanels * kPanelVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kPanels * kPanelVecs; ++v) {
         weights[v] = W::load(w + v / kPanelVecs * s.panel_stride, k, v % kPanelVecs);
+        if constexpr (kKeeps<W>) weights[v].store(kept + (k * kPanelVecs + v) * kLanes);
       }
 #pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
@@ -125,6 +142,7 @@ inline void multiply_floats(const KernelArgs& s, const char* w, const char*& pre
       }
     }
     w += W::kUnitBytes;
+    if constexpr (kKeeps<W>) kept += kUnit * kPanelRows;
     x.advance(kUnit * 4);
   }
 }
@@ -174,7 +192,6 @@ inline void multiply_pairs(const KernelArgs& s, const char* w, const char*& pref
                            RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
   constexpr int kVecs = kPanels * kPanelVecs;
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    prefetch_lines<kPanels>(prefetch, s.prefetch_lines_per_unit, s.panel_stride);
     typename W::Raw raw[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
@@ -182,6 +199,7 @@ inline void multiply_pairs(const KernelArgs& s, const char* w, const char*& pref
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
+      prefetch_lines<kPanels, 4>(prefetch, j, s);
       __m512bh weights[kVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) weights[v] = W::pair(raw[v], j);

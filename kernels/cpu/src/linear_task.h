@@ -1,7 +1,7 @@
 // One task of a linear layer: some rows of x times some panels of the weight.
 //
 // Few rows (GEMV-like): one pass over each panel, at memory bandwidth. More rows: k-blocks of a
-// panel stay in the L1 cache while all rows pass over them, kKernelRows at a time, and the next
+// panel stay in the caches while all rows pass over them, kKernelRows at a time, and the next
 // block is prefetched in equal portions meanwhile. Only for *_isa.cpp and *_vnni.cpp files.
 #pragma once
 
@@ -12,24 +12,32 @@
 namespace legato::LEGATO_ISA {
 
 constexpr int64_t kMaxGroupUnits = kMaxGroup / kUnit;
-constexpr int64_t kPrefetchBytes = 8192;  // prefetch distance of a stream; 4 KiB costs 5-20 %
+// Prefetch distances of a stream, into the first and the second level: misses that go all the way
+// into the first would wait for its few buffers.
+constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kFarPrefetchBytes = 16384;
 // Units of k in a k-block, measured. Smaller blocks spill and reload accumulators more often; with
 // few rows larger ones leave no room in the L1 cache for the block being prefetched.
 constexpr int64_t kBlock = 24;
 constexpr int64_t kManyRowsBlock = 48;
 constexpr int64_t kManyRows = 4 * kKernelRows;
 
-constexpr int64_t kUnpackedBytes = kMaxGroupUnits * FloatFromF32::kUnitBytes;
-static_assert(kBlock <= kMaxGroupUnits);
+// Floats of many rows stream from the L2 cache, which costs less than reloading accumulators.
+constexpr int64_t kManyFloatsBlock = 72;
+
+constexpr int64_t kUnpackedBytes = kManyFloatsBlock * FloatFromF32::kUnitBytes;
+static_assert(kMaxGroupUnits <= kManyFloatsBlock);
 static_assert(kManyRowsBlock * FloatFromBf16::kUnitBytes <= kUnpackedBytes);
 
 // Micro-kernels of a stored weight type: those that read it directly, and those behind unpacking.
+// Unpacking is a pass of its own, or the work of the first rows' micro-kernels.
 struct Method {
   const MicroKernelTable* direct;    // null: only after unpacking
   const MicroKernelTable* unpacked;  // null: nothing to unpack
-  Unpack unpack;
+  Unpack unpack;                     // null: `keeping` unpacks
   int64_t unpacked_unit_bytes;
   int64_t min_chunks;  // of rows, from which unpacking pays
+  const MicroKernelTable* keeping = nullptr;
 };
 
 inline void run_linear_task(const Task& task, const Method& method) {
@@ -37,7 +45,8 @@ inline void run_linear_task(const Task& task, const Method& method) {
   const int64_t num_chunks = (task.num_rows + kKernelRows - 1) / kKernelRows;
   const bool unpack = method.direct == nullptr ||
                       (method.unpacked != nullptr && num_chunks >= method.min_chunks);
-  const MicroKernelTable& table = unpack ? *method.unpacked : *method.direct;
+  const bool keeps = unpack && method.keeping != nullptr;
+  const MicroKernelTable* const table = unpack ? method.unpacked : method.direct;
   const int64_t kernel_unit_bytes = unpack ? method.unpacked_unit_bytes : linear.unit_bytes;
   const int64_t k_bytes = bytes_of(linear.operand);
 
@@ -47,9 +56,15 @@ inline void run_linear_task(const Task& task, const Method& method) {
   const int64_t group_units = group / kUnit;
   const int64_t group_bytes = linear.header_bytes + group_units * linear.unit_bytes;
   const bool streams = num_chunks == 1 && !unpack;
-  const bool fits_many = !unpack || k_bytes == 2;
-  int64_t block_units = task.num_rows > kManyRows && fits_many ? kManyRowsBlock : kBlock;
-  if (streams) block_units = num_units;
+  int64_t block_units = kBlock;
+  if (streams) {
+    block_units = num_units;
+  } else if (task.num_rows > kManyRows && unpack && k_bytes == 4) {
+    const int64_t num_blocks = (num_units + kManyFloatsBlock - 1) / kManyFloatsBlock;
+    block_units = (num_units + num_blocks - 1) / num_blocks;
+  } else if (task.num_rows > kManyRows) {
+    block_units = kManyRowsBlock;
+  }
   if (group_units > 0) {
     block_units = block_units < group_units ? group_units : block_units / group_units * group_units;
   }
@@ -62,9 +77,11 @@ inline void run_linear_task(const Task& task, const Method& method) {
   KernelArgs s;
   s.row_bytes = task.x.row_bytes;
   s.panel_stride = linear.panel_bytes;
+  s.far_bytes = streams ? kFarPrefetchBytes - kPrefetchBytes : 0;
   s.scales = nullptr;
   s.scales_stride = group_bytes;
   s.has_zeros = linear.has_zeros;
+  s.kept = unpacked;
   s.x_scales = nullptr;
   s.x_scales_stride = linear.num_operand_groups();
   s.group_sums = nullptr;
@@ -83,7 +100,7 @@ inline void run_linear_task(const Task& task, const Method& method) {
       const char* next_data = block_data + block_bytes;
       const char* w = block_data + linear.header_bytes;
       s.w_stride = group_bytes;
-      if (unpack) {
+      if (unpack && !keeps) {
         s.w_stride = s.num_units * kernel_unit_bytes;
         for (int64_t g = 0; g < s.num_groups; ++g) {
           method.unpack(w + g * group_bytes, s.num_units, unpacked + g * s.w_stride);
@@ -110,7 +127,9 @@ inline void run_linear_task(const Task& task, const Method& method) {
         }
         s.prefetch = streams ? w + kPrefetchBytes
                              : next_data + chunk * units * s.prefetch_lines_per_unit * 64;
-        (panels_at_once == 2 ? table.wide : table.kernels)[rows - 1](s);
+        const MicroKernelTable& kernels = keeps && chunk == 0 ? *method.keeping : *table;
+        (panels_at_once == 2 ? kernels.wide : kernels.kernels)[rows - 1](s);
+        if (keeps) s.w = unpacked;
         chunk_row += rows;
       }
       block_data = next_data;

@@ -1,5 +1,6 @@
 // Unpacks stored weights to what the micro-kernels multiply fastest, one k-block of a panel at a
-// time; scales are applied to the accumulators.
+// time; scales are applied to the accumulators. (16-bit floats are widened by the first rows'
+// micro-kernels instead, see linear_kernel.h.)
 //
 // Pays from some number of micro-kernel calls on the same weights (`Method::min_chunks`); below it
 // the micro-kernels unpack in registers. The values are the same either way. Only for *_isa.cpp,
@@ -26,20 +27,6 @@ inline void unpack_pairs(const char* from, int64_t num_units, char* to) {
   }
 }
 #endif
-
-template <class W>
-inline void unpack_floats(const char* from, int64_t num_units, char* to) {
-  for (int64_t unit = 0; unit < num_units; ++unit) {
-#pragma GCC unroll 8
-    for (int k = 0; k < kUnit; ++k) {
-      for (int vec = 0; vec < kPanelVecs; ++vec) {
-        W::load(from, k, vec).store(reinterpret_cast<float*>(to) + (k * kPanelVecs + vec) * kLanes);
-      }
-    }
-    from += W::kUnitBytes;
-    to += FloatFromF32::kUnitBytes;
-  }
-}
 
 inline void unpack_floats_i8(const char* from, int64_t num_units, char* to) {
   const int8_t* values = reinterpret_cast<const int8_t*>(from);

@@ -26,7 +26,6 @@ constexpr int kPausesPerClockRead = 32;
 // Tasks take a fraction of this: a worker that is late by more has been descheduled, and a caller
 // that goes on spinning keeps the worker from being migrated to this core.
 constexpr auto kPatience = std::chrono::milliseconds(1);
-constexpr int kMaxThreads = 256;
 
 thread_local int t_thread = -1;  // this thread's index while it runs a task, else -1
 
@@ -37,12 +36,12 @@ inline uint32_t unclaimed(uint64_t claims) { return static_cast<uint32_t>(claims
 int default_size() {
   if (const char* text = std::getenv("LEGATO_CPU_THREADS")) {
     const int asked = std::atoi(text);
-    if (asked > 0) return std::min(asked, kMaxThreads);
+    if (asked > 0) return std::min(asked, Pool::kMaxThreads);
   }
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0) return 1;
-  return std::clamp(CPU_COUNT(&cpus), 1, kMaxThreads);
+  return std::clamp(CPU_COUNT(&cpus), 1, Pool::kMaxThreads);
 }
 
 // Spins until `ready()`, at most kSpinTime.

@@ -17,6 +17,8 @@ namespace legato {
 
 class Pool {
  public:
+  static constexpr int kMaxThreads = 256;
+
   // The process's pool. Never destroyed, so threads asleep at exit touch no freed memory.
   static Pool& get();
 
@@ -38,6 +40,28 @@ class Pool {
           (*static_cast<Function*>(context))(task, thread);
         },
         const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  }
+
+  // The same, with neighbouring tasks on one thread: each takes those of its own share in order,
+  // then what is left of the others'.
+  template <class F>
+  void run_in_shares(int64_t num_tasks, F&& f) {
+    struct alignas(64) Share {
+      std::atomic<int64_t> next;
+      int64_t end;
+    };
+    const int num_shares = size();
+    Share shares[kMaxThreads];
+    for (int i = 0; i < num_shares; ++i) {
+      shares[i].next.store(num_tasks * i / num_shares, std::memory_order_relaxed);
+      shares[i].end = num_tasks * (i + 1) / num_shares;
+    }
+    run(num_tasks, [&](int64_t, int thread) {
+      for (int i = thread;; i = i + 1 == num_shares ? 0 : i + 1) {
+        const int64_t task = shares[i].next.fetch_add(1, std::memory_order_relaxed);
+        if (task < shares[i].end) return f(task, thread);
+      }
+    });
   }
 
  private:
