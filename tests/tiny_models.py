@@ -350,7 +350,8 @@ def write_tokenizer(folder: Path) -> None:
         tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False
     )
     fast.chat_template = (
-        "{% for m in messages %}" + TURN_START + "{{ m['role'] }}\n{{ m['content'] }}" + TURN_END
+        "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}"
+        + "{% for m in messages %}" + TURN_START + "{{ m['role'] }}\n{{ m['content'] }}" + TURN_END
         + "\n{% endfor %}{% if add_generation_prompt %}" + TURN_START + "assistant\n{% endif %}"
     )  # fmt: skip
     fast.save_pretrained(folder)

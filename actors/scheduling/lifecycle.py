@@ -47,12 +47,6 @@ class LiveRequests:
         self.config = config
         self.waiting.config = self.running.config = self.running.swap.config = config
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Note the speed of a step."""
-        if seconds > 0:
-            speed, mean = num_tokens / seconds, self.tokens_per_s
-            self.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
-
     def adapters_load(self, number: int) -> None:
         self.num_loads = number
 

@@ -24,6 +24,12 @@ class Outcomes:
         self.num_prefilled_tokens = 0  # computed in answered steps
         self.num_accepted_drafts = 0
 
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Note the speed of a step."""
+        if seconds > 0:
+            speed, mean = num_tokens / seconds, self.requests.tokens_per_s
+            self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
+
     def apply(self, step: InFlight, result: StepResult) -> list[OutputRow]:
         """Apply the answer to a step; returns at most one output per request.
 

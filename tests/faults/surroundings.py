@@ -92,8 +92,9 @@ def look(server: Server) -> Surroundings:
                 num_standby += 1
                 continue
             num_bytes += process.memory_info().rss
-            if kind is not None:
-                kinds[kind] += 1
+            if kind is None:
+                continue  # Ray keeps a spare worker for as long as it likes
+            kinds[kind] += 1
             for found in process.net_connections(kind="tcp"):
                 if found.status == psutil.CONN_LISTEN:
                     listening.add((found.laddr.ip, found.laddr.port))
@@ -112,7 +113,6 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     after = look(server)
     mine = {address for address in after.listening if address[1] == _port(server)}
     assert mine == {a for a in before.listening if a[1] == _port(server)}
-    # A worker process of Ray's, started for an actor that died meanwhile, takes its time to end.
     until(lambda: len(look(server).listening) <= len(before.listening), "ports")
     until(lambda: look(server).num_bytes <= _MEMORY * before.num_bytes, "memory within 10 %")
     until(lambda: not semaphores_of(before.pids - after.pids), "shared memory")
