@@ -89,7 +89,7 @@ def _run(
     traffic: TrafficOptions,
     out: Path | None,
 ) -> dict[str, Any]:
-    deployment, workload = engines.deployment(ways), traffic.generate()
+    deployment, workload = ways.deployment(engines), traffic.generate()
     result = simulate(workload, deployment, seed=traffic.seed, keep_steps=out is not None)
     summary = result.summary()
     title = f"{deployment.model.name}, {workload.name}, {_words(deployment.config)}"
@@ -135,7 +135,7 @@ def _objective(
 def _capacity(
     console: Console, engines: EngineOptions, ways: WayOptions, traffic: TrafficOptions
 ) -> dict[str, Any]:
-    deployment, served = engines.deployment(ways), traffic.of_search().read()
+    deployment, served = ways.deployment(engines), traffic.of_search().read()
     objective = _objective(console, engines, deployment.config)
     found = search_capacity(
         deployment,

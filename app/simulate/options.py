@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,8 +15,7 @@ from actors.fleet.routers import ROUTERS
 from actors.scheduling.build import DECODE_STEPS, build_core
 from actors.scheduling.cost.model import CostModel
 from app.paths import locate
-from app.simulate.hardware.deployments import load_model
-from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.run.simulation import scheduler_config
 from app.simulate.workload.arrivals import Arrivals
 from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import (
@@ -27,9 +26,6 @@ from app.simulate.workload.specs import (
     read_file,
 )
 from app.simulate.workload.traces import SUFFIXES, read_trace
-
-if TYPE_CHECKING:
-    from app.simulate.way_options import WayOptions
 
 
 def command_of(run: Callable[..., None], *groups: type) -> Callable[..., None]:
@@ -142,37 +138,6 @@ class EngineOptions:
         tbt_s = build_core(ruled).config.tbt_s
         assert tbt_s is not None
         return tbt_s
-
-    def deployment(self, ways: WayOptions) -> Deployment:
-        """Raises ValueError for options without effect or that contradict each other."""
-        ways.check(self)
-        truth = load_model(self.model)
-        shared_kv = ways.shared_kv(truth.name)
-        config = scheduler_config(
-            truth,
-            policy=self.policy,
-            budget=self.budget,
-            token_budget=self.token_budget,
-            tbt_s=self.tbt_s(truth),
-            max_requests=self.max_requests,
-            admission=self.admission,
-            order=self.order,
-            drafter="none" if self.acceptance is None else "auto",
-            prefix_cache=shared_kv is not None,
-        )
-        num_replicas, routing = self.replicas or ways.num_engines or 1, self.routing or "slack"
-        division = ways.division(truth.name)
-        return Deployment(
-            config,
-            truth,
-            num_replicas=num_replicas,
-            routing=routing,
-            acceptance=self.acceptance,
-            division=division,
-            rebalance=ways.rebalance,
-            drains=() if ways.drain is None else ((ways.drain, 0),),
-            shared_kv=shared_kv,
-        )
 
 
 TASKS = ("figure7", "paper", "study", "search", "capacity")  # the first one given is run

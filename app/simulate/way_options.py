@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from actors.fleet.roles import WAYS
+from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import (
     INTERCONNECTS,
     kv_bytes_per_token,
@@ -16,7 +17,8 @@ from app.simulate.hardware.interconnect import (
     shape_of,
 )
 from app.simulate.options import EngineOptions
-from app.simulate.run.deployment import Division, SharedKV
+from app.simulate.run.deployment import Deployment, Division, SharedKV
+from app.simulate.run.simulation import scheduler_config
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,40 @@ class WayOptions:
     @property
     def num_engines(self) -> int:
         return (self.prefill_engines or 0) + (self.decode_engines or 0)
+
+    def deployment(self, engines: EngineOptions) -> Deployment:
+        """Raises ValueError for options without effect or that contradict each other."""
+        self.check(engines)
+        truth = load_model(engines.model)
+        shared_kv = self.shared_kv(truth.name)
+        config = scheduler_config(
+            truth,
+            policy=engines.policy,
+            budget=engines.budget,
+            token_budget=engines.token_budget,
+            tbt_s=engines.tbt_s(truth),
+            max_requests=engines.max_requests,
+            admission=engines.admission,
+            order=engines.order,
+            drafter="none" if engines.acceptance is None else "auto",
+            prefix_cache=shared_kv is not None,
+        )
+        num_replicas, routing = (
+            engines.replicas or self.num_engines or 1,
+            engines.routing or "slack",
+        )
+        division = self.division(truth.name)
+        return Deployment(
+            config,
+            truth,
+            num_replicas=engines.replicas or self.num_engines or 1,
+            routing=engines.routing or "slack",
+            acceptance=engines.acceptance,
+            division=self.division(truth.name),
+            rebalance=self.rebalance,
+            drains=() if self.drain is None else ((self.drain, 0),),
+            shared_kv=shared_kv,
+        )
 
     def check(self, engines: EngineOptions) -> None:
         """Raises ValueError naming an option that is unknown, missing or without effect."""

@@ -38,7 +38,7 @@ def mixed(x_TH: torch.Tensor, experts: Experts, weighted: Weighted) -> torch.Ten
     last_T1 = ids_TK.new_full((len(x_TH), 1), len(experts.downs) - 1)
     ids_X1 = torch.cat((ids_TK, last_T1), 1).view(-1, 1)
     y_XH = weighted(x_XH, torch.ones_like(ids_X1, dtype=torch.float32), ids_X1)
-    return y_XH.view(len(x_TH), experts.experts_per_token + 1, -1).sum(1)
+    return y_XH.view(len(x_TH), experts.experts_per_token + 1, y_XH.shape[-1]).sum(1)
 
 
 def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:

@@ -8,8 +8,8 @@ from pathlib import Path
 import app.simulate
 
 ROOM = Path(app.simulate.__file__).parent
-HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "options": 2}
-HEIGHT |= {"tables": 3, "effects": 3, "studies": 4, "command": 5, "what_if": 5}
+HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "options": 2, "way_options": 3}
+HEIGHT |= {"tables": 3, "effects": 4, "studies": 4, "command": 5, "what_if": 5}
 
 
 def test_rooms_import_from_below_only() -> None:

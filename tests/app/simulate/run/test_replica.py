@@ -71,7 +71,7 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
     traffic = generate(fixed_interval(12.0), fixed_lengths(60, 9), 30)
     deployment = Deployment(config, model)
 
-    import app.simulate.run.fleet as run_module
+    import app.simulate.run.replica as run_module
 
     def recording_core(*args: object, **options: object) -> object:
         core = build_core(*args, **options)  # type: ignore[arg-type]
