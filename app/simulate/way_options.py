@@ -73,11 +73,6 @@ class WayOptions:
             drafter="none" if engines.acceptance is None else "auto",
             prefix_cache=shared_kv is not None,
         )
-        num_replicas, routing = (
-            engines.replicas or self.num_engines or 1,
-            engines.routing or "slack",
-        )
-        division = self.division(truth.name)
         return Deployment(
             config,
             truth,
