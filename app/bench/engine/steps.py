@@ -25,7 +25,9 @@ from app.bench.terminal import Json, Out, console, output, progress, table
 from app.paths import locate
 from app.simulate.hardware.shapes import experts_touched
 from kernels.cpu import library
+from kernels.huge_pages import map_zeros
 
+_READ_BYTES = 256 << 20
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
 
 
@@ -118,7 +120,7 @@ def measure_steps(
     stages: Sequence[LoadedStage], cases: Sequence[StepCase], repeats: int
 ) -> tuple[Ceilings, list[StepTime]]:
     """Rounds over all stages and cases, ceilings measured in every round; medians of the rounds."""
-    floats = torch.zeros(64 << 20)
+    floats = map_zeros(_READ_BYTES).view(torch.float32)  # on huge pages, like weights and KV cache
     floats += 1.0  # touched: untouched pages are all the same zero page
     times: dict[tuple[str, str], list[float]] = {
         (stage.spec.quantization, case.name): [] for stage in stages for case in cases

@@ -18,7 +18,7 @@ LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
   const auto read = LEGATO_PICK(stream_read);
   const int64_t num_tasks = (num_floats + kTaskFloats - 1) / kTaskFloats;
   std::vector<float> sums(num_tasks);
-  Pool::get().run_in_shares(num_tasks, [&](int64_t task, int) {
+  Pool::get().run(num_tasks, [&](int64_t task, int) {
     const int64_t begin = task * kTaskFloats;
     sums[task] = read(data + begin, std::min(kTaskFloats, num_floats - begin));
   });
