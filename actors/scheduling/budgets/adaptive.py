@@ -42,7 +42,6 @@ PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LONE_CAUTION = 2.5
 SLOW, SLOW_PATIENCE = math.log(1.1), 3  # in a moment this much slower than usual, so many times
 LEAST_RELIEF = 16  # tokens
-BESIDE_DECODES = 1.25  # times as long as they alone a step may be for a batch's prompts
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 EASE_EVERY = 3  # such steps; see `_may_ease`
 
@@ -65,8 +64,7 @@ class AdaptiveBudget:
     allowed_misses, miss_cost, first_share: share of the steps that may miss the objective, by how
         much a miss lowers the share of it that is planned for, and its first value (`KeptShare`).
     caution: the bound of a step's time is so many times as far from its mean as the learned one.
-    background: to this share of the objective prompts of a priority below 0 extend a step.
-    pace: change of the pace of prefill, per step; 0: no pacing.
+    pace: change of the pace of prefill, as a share per step; 0: no pacing.
     """
 
     learns: ClassVar[bool] = True
@@ -85,7 +83,6 @@ class AdaptiveBudget:
     miss_cost: float = 0.02
     first_share: float = INITIAL_SHARE
     caution: float = 1.0
-    background: float = 0.5
     pace: float = 0.01
     hands_over: bool = False
     follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
@@ -241,8 +238,7 @@ class AdaptiveBudget:
         num_planned, now_s = mix.num_tokens, engine.now_s
         limit_s *= self._share()
         factor, bounded = self._bound_factor(mix, limit_s)
-        background_s = self.background * self._slack.tightest_s / factor
-        tokens, holds_starts = self._fill(mix, limit_s / factor, background_s, engine)
+        tokens, holds_starts = self._fill(mix, limit_s / factor, engine)
         tokens = min(tokens, num_planned + self._pace.next_tokens(engine))
         if tokens > num_planned:
             self._prefilled_at_s, self._num_denied = now_s, 0
@@ -262,12 +258,9 @@ class AdaptiveBudget:
                 return tokens + LEAST_RELIEF, holds_starts, False
         return tokens, holds_starts, False
 
-    def _fill(
-        self, mix: Mix, limit_s: float, background_s: float, engine: EngineView
-    ) -> tuple[int, bool]:
+    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> tuple[int, bool]:
         """Add chunks to `mix` as the policy will; returns its tokens and if starts are held."""
         profile = self.cost.profile
-        background_s = min(limit_s, max(background_s, BESIDE_DECODES * profile.stage_s(mix)))
         sizes: StepSizes | None = self._sizes.usual
         most = self._sizes.efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
@@ -280,15 +273,12 @@ class AdaptiveBudget:
             remaining = min(view.num_tokens - view.num_computed_tokens, most - mix.num_tokens)
             if remaining < 1 or view.step_id in steps:
                 continue
-            most_s = background_s if view.request.priority < 0 else limit_s
-            if not add_chunk(profile, mix, view.num_computed_tokens, remaining, most_s, sizes):
+            if not add_chunk(profile, mix, view.num_computed_tokens, remaining, limit_s, sizes):
                 return mix.num_tokens, False
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
         holds_starts = waiting > 0 and not self._may_grow(engine)
         if waiting > 0 and not holds_starts:
-            is_background = engine.num_waiting == engine.num_waiting_background
-            most_s = background_s if is_background else limit_s
-            add_chunk(profile, mix, 0, waiting, most_s, sizes)
+            add_chunk(profile, mix, 0, waiting, limit_s, sizes)
         return mix.num_tokens, holds_starts
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:
