@@ -170,6 +170,14 @@ def command(
     cache: Annotated[
         Path | None, typer.Option(dir_okay=False, help="What was found; read and added to.")
     ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Report of an earlier run: a search begins at its capacity. Repeatable.",
+        ),
+    ] = None,
     markdown: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the results as tables to this file.")
     ] = None,
@@ -190,9 +198,9 @@ def command(
     by_speed = sorted(INTERCONNECTS, key=lambda name: -INTERCONNECTS[name].bytes_per_s)
     joined = chosen(links, by_speed, "link")
     try:
-        ledger = Ledger(cache)
+        ledger = Ledger(cache, earlier or ())
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--cache") from error
+        raise typer.BadParameter(str(error)) from error
     rows: list[dict[str, Any]] = []
     if not search:
         rows = known_rows(ledger, names, sets, slos, joined, engines, seed)

@@ -32,6 +32,7 @@ from app.simulate.run.work import Work
 COMPARED = 0.5  # of the colocated capacity: the load at which latencies are compared
 TOLERANCE = 0.05  # the next load that was tried, and failed, is at most so far above a capacity
 STRIDE = 1.1  # from one load to the next until one passes and one does not; it grows
+SHORT_STRIDE = (1.0 + TOLERANCE) * (1.0 - 1e-9)  # from where an earlier run ended
 LEAST_REQUESTS = 20
 ANY_LINK = next(iter(INTERCONNECTS))  # between colocated engines, where nothing moves
 
@@ -113,10 +114,12 @@ class Case:
 
         return ledger.load(f"{self.key(at.way, at.link)}|{at.num_prefill}|{qps!r}", judge)
 
-    def capacity(self, at: Place, guess_qps: float, ledger: Ledger) -> Found:
+    def capacity(
+        self, at: Place, guess_qps: float, ledger: Ledger, stride: float = STRIDE
+    ) -> Found:
         """The highest load that passes. It climbs or falls from a guess in small strides, since a
         load far beyond capacity takes longest to simulate, and bisects what is left."""
-        low, high, limit, stride = 0.0, math.inf, "none", STRIDE
+        low, high, limit = 0.0, math.inf, "none"
         best: dict[str, float] | None = None
         qps = guess_qps
         while high > (1.0 + TOLERANCE) * low and 1e-2 < qps / guess_qps < 1e2:
@@ -154,7 +157,13 @@ class Best:
 
 
 def best_division(
-    case: Case, way: str, link: str, order: Sequence[int], guess_qps: float, ledger: Ledger
+    case: Case,
+    way: str,
+    link: str,
+    order: Sequence[int],
+    guess_qps: float,
+    ledger: Ledger,
+    stride: float = STRIDE,
 ) -> Best:
     """The division with the highest capacity. order: numbers of engines for prompts, the likeliest
     first."""
@@ -168,7 +177,7 @@ def best_division(
             if not case.judged(at, qps, ledger)["passed"]:
                 tried[num_prefill] = None
                 continue
-        found = case.capacity(at, qps, ledger)
+        found = case.capacity(at, qps, ledger, stride)
         tried[num_prefill] = found.qps
         if best is None or found.qps > best.found.qps:
             best = Best(num_prefill, found)
@@ -177,16 +186,18 @@ def best_division(
 
 
 def search(case: Case, way: str, link: str, ledger: Ledger) -> Best:
-    """A capacity is sought from that of another objective or link on, else from the colocated one,
-    or the cost model's."""
+    """A capacity is sought from that of an earlier run, another objective or link on, else from the
+    colocated one, or the cost model's."""
     rows = ledger.rows
+    earlier = ledger.earlier((case.deployment.model, case.dataset, case.slo, way, link))
+    stride = SHORT_STRIDE if earlier else STRIDE
     links = ("",) if way == "colocated" else (link, *INTERCONNECTS)
-    near = [rows.get(case.key(way, there, slo)) for slo in OBJECTIVES for there in links]
+    near = [earlier, *(rows.get(case.key(way, t, slo)) for slo in OBJECTIVES for t in links)]
     known = next((row for row in near if row and row["capacity_qps"]), None)
     work, num_engines = case.work, case.num_engines
     if way == "colocated":
         guess_qps = known["capacity_qps"] if known else work.qps(0, num_engines)
-        found = case.capacity(Place(way, 0, link), guess_qps, ledger)
+        found = case.capacity(Place(way, 0, link), guess_qps, ledger, stride)
         return Best(0, found, {0: found.qps})
     if way == "split":
         order = work.divisions(num_engines)
@@ -198,7 +209,8 @@ def search(case: Case, way: str, link: str, ledger: Ledger) -> Best:
         first = known["prefill_engines"]
         order.sort(key=lambda n: n != first)
         guess_qps = known["capacity_qps"]
-    return best_division(case, way, link, order, guess_qps or work.qps(0, num_engines), ledger)
+    guess_qps = guess_qps or work.qps(0, num_engines)
+    return best_division(case, way, link, order, guess_qps, ledger, stride)
 
 
 def latencies(summary: Summary) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,20 @@ class Ledger:
     other's entries, unless both write in the same moment.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Raises ValueError if the file holds something else."""
+    def __init__(self, path: Path | None = None, reports: Iterable[Path] = ()) -> None:
+        """reports: of earlier runs, near whose capacities to begin.
+
+        Raises ValueError if a file holds something else.
+        """
         self.path = path
+        self._earlier = {_place(row): row for report in reports for row in _rows_of(report)}
         self.rows: dict[str, Found] = {}
         self.loads: dict[str, Found] = {}
         self._read()
+
+    def earlier(self, place: tuple[str, ...]) -> Found | None:
+        """The row of an earlier run. place: deployment, dataset, objective, way and link."""
+        return self._earlier.get(place)
 
     def row(self, key: str, find: Callable[[], Found]) -> Found:
         """The row of this name, searched if it is not known."""
@@ -57,3 +65,15 @@ class Ledger:
         part = self.path.with_suffix(f"{self.path.suffix}.part")
         part.write_text(text + "\n", "utf-8")
         part.replace(self.path)
+
+
+def _place(row: Found) -> tuple[str, ...]:
+    return tuple(row[part] for part in ("deployment", "dataset", "slo", "way", "interconnect"))
+
+
+def _rows_of(report: Path) -> list[Found]:
+    try:
+        rows = json.loads(report.read_text("utf-8"))["rows"]
+        return [row for row in rows if _place(row)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{report} is no report of `legato bench ways`") from error

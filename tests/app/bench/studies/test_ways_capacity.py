@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,19 @@ def test_a_near_guess_takes_few_loads() -> None:
     case = known(1.0)
     case.capacity(HERE, 0.97, Ledger())
     assert len(PROBED) == 3
+
+
+@pytest.mark.parametrize("truth", [1.0, 1.03, 0.97])
+def test_two_loads_are_enough_near_the_capacity_of_an_earlier_run(
+    tmp_path: Path, truth: float
+) -> None:
+    report = tmp_path / "report.json"
+    place = {"deployment": CASE.deployment.model, "dataset": "arxiv", "slo": "strict"}
+    row = {**place, "way": "colocated", "interconnect": "", "capacity_qps": 1.0}
+    report.write_text(json.dumps({"rows": [row]}))
+    found = search(known(truth), "colocated", "", Ledger(None, [report])).found
+    assert found.qps <= truth < found.qps * (1.0 + TOLERANCE)
+    assert len(PROBED) == 2
 
 
 def test_no_load_is_simulated_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,28 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text('{"rows": []}')
     with pytest.raises(ValueError, match=r"report\.json holds no rows"):
         Ledger(path)
+
+
+ROW = {
+    "deployment": "m", "dataset": "arxiv", "slo": "strict", "way": "split",
+    "interconnect": "ethernet", "capacity_qps": 2.0,
+}  # fmt: skip
+
+
+def test_rows_of_earlier_runs_are_known_by_their_place_and_are_not_rows_of_this_one(
+    tmp_path: Path,
+) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"rows": [ROW]}))
+    ledger = Ledger(None, [report])
+    assert ledger.earlier(("m", "arxiv", "strict", "split", "ethernet")) == ROW
+    assert ledger.earlier(("m", "arxiv", "strict", "split", "nvlink")) is None
+    assert not ledger.rows
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"qps": 1}]}'])
+def test_another_file_is_no_report_of_an_earlier_run(tmp_path: Path, text: str) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(text)
+    with pytest.raises(ValueError, match=r"report\.json is no report of"):
+        Ledger(None, [report])
