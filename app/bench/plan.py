@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.bench.load.client import server_root
 from app.bench.load.stall import STREAM_TOKENS
 from app.bench.speculating import SpeculationProbe
 
@@ -74,9 +77,11 @@ class ComparisonPlan(_Part):
     @model_validator(mode="after")
     def _has_the_plain_servers(self) -> ComparisonPlan:
         for name, server in self.servers.items():
-            if server.plain is not None and server.plain not in self.servers:
+            if server.plain is None:
+                continue
+            if server.plain not in self.servers:
                 raise ValueError(f"servers.{name}.plain: no server {server.plain!r}")
-            if server.plain is not None and server.url == self.servers[server.plain].url:
+            if _address(server.url) == _address(self.servers[server.plain].url):
                 raise ValueError(
                     f"servers.{name}.url: also that of {server.plain!r}, which runs beside it"
                 )
@@ -86,3 +91,11 @@ class ComparisonPlan(_Part):
     def has_figures(self) -> bool:
         """Whether a server is measured alone."""
         return any((self.decode, self.prefill, self.stall, self.capacity))
+
+
+def _address(url: str) -> tuple[str, int, str]:
+    """Equal for two ways to write one address. Raises ValueError if its port is none."""
+    parts = urlsplit(server_root(url))
+    host = parts.hostname or ""  # in lower case
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return "localhost" if host in ("127.0.0.1", "::1") else host, port, parts.path

@@ -33,12 +33,33 @@ def test_a_server_without_its_plain_one_is_refused() -> None:
         ComparisonPlan.model_validate({"servers": {"fast": server}})
 
 
-def test_two_servers_of_a_pair_cannot_share_an_address() -> None:
-    server = {"command": "serve", "url": "http://h:1"}
+def pair(plain_url: str, url: str) -> ComparisonPlan:
+    plain = {"command": "serve", "url": plain_url}
+    fast = {"command": "serve", "url": url, "plain": "slow"}
+    return ComparisonPlan.model_validate({"servers": {"slow": plain, "fast": fast}})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost:81", "http://127.0.0.1:81/", "http://LocalHost:81/v1", "http://[::1]:81"],
+)
+def test_two_servers_of_a_pair_cannot_share_an_address(url: str) -> None:
     with pytest.raises(ValidationError, match=r"servers.fast.url: .*'slow'"):
-        ComparisonPlan.model_validate(
-            {"servers": {"slow": server, "fast": server | {"plain": "slow"}}}
-        )
+        pair("http://localhost:81", url)
+    with pytest.raises(ValidationError, match=r"servers.fast.url: .*'slow'"):
+        pair(url, "http://127.0.0.1:81")
+
+
+def test_an_address_without_a_port_has_that_of_its_scheme() -> None:
+    with pytest.raises(ValidationError, match=r"servers.fast.url"):
+        pair("http://h", "http://h:80/")
+    for plain_url, url in (
+        ("http://h", "https://h"),
+        ("http://h:1", "http://h:2"),
+        ("http://h:1", "http://g:1"),
+        ("http://127.0.0.1:1", "http://127.0.0.2:1"),
+    ):
+        assert pair(plain_url, url).servers["fast"].url == url
 
 
 def test_servers_of_a_pair_differ_in_speculation_alone() -> None:
