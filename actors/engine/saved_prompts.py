@@ -47,14 +47,17 @@ class SavedPrompts:
 
     def tell(self) -> None:
         """Tell what has been saved since the last call, also of prompts that have ended."""
-        queue = self._tier.queue
-        if queue.num_settled == self._num_settled:
+        if not self._open:
             return
-        self._num_settled = queue.num_settled
-        is_last = self._num_settled == queue.num_queued
+        queue = self._tier.queue
+        num_settled = queue.num_settled
+        is_new, is_last = num_settled != self._num_settled, num_settled == queue.num_queued
+        self._num_settled = num_settled
         for request_id, prompt in list(self._open.items()):
-            self._tell(request_id)
-            if is_last and prompt.state.status is RequestStatus.ENDED:
+            is_over = is_last and prompt.state.status is RequestStatus.ENDED
+            if is_new or is_over:
+                self._tell(request_id)
+            if is_over:
                 self._open.pop(request_id, None)  # the rest was given up
 
     def _tell(self, request_id: int) -> None:

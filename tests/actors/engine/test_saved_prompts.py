@@ -94,6 +94,30 @@ def test_an_aborted_prompt_is_forgotten() -> None:
     assert told.saved.num_open == 0
 
 
+def test_prompts_that_leave_nothing_to_save_are_forgotten_as_they_end() -> None:
+    """With no save to follow: aborted in the first step, or once all blocks so far are saved."""
+    told = Told()
+    told.submit(1)
+    told.driver.abort(1)
+    told.follow()
+    assert told.saved.num_open == 1, "steps that compute its blocks are in flight"
+    while told.driver.outstanding:
+        told.answer()
+    assert not told.driver.moves
+    assert told.saved.num_open == 0
+    told.submit(2, kind=2)
+    told.answer()
+    while told.driver.moves:
+        told.answer_move()
+    assert told.of(2)
+    told.driver.abort(2)
+    told.follow()
+    while told.driver.outstanding:
+        told.answer()
+    assert not told.driver.moves
+    assert told.saved.num_open == 0
+
+
 async def test_the_loop_tells_the_front_that_asked() -> None:
     engine = Engine(hands_over=True, tier_ranks=1, tier_shared=True, prefix_cache=True)
     number = first_id(3) + 1
