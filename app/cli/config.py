@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from actors.engine.config import EngineConfig
 from app.cli.serve_config import load_config, set_address
 from app.paths import DEMO_CONFIG
+from app.settings.load import fields_of
 from app.settings.model_folder import SettingsError
 from app.settings.models import resolve_each
 from app.settings.schema import Settings
@@ -95,11 +96,12 @@ _HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
 
 def _lines(section: Any, prefix: str) -> Iterator[str]:
     """The rows of a section's own keys, then its subsections, each under a heading."""
-    fields: dict[str, FieldInfo] = section.model_fields
+    fields = fields_of(section)
     sections = {n: s for n, f in fields.items() if (s := _section(f)) is not None}
+    many = {name for name in sections if _is_mapping(fields[name].annotation)}
     yield from _HEAD
     for name, field in fields.items():
-        if name not in sections:
+        if name not in sections or name in many:
             extra = field.json_schema_extra
             live = " *live*" if isinstance(extra, dict) and extra["live"] else ""
             cells = (
@@ -111,13 +113,16 @@ def _lines(section: Any, prefix: str) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
     for name, nested in sections.items():
         yield from ("", f"### `{name}`", "")
-        yield from _lines(nested, f"{prefix}{name}.")
+        yield from _lines(nested, f"{prefix}{name}.{'KEY.' if name in many else ''}")
 
 
 def _section(field: FieldInfo) -> Any:
-    """The nested section of a field, which may be optional."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+    """The nested section of a field, which may be optional or have several, by keys."""
+    return next(filter(fields_of, (field.annotation, *get_args(field.annotation))), None)
+
+
+def _is_mapping(kind: Any) -> bool:
+    return get_origin(kind) is collections.abc.Mapping
 
 
 def _default(field: FieldInfo) -> str:
@@ -125,8 +130,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
-    if dataclasses.is_dataclass(default):
-        return "its own defaults"
+    if isinstance(default, frozenset):
+        default = sorted(default)
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
 
 
@@ -149,9 +154,9 @@ def _type(field: FieldInfo) -> str:
 def _kind(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
-    if get_origin(kind) is collections.abc.Mapping or dataclasses.is_dataclass(kind):
+    if _is_mapping(kind):
         return "mapping"
-    if get_origin(kind) is tuple:
+    if get_origin(kind) in (tuple, frozenset):
         return f"list of {_kind(get_args(kind)[0])}"
     return {int: "integer", float: "number", str: "text", bool: "boolean"}[kind]
 

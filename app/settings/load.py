@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
@@ -56,20 +57,20 @@ def parse(args: Mapping[str, Any]) -> Settings:
 def _suggestion(location: tuple[int | str, ...]) -> str:
     section: Any = Settings
     for part in location[:-1]:
-        inner = getattr(section, "model_fields", {}).get(part)
+        inner = fields_of(section).get(str(part))
         if inner is None:  # inside a value, such as one key's limits
             return ""
         kinds = (inner.annotation, *get_args(inner.annotation))  # a section may be optional
-        section = next(filter(_fields, kinds), None)
-    known = _fields(section)
+        section = next(filter(fields_of, kinds), None)
+    known = fields_of(section)
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _fields(section: Any) -> Mapping[str, Any]:
-    """The settings of a section; empty for a value."""
-    found: Mapping[str, Any] = getattr(section, "model_fields", {})
-    return found or getattr(section, "__dataclass_fields__", {})
+def fields_of(section: Any) -> Mapping[str, FieldInfo]:
+    """The settings of a section, a model or a dataclass; empty for a value."""
+    found: Mapping[str, FieldInfo] = getattr(section, "model_fields", {})
+    return found or getattr(section, "__pydantic_fields__", {})
 
 
 def resolve(settings: Settings) -> EngineConfig:

@@ -242,7 +242,7 @@ class Settings(_Section):
     kv: KVSettings = KVSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     engine: EngineSettings = EngineSettings()
-    api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
+    api: ApiOptions = ApiOptions()
     telemetry: TelemetrySettings = TelemetrySettings()
     fleet: FleetSettings | None = Field(
         None, description="Absent: every replica is a front and an engine in one."

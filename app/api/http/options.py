@@ -5,79 +5,109 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import Final
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 # As a browser sends it; the origin "null", of a page in a file, can be used by any site.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
+# Read as a part of the YAML's settings, where an unknown key is an error.
+_SECTION: Final = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_SECTION)
 class KeyLimits:
-    """The limits of one API key; None: no limit of that kind.
+    """The limits of one API key."""
 
-    admin: may change settings (`POST /console/settings`). max_priority: the highest allowed.
-    """
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Absent: no limit."
+    )
+    tokens_per_minute: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Prompt and completion together; absent: no limit.",
+    )
+    admin: bool = Field(
+        default=False, description="May change settings (`POST /console/settings`)."
+    )
+    max_priority: int | None = Field(
+        default=None, description="The highest `priority` allowed; absent: any."
+    )
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None  # prompt and completion together
-    admin: bool = False
-    max_priority: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name}: must be positive and finite")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_SECTION)
 class ApiOptions:
-    """Settings of the HTTP API. Every limit has a status: 400, 408, 413, 429 or 431.
+    """Settings of the HTTP API. Every limit has a status: 400, 408, 413, 429 or 431."""
 
-    api_keys: key -> its limits; empty: no key is needed. A key written `env:NAME` or `file:PATH` is
-    the content of that variable or file on the replica's machine.
-    public_paths: reachable without a key (exact paths).
-    allowed_origins: browser origins ("https://host:port") beside the server's own whose pages may
-    send requests and read the answers; "*" for all. Other clients are still checked by their keys.
-    allowed_hosts: accepted Host headers (without port), "*" for all; empty: all, or on a loopback
-    address only that machine's own names.
-    """
+    api_keys: Mapping[str, KeyLimits] = Field(
+        default_factory=dict,
+        description="Key to its limits; without any, no key is needed. A key written "
+        "`env:NAME` or `file:PATH` is the content of that variable or file on the "
+        "replica's machine.",
+    )
+    public_paths: frozenset[str] = Field(
+        default=frozenset({"/health", "/live", "/"}),
+        description="Reachable without a key (exact paths).",
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Browser origins (`https://host:port`) beside the server's own whose "
+        "pages may send requests and read the answers; `*` for all. Other clients "
+        "are still checked by their keys.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Accepted Host headers (without port), `*` for all; empty: all, or on a "
+        "loopback address only that machine's own names.",
+    )
 
-    # Read as a part of the YAML's settings, where an unknown key is an error.
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    max_body_bytes: int = Field(default=1 << 20, ge=1, description="Body of a request.")
+    max_json_nodes: int = Field(
+        default=20_000, ge=1, description="Objects, lists and members in one body."
+    )
+    max_header_bytes: int = Field(default=32 << 10, ge=1, description="All headers of a request.")
+    max_header_count: int = Field(default=100, ge=1, description="Headers of a request.")
+    body_timeout_s: float = Field(default=20.0, gt=0, description="For the whole body to arrive.")
+    send_timeout_s: float = Field(
+        default=20.0, gt=0, description="A client that reads nothing for this long is dropped."
+    )
+    max_connections: int = Field(
+        default=8192, ge=1, description="Of a replica that answers HTTP itself (`listen`)."
+    )
+    max_concurrent_requests: int = Field(
+        default=1024, ge=1, description="Generations at a time in one replica."
+    )
+    unavailable_retry_s: float = Field(
+        default=2.0, gt=0, description="When to try again while the engine is not ready."
+    )
 
-    api_keys: Mapping[str, KeyLimits] = field(default_factory=dict)
-    public_paths: frozenset[str] = frozenset({"/health", "/live", "/"})
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-
-    max_body_bytes: int = 1 << 20
-    max_json_nodes: int = 20_000  # objects, lists and members in one body
-    max_header_bytes: int = 32 << 10
-    max_header_count: int = 100
-    body_timeout_s: float = 20.0  # for the whole body to arrive
-    send_timeout_s: float = 20.0  # a client that reads nothing for this long is dropped
-    max_connections: int = 8192  # of a replica that answers HTTP itself
-    max_concurrent_requests: int = 1024  # generations at a time in this replica
-    unavailable_retry_s: float = 2.0
-
-    max_prompts: int = 256  # in one request
-    max_n: int = 64  # continuations of one prompt, best_of included
-    max_continuations: int = 256  # prompts x continuations of one request
-    max_messages: int = 2048
-    max_tools: int = 128
-    max_stops: int = 16
-    max_stop_chars: int = 256
-    max_stop_token_ids: int = 64
-    max_logprobs: int = 20
-    max_logprob_entries: int = 200_000  # of one answer: tokens x (1 + alternatives)
-    max_logit_bias: int = 1024
-    max_grammar_chars: int = 64 << 10
-    max_embedding_inputs: int = 256
+    max_prompts: int = Field(default=256, ge=1, description="Prompts of one request.")
+    max_n: int = Field(
+        default=64, ge=1, description="Continuations of one prompt, `best_of` included."
+    )
+    max_continuations: int = Field(
+        default=256, ge=1, description="Prompts times continuations of one request."
+    )
+    max_messages: int = Field(default=2048, ge=1, description="Messages of a conversation.")
+    max_tools: int = Field(default=128, ge=0, description="Tools of a request.")
+    max_stops: int = Field(default=16, ge=0, description="Stop strings of a request.")
+    max_stop_chars: int = Field(default=256, ge=1, description="Characters of a stop string.")
+    max_stop_token_ids: int = Field(default=64, ge=0, description="Stop token ids of a request.")
+    max_logprobs: int = Field(default=20, ge=0, description="Alternatives to each token.")
+    max_logprob_entries: int = Field(
+        default=200_000, ge=1, description="Of one answer: tokens times (1 + alternatives)."
+    )
+    max_logit_bias: int = Field(default=1024, ge=0, description="Biased tokens of a request.")
+    max_grammar_chars: int = Field(
+        default=64 << 10, ge=0, description="Characters of a grammar or JSON schema."
+    )
+    max_embedding_inputs: int = Field(
+        default=256, ge=1, description="Inputs of one request for embeddings."
+    )
 
     def __post_init__(self) -> None:
         for origin in self.allowed_origins:

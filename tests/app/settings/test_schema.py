@@ -215,6 +215,10 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"batches": {"max_line": 3}}, "unknown setting; did you mean 'max_lines'"),
         ({"fleet": {"routin": "slack"}}, "fleet.routin: unknown setting; did you mean 'routing'"),
         ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
+        ({"api": {"max_connections": 0}}, "api.max_connections: "),
+        ({"api": {"body_timeout_s": 0}}, "api.body_timeout_s: "),
+        ({"api": {"api_keys": {"k": {"tokens_per_minute": float("inf")}}}}, "tokens_per_minute: "),
+        ({"api": {"api_keys": {"k": {"admins": True}}}}, "api_keys.k.admins: unknown setting"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message: str) -> None:
