@@ -138,6 +138,8 @@ class AdaptiveBudget:
         self._caution = max(self.caution, LONE_CAUTION) if lone else self.caution
         limit_s = self._slack.limit_s(shape, engine) * share - self._outside.seconds
         limit_s -= self._arrivals.seconds(limit_s, self.cost.slowness)
+        if self.hands_over and all(view.last_token_s is None for view in engine.decoding):
+            limit_s = INFINITY  # the streams that now begin leave before this step would delay them
         holds_starts = relieves = False
         if limit_s < INFINITY:
             if engine.num_loads:

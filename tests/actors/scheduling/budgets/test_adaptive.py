@@ -11,7 +11,7 @@ import pytest
 
 from actors.scheduling.budgets import adaptive
 from actors.scheduling.budgets.adaptive import PATIENCE, SLOW_PATIENCE, AdaptiveBudget
-from actors.scheduling.budgets.step_sizes import LEAST_HAND_OVER
+from actors.scheduling.budgets.step_sizes import LEAST_HAND_OVER, hand_over_tokens
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -45,6 +45,19 @@ def test_where_streams_leave_steps_are_no_longer_than_makes_prompts_cheap() -> N
     assert LEAST_HAND_OVER < usual < 2048
     assert rates[usual - 1] >= 0.9 * max(rates)
     assert most(256) == 256
+
+
+def test_where_streams_leave_a_first_token_under_way_shortens_no_step() -> None:
+    model = dataclasses.replace(TILED, num_stages=2)
+    config = modeled(model, budget="adaptive", max_requests=32, tbt_s=0.05).handing_over()
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    plans = []
+    for request_id, num_tokens in enumerate((100, 3000)):
+        request = Request(request_id, (0,) * num_tokens, SamplingParams(5), 0.0)
+        out = core.handle(Submit(request), 0.0)
+        plans += [i.plan for i in out if isinstance(i, Execute)]
+    assert plans[0].num_tokens == 100
+    assert plans[1].num_tokens == hand_over_tokens(model, config.max_step_tokens) < 3000
 
 
 def test_steps_end_at_tile_edges_while_work_waits() -> None:
