@@ -306,8 +306,8 @@ def test_row_17_overload_is_refused_with_a_time_to_come_back(
     server: Server, canary: Canary
 ) -> None:
     """Ten times what runs and queues: accepted ones get every token, others are refused at once."""
-    settings, num_places = f"{server.url}/console/settings", 4 + 8
-    limits = {"max_requests": 4, "max_queued_requests": 8}
+    settings, num_queued = f"{server.url}/console/settings", 8
+    limits = {"max_requests": 4, "max_queued_requests": num_queued}
     assert httpx.post(settings, json=limits).status_code == 200
     body, wanted = completion(server, canary.prompts[0], 40), canary.texts(40)[0]
 
@@ -319,15 +319,15 @@ def test_row_17_overload_is_refused_with_a_time_to_come_back(
     try:
         with (
             httpx.Client(timeout=60, limits=A_CONNECTION_EACH) as client,
-            ThreadPoolExecutor(10 * num_places) as pool,
+            ThreadPoolExecutor(120) as pool,
         ):
-            answers = list(pool.map(ask, [client] * 10 * num_places))
+            answers = list(pool.map(ask, [client] * 120))
     finally:
         limits = {"max_requests": 64, "max_queued_requests": None}
         assert httpx.post(settings, json=limits).status_code == 200
     taken = [answer for answer, _ in answers if answer.status_code == 200]
     refused = [(answer, wait_s) for answer, wait_s in answers if answer.status_code != 200]
-    assert len(taken) >= num_places
+    assert len(taken) >= num_queued  # all may come before the first of them starts
     assert {answer.json()["choices"][0]["text"] for answer in taken} == {wanted}
     assert refused
     for answer, wait_s in refused:
