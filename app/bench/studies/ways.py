@@ -25,7 +25,7 @@ import typer
 from actors.fleet.roles import WAYS
 from app.bench.report import make_report, publish
 from app.bench.studies.ways_capacity import COMPARED, LEAST_REQUESTS, TOLERANCE, Case, study
-from app.bench.studies.ways_ledger import Ledger
+from app.bench.studies.ways_ledger import Ledger, place_of
 from app.bench.studies.ways_loads import DATASETS, OBJECTIVES, TIGHT_STEPS, work_of
 from app.bench.terminal import Json, Out, console, output, table
 from app.simulate.hardware.interconnect import INTERCONNECTS
@@ -130,11 +130,10 @@ def known_rows(
     """Rows found earlier, in the order of a report. Requests may have arrived for another time."""
     order = itertools.product(names, sets, slos, WAYS, ("", *links))
     places = {place: number for number, place in enumerate(order)}
-    parts = ("deployment", "dataset", "slo", "way", "interconnect")
     found = [
         (places[place], row)
         for row in ledger.rows.values()
-        if (place := tuple(row[part] for part in parts)) in places
+        if (place := place_of(row)) in places
         and row["prefill_engines"] + row["other_engines"] == num_engines
         and row["seed"] == seed
     ]

@@ -24,13 +24,15 @@ class Ledger:
         Raises ValueError if a file holds something else.
         """
         self.path = path
-        self._earlier = {_place(row): row for report in reports for row in _rows_of(report)}
+        self._earlier: dict[tuple[str, ...], Found] = {}
+        for report in reports:
+            self._earlier |= _rows_of(report)
         self.rows: dict[str, Found] = {}
         self.loads: dict[str, Found] = {}
         self._read()
 
     def earlier(self, place: tuple[str, ...]) -> Found | None:
-        """The row of an earlier run. place: deployment, dataset, objective, way and link."""
+        """The row of an earlier run that found a capacity. place: as of `place_of`."""
         return self._earlier.get(place)
 
     def row(self, key: str, find: Callable[[], Found]) -> Found:
@@ -67,13 +69,14 @@ class Ledger:
         part.replace(self.path)
 
 
-def _place(row: Found) -> tuple[str, ...]:
+def place_of(row: Found) -> tuple[str, ...]:
+    """Deployment, dataset, objective, way and link."""
     return tuple(row[part] for part in ("deployment", "dataset", "slo", "way", "interconnect"))
 
 
-def _rows_of(report: Path) -> list[Found]:
+def _rows_of(report: Path) -> dict[tuple[str, ...], Found]:
     try:
         rows = json.loads(report.read_text("utf-8"))["rows"]
-        return [row for row in rows if _place(row)]
+        return {place_of(row): row for row in rows if row["capacity_qps"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{report} is no report of `legato bench ways`") from error
