@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -29,6 +30,16 @@ class Server:
     model: str
     process: subprocess.Popen[str]
     config: Path
+
+    def titled(self, *words: str) -> list[psutil.Process]:
+        """Its processes whose title has all these words, without those that just end."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                if all(word in title for word in words):
+                    found.append(process)
+        return found
 
 
 def _environment() -> dict[str, str]:

@@ -25,7 +25,6 @@ from app.text.processor import TextProcessor
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts
 from tests.serve.live_server import LiveServer, live_server
-from tests.serve.test_replicas import replicas_of
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
@@ -275,7 +274,7 @@ def test_every_engine_of_a_fleet_has_the_adapters(
             return [found[start : start + each] for start in range(0, len(found), each)]
 
         assert ask_all() == texts
-        engines = replicas_of(server, "Engine")
+        engines = server.titled("ray::ServeReplica", "Engine")
         assert len(engines) == 2
         engines[0].kill()
         engines[0].wait(30)

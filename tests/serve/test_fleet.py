@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -185,8 +184,7 @@ def test_a_killed_engine_costs_no_byte(served_fleet: Any) -> None:
 def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> None:
     """A client sees a broken connection, never an answer that looks whole."""
     wait_for_engines(served_fleet, 2)
-    own = psutil.Process(served_fleet.process.pid).children(recursive=True)
-    (front,) = [p for p in own if p.cmdline()[:1] and "Front" in p.cmdline()[0]]
+    (front,) = served_fleet.titled("ray::ServeReplica", "Front")
     schedulers = [engine["pid"] for engine in engines_of(served_fleet)]
     body = {"model": served_fleet.model, "prompt": [7] * 5, "max_tokens": 200, "ignore_eos": True}
     body["stream"] = True
@@ -292,14 +290,11 @@ def test_streams_go_on_without_controller_and_store(
     with serve(args, num_replicas=2) as server:
         wait_for_engines(server, 2)
         unfailed = asyncio.run(Streams(server.url, server.model).run())
-        own = psutil.Process(server.process.pid).children(recursive=True)
-        titles = {process.pid: " ".join(process.cmdline()) for process in own}
-        victims = [p for p, t in titles.items() if "gcs_server" in t or "ServeController" in t]
-        assert len(victims) == 2
+        (store,), (controller,) = server.titled("gcs_server"), server.titled("ServeController")
 
         def strike() -> None:
-            for pid in victims:
-                os.kill(pid, signal.SIGKILL)
+            controller.kill()
+            store.kill()
 
         assert asyncio.run(Streams(server.url, server.model).run(strike)) == unfailed
         end_s = time.monotonic() + 20

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.serve.server_process import ctrl_c
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
-
-
-def replicas_of(server: Any, deployment: str = "") -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.Error):
-            name = " ".join(process.cmdline())
-            if "ray::ServeReplica" in name and deployment in name:
-                found.append(process)
-    return found
 
 
 def complete(server: Any) -> httpx.Response:
@@ -39,13 +27,13 @@ def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
     args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
     with serve(args) as server:
         before = complete(server).json()["choices"]
-        (replica,) = replicas_of(server)
+        (replica,) = server.titled("ray::ServeReplica")
         replica.kill()
         replica.wait(30)
         with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:  # 64 s in all
             assert client.get(f"{server.url}/health").status_code == 200
         assert complete(server).json()["choices"] == before
-        (successor,) = replicas_of(server)
+        (successor,) = server.titled("ray::ServeReplica")
         assert successor.pid != replica.pid
 
         body = {"model": server.model, "prompt": [7] * 5, "max_tokens": 200}
@@ -68,7 +56,7 @@ def test_two_replicas_answer_behind_one_address(
 ) -> None:
     args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
     with serve(args, num_replicas=2) as server:
-        assert len(replicas_of(server, "Engine")) == 2
-        assert len(replicas_of(server, "Front")) == 1
+        assert len(server.titled("ray::ServeReplica", "Engine")) == 2
+        assert len(server.titled("ray::ServeReplica", "Front")) == 1
         answers = [complete(server).json()["choices"] for _ in range(8)]
         assert answers == answers[:1] * 8

@@ -50,11 +50,11 @@ def test_the_first_grammar_finds_its_compilers_loaded(server: Server) -> None:
     while loaded != KINDS:
         assert time.monotonic() < deadline_s, loaded
         time.sleep(0.05)
-        for process in psutil.Process(server.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if any("xgrammar" in mapped.path for mapped in process.memory_maps()):
-                    name = " ".join(process.cmdline())
-                    loaded |= {kind for kind in KINDS if kind in name}
+        for kind in KINDS - loaded:
+            for process in server.titled(kind):
+                with suppress(psutil.Error):  # it has just ended
+                    if any("xgrammar" in mapped.path for mapped in process.memory_maps()):
+                        loaded.add(kind)
 
 
 def test_openai_package_streams_a_chat(client: openai.OpenAI, server: Server) -> None:
