@@ -22,9 +22,11 @@ def decode_share(engine: EngineView, depth: int) -> int:
 def prefill_share(engine: EngineView, depth: int, num_tokens: int) -> int:
     """Tokens (with the `num_tokens` decodes already in it) that this micro-batch should hold.
 
-    Everything computable now, spread over the pipeline.
+    Everything computable now and the prompts' tokens in flight, spread over the pipeline: of what
+    is left alone, a lone prompt would get half, a quarter, an eighth.
     """
-    total = pending_tokens(engine) + len(engine.decoding)
+    computing = sum([n for step in engine.in_flight for _, n in step.shape.prefills])
+    total = pending_tokens(engine) + computing + len(engine.decoding)
     return max(-(-total // depth), num_tokens + _LEAST_PREFILL)
 
 

@@ -72,6 +72,21 @@ def test_shares_cover_everything_that_can_be_computed() -> None:
     assert prefill_share(requests, 3, 4) == 40
 
 
+def test_a_lone_prompt_is_cut_into_steps_of_one_size() -> None:
+    settings = config(
+        num_stages=2,
+        micro_batches="uniform",
+        token_budget=256,
+        max_step_tokens=256,
+        max_model_len=256,
+        num_blocks=100,
+    )
+    driver = Driver(settings)
+    driver.submit(request(0, prompt=240))
+    driver.drain()
+    assert [plan.num_tokens for plan in driver.plans if plan.num_tokens > 1] == [120, 120]
+
+
 def test_uniform_micro_batches_share_decodes_and_prompts() -> None:
     """Eight requests over two stages: the largest step tells how long the other stage waits."""
 
