@@ -50,11 +50,13 @@ def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, vocab: int, eos: int) -> None:
-    """The folder's, for the text of answers; else any of the right size: prompts are token ids."""
-    tokens, merges, special = [f"t{i}" for i in range(vocab)], ["t 0"], set[int]()
+    """The folder's, for the text of answers, filled up to the right size: prompts are token ids."""
+    filler = [f"t{i}" for i in range(vocab)]
+    tokens, merges, special = filler, ["t 0"], set[int]()
     if (folder / "tokenizer.json").exists():
         read = json.loads((folder / "tokenizer.json").read_text())
-        tokens = sorted(read["model"]["vocab"], key=read["model"]["vocab"].__getitem__)
+        known = sorted(read["model"]["vocab"], key=read["model"]["vocab"].__getitem__)
+        tokens = known + filler[len(known) :]
         merges = [" ".join(pair) for pair in read["model"]["merges"]]
         special = {token["id"] for token in read["added_tokens"]}
     kinds = gguf.TokenType

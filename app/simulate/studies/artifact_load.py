@@ -30,6 +30,7 @@ from app.simulate.workload.specs import parse_lengths
 SEED, MOST_MEAN_GAPS, TIME_LIMIT_S, MOST_REQUESTS = 42, 3.0, 1800.0, 2048
 LONGEST = {"sharegpt4": 8192, "arxiv": 16384}
 LATE_SHARE = 0.01
+PLACES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Rules:
 class Case:
     """A deployment under one dataset and one objective, with what is changed about it.
 
-    model: of both systems. orca_places: the most requests of Orca. wide: steps of Orca have any
-    number of prompts. around: roughly the capacities of Orca and Sarathi, QPS.
+    model: of both systems. orca_places, places: the most requests of Orca and Sarathi. wide: steps
+    of Orca have any number of prompts. around: roughly the capacities of Orca and Sarathi, QPS.
     """
 
     model: CostModel
@@ -62,6 +63,7 @@ class Case:
     around: tuple[float, float]
     wide: bool = False
     rules: Rules = Rules()
+    places: int = PLACES
 
 
 # ---- one load -------------------------------------------------------------------------
@@ -101,7 +103,7 @@ def passes(case: Case, policy: str, qps: float) -> bool:
         return int((gaps > case.tbt_s).sum()) > most_late
 
     is_orca = policy == "orca"
-    places = case.orca_places if is_orca else 128
+    places = case.orca_places if is_orca else case.places
     config = scheduler_config(
         case.model,
         policy=policy,

@@ -18,7 +18,7 @@ import numpy as np
 
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
-from app.simulate.hardware.networks import ETHERNET_LATENCY_S
+from app.simulate.hardware.networks import ETHERNET_BYTES_PER_S, ETHERNET_LATENCY_S
 from app.simulate.hardware.shapes import MODELS
 from app.simulate.paper import published
 from app.simulate.paper.costs import decodes, whole_prompts
@@ -76,16 +76,27 @@ def interference_rows() -> Iterator[PublishedRow]:
 # ---- Figure 13a -----------------------------------------------------------------------
 
 
-def slower_ethernet(model: CostModel, latency_s: float) -> CostModel:
-    """A deployment of Falcon-180B over two nodes with another one-way latency between them."""
+def slower_ethernet(
+    model: CostModel,
+    latency_s: float = ETHERNET_LATENCY_S,
+    bytes_per_s: float = ETHERNET_BYTES_PER_S,
+) -> CostModel:
+    """A deployment of Falcon-180B over two nodes with another link between them: its one-way
+    latency, and the rate at which activations cross it."""
     more_s = latency_s - ETHERNET_LATENCY_S
-    if model.num_stages > 1:
-        sends = tuple((n, s + more_s) for n, s in model.transfer_s)
-        return replace(model, transfer_s=sends)
     shape = MODELS["falcon-180b"]
+    more_s_per_token = 2.0 * shape.hidden * (1.0 / bytes_per_s - 1.0 / ETHERNET_BYTES_PER_S)
+    if model.num_stages > 1:
+        sends = tuple((n, s + more_s + n * more_s_per_token) for n, s in model.transfer_s)
+        return replace(model, transfer_s=sends)
     # An all-reduce crosses twice: to sum up, and to give the sum back.
-    per_step_s = 2 * more_s * shape.all_reduces * shape.num_layers
-    return replace(model, tokens_s=tuple((n, s + per_step_s) for n, s in model.tokens_s))
+    num_all_reduces = shape.all_reduces * shape.num_layers
+    ring = 2.0 * (model.tensor_ranks - 1) / model.tensor_ranks
+    tokens = (
+        (n, s + num_all_reduces * (2.0 * more_s + ring * n * more_s_per_token))
+        for n, s in model.tokens_s
+    )
+    return replace(model, tokens_s=tuple(tokens))
 
 
 def tp8_over_pp(latency_s: float) -> float:
@@ -120,18 +131,39 @@ def ethernet_rows() -> Iterator[PublishedRow]:
 
 
 def script_rows(seconds: float = 900.0) -> Iterator[PublishedRow]:
-    """Figure 13a as the artifact's script measures it: Sarathi at 0.75 QPS, not decodes alone."""
-    for batch in (32, 128):
-        medians = []
-        for name in ("falcon-180b-a100-tp8", "falcon-180b-a100-tp4-pp2"):
-            model = load_model(name)
-            config = scheduler_config(model, policy="sarathi", token_budget=512, max_requests=batch)
-            workload = generate(own_arrivals(0.75), parse_lengths("sharegpt4"), round(seconds))
-            result = simulate(workload, Deployment(config, model), until_s=seconds)
-            medians.append(result.summary().tbt_p50)
-        where = f"Falcon-180B, sharegpt4, 0.75 QPS, up to {batch} requests"
-        quantity, stated = "median TBT, TP8 / TP4-PP2", published.TP8_OVER_PP_TBT
-        yield PublishedRow("Figure 13a", where, quantity, medians[0] / medians[1], stated)
+    """Figure 13a as the artifact's script measures it: Sarathi at 0.75 QPS, not decodes alone.
+
+    By the rate at which all-reduces cross the 100 Gb/s between the nodes, and what that rate does
+    to Figure 13b.
+    """
+    quantity, stated = "median TBT, TP8 / TP4-PP2", published.TP8_OVER_PP_TBT
+    for bytes_per_s in (ETHERNET_BYTES_PER_S, 7e9, 5e9):
+        for most_requests in (32, 64, 128):
+            ratio = script_ratio(bytes_per_s, most_requests, seconds)
+            where = f"Falcon-180B, sharegpt4, 0.75 QPS, up to {most_requests} requests"
+            where += f", {bytes_per_s / 1e9:g} GB/s"
+            yield PublishedRow("Figure 13a", where, quantity, ratio, stated)
+    falcon, chat = published.DEPLOYMENTS[3], parse_lengths("sharegpt4")
+    for bytes_per_s in (ETHERNET_BYTES_PER_S, 5e9):
+        wide = slower_ethernet(load_model("falcon-180b-a100-tp8"), bytes_per_s=bytes_per_s)
+        qps = capacity_qps(wide, "vllm", chat, falcon.strict_s, 128, 0.2)
+        where = f"Falcon-180B, sharegpt4, strict, {bytes_per_s / 1e9:g} GB/s"
+        quantity = "vllm TP8 capacity, QPS"
+        yield PublishedRow("Figure 13b", where, quantity, qps, published.VLLM_TP8_QPS)
+
+
+def script_ratio(bytes_per_s: float, most_requests: int, seconds: float) -> float:
+    """Median TBT of TP 8 over that of TP 4 x PP 2, by the artifact's script."""
+    medians = []
+    for name in ("falcon-180b-a100-tp8", "falcon-180b-a100-tp4-pp2"):
+        model = slower_ethernet(load_model(name), bytes_per_s=bytes_per_s)
+        config = scheduler_config(
+            model, policy="sarathi", token_budget=512, max_requests=most_requests
+        )
+        workload = generate(own_arrivals(0.75), parse_lengths("sharegpt4"), round(seconds))
+        result = simulate(workload, Deployment(config, model), until_s=seconds)
+        medians.append(result.summary().tbt_p50)
+    return medians[0] / medians[1]
 
 
 # ---- Table 4 --------------------------------------------------------------------------

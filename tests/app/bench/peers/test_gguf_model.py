@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,15 @@ def test_a_folder_without_weights_gets_random_ones(tmp_path: Path) -> None:
         assert embedding.std().item() == pytest.approx(0.02, rel=0.01)
         norm = weights.read("model.norm.weight", (256,))
         assert torch.equal(norm, torch.ones(256, dtype=torch.bfloat16))
+
+
+def test_a_smaller_tokenizer_is_filled_up_to_the_models_rows(tmp_path: Path) -> None:
+    config = json.loads((DEMO / "config.json").read_text())
+    rows = config["vocab_size"] + 64
+    more = {"num_hidden_layers": 1, "vocab_size": rows}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    path = converted(tmp_path, tmp_path / "random.gguf")
+    with contextlib.closing(GgufFile(path)) as file:
+        tokens = file.metadata["tokenizer.ggml.tokens"]
+    assert len(set(tokens)) == rows

@@ -39,8 +39,32 @@ def test_measured_overheads_give_the_papers_decode_step_on_two_stages_only() -> 
 def test_each_rule_is_changed_alone() -> None:
     for d, dataset, count in (
         (published.DEPLOYMENTS[0], "arxiv", 6),
-        (published.DEPLOYMENTS[2], "sharegpt4", 5),
+        (published.DEPLOYMENTS[2], "sharegpt4", 6),
     ):
         found = [case for _, case in rules.cases(d, dataset)]
         assert len(found) == len(set(found)) == count
         assert rules.all_rules(d, dataset) not in found
+
+
+def test_a_pipeline_holds_a_batch_in_each_micro_batch() -> None:
+    for d in published.DEPLOYMENTS:
+        case = rules.all_rules(d, "sharegpt4")
+        assert case.places == 128 * case.model.num_stages
+    few, *others = [case for _, case in rules.chunk_cases(published.DEPLOYMENTS[2])]
+    assert few.places == 128
+    assert {case.model.per_request_s < few.model.per_request_s for case in others} == {True}
+
+
+def test_published_loads_are_those_behind_the_ratios() -> None:
+    """Of all loads in steps of 0.01 QPS with an Orca of at most 0.15."""
+    for (model, dataset), loads in published.LOADS_QPS.items():
+        for stated, pair in zip(published.OVER_ORCA[model][dataset], loads, strict=True):
+            found = [
+                (orca / 100, sarathi / 100)
+                for orca in range(1, 16)
+                for sarathi in range(1, 100)
+                if round(sarathi / orca, 2) == stated
+            ]
+            assert pair is None or pair in found
+            if dataset == "sharegpt4" and stated != 5.62:  # which 0.45 / 0.08 gives as well
+                assert found == [pair]

@@ -6,9 +6,11 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from app.simulate.hardware.deployments import load_model
+from app.simulate.hardware import networks
+from app.simulate.hardware.deployments import load_model, paper_model
 from app.simulate.hardware.networks import ETHERNET_LATENCY_S
 from app.simulate.paper import published
 from app.simulate.paper.published import PublishedRow
@@ -34,6 +36,20 @@ def test_slower_ethernet_slows_tensor_ranks_more_than_stages() -> None:
     assert misses.slower_ethernet(model, ETHERNET_LATENCY_S) == model
 
 
+def test_a_link_of_half_the_rate_is_that_of_a_deployment_composed_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("falcon-180b-a100-tp8", "falcon-180b-a100-tp4-pp2")
+    slower = [misses.slower_ethernet(paper_model(name), bytes_per_s=5e9) for name in names]
+    monkeypatch.setattr(networks, "ETHERNET_BYTES_PER_S", 5e9)
+    for model, composed in zip(slower, map(paper_model, names), strict=True):
+        for found, expected in (
+            (model.tokens_s, composed.tokens_s),
+            (model.transfer_s, composed.transfer_s),
+        ):
+            assert np.array(found) == pytest.approx(np.array(expected), rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.heavy
 def test_ttft_rises_with_the_load_and_bounds_are_found() -> None:
     few, many = (misses.latency("sarathi", "sharegpt4", qps, seeds=(0,)) for qps in (0.4, 1.0))
@@ -50,8 +66,9 @@ def test_prompts_alone_take_most_of_the_time_at_table_4s_load() -> None:
 
 @pytest.mark.heavy
 def test_wider_batches_meet_more_chunks_in_figure_13a() -> None:
-    few, many = misses.script_rows(300.0)
-    assert 0.5 < few.simulated < many.simulated < 2.0
+    few, many = (misses.script_ratio(1e10, most_requests, 300.0) for most_requests in (32, 128))
+    assert 0.5 < few < many < 2.0
+    assert misses.script_ratio(5e9, 128, 300.0) > many
 
 
 @pytest.mark.heavy
