@@ -90,6 +90,7 @@ def load_figures(
 def rate_together(traces: Sequence[Trace]) -> float | None:
     """Tokens per second while all streams decode: from the latest first token to the earliest last.
 
+    An event counts as the mean tokens of its stream's events: of accepted drafts it has several.
     None if they never all decoded: one ended before another began, or streamed nothing.
     """
     if not all(t.event_times_s for t in traces):
@@ -98,7 +99,10 @@ def rate_together(traces: Sequence[Trace]) -> float | None:
     end_s = min(t.event_times_s[-1] for t in traces)
     if end_s <= begin_s:
         return None
-    count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
+    count = 0.0
+    for t in traces:
+        tokens_per_event = max(1.0, t.num_tokens / len(t.event_times_s))
+        count += tokens_per_event * sum(begin_s < at <= end_s for at in t.event_times_s)
     return count / (end_s - begin_s)
 
 

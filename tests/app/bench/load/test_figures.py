@@ -52,6 +52,12 @@ def test_only_the_time_in_which_all_decode_counts() -> None:
     assert rate == pytest.approx(3 / 0.5)  # 1.0 of the first; 0.75 and 1.0 of the second
 
 
+def test_an_event_of_several_tokens_counts_as_several() -> None:
+    one, two = traces([0.0, 1.0, 2.0], [0.0, 1.0, 2.0])
+    one.num_tokens, two.num_tokens = 3, 12
+    assert rate_together([one, two]) == pytest.approx((2 + 8) / 2.0)
+
+
 @pytest.mark.parametrize("second", [[0.3, 0.4], [0.2], []])
 def test_streams_that_never_decode_together_have_no_rate(second: list[float]) -> None:
     assert rate_together(traces([0.1, 0.2], second)) is None
