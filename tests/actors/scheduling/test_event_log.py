@@ -171,7 +171,8 @@ def test_a_difference_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["one_stage_every_policy", "two_stages"])
 def test_a_live_log_of_another_version_replays_plan_for_plan(name: str) -> None:
-    """Recorded from live engines on 2026-11-22 (commit 88bb856), switched through the policies."""
+    """Recorded from live engines: one on 2026-11-22 (commit 88bb856), switched through the
+    policies; one of two stages with uniform micro-batches on 2026-11-28 (commit 2bc02226)."""
     file = Path(__file__).with_name("recorded") / f"{name}.parquet"
     rows = read_events(file)
     assert check_replay(rows) == len(rows) > 100
