@@ -5,9 +5,9 @@ Beside those of `artifact_load`, of the same branch:
 - its block managers and models: a request of Orca holds KV for the longest sequence, in 85 % of
   the memory less the weights and the activations of its largest step.
 - its models: Mistral-7B attends to all positions.
-- `sarathi/config.py`: the most requests are those of one iteration, so that a pipeline holds as
-  many in each micro-batch. (The released scheduler counts all; the paper's larger chunks then
-  gain nothing.)
+- its configuration: the most requests are those of one iteration, so that a pipeline holds as many
+  in each micro-batch. (The released scheduler counts all; the paper's larger chunks then gain
+  nothing.)
 
 `misses` prints the rows with its own experiments.
 """
