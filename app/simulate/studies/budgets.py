@@ -162,7 +162,7 @@ def main() -> None:
     begin_s = time.monotonic()
     results: dict[str, dict[str, Any]] = {}
     for job in jobs(args.requests):
-        results = run_jobs([job], args.cache, args.workers)
+        results |= run_jobs([job], args.cache, args.workers)
         if time.monotonic() - begin_s > 60 * args.minutes:
             break
     table = rows(results, args.requests)
