@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +24,18 @@ from tests.live.reference import expected, make_prompts
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 LENGTH, MAX_TOKENS = 81, 150
+OUTLASTS = 600  # tokens of a stream that no slow front sees end before its copy is done
 NUM_BLOCKS = LENGTH // 4
 STEPS = ["kv_saved", "kv_fetched", "next_token"]  # of a copy, as a front asks for them
 Hook = Callable[[Connection, str], Awaitable[None]]
 
 
-def one() -> GenerationRequest:
-    return GenerationRequest("one", make_prompts((LENGTH,))[0], SamplingParams(MAX_TOKENS))
+def one(max_tokens: int = MAX_TOKENS) -> GenerationRequest:
+    return GenerationRequest("one", make_prompts((LENGTH,))[0], SamplingParams(max_tokens))
 
 
-def right() -> list[Answer]:
-    (tokens,) = expected("llama", (LENGTH,), MAX_TOKENS)
+def right(max_tokens: int = MAX_TOKENS) -> list[Answer]:
+    (tokens,) = expected("llama", (LENGTH,), max_tokens)
     return [{0: [*tokens, "length"]}]
 
 
@@ -69,11 +71,13 @@ def leaves(fleet: Any) -> tuple[Callable[[], None], list[asyncio.Task[None]]]:
 
 async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     make_fleet: Callable[..., Any],
+    tiny_model: Callable[..., Path],
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
     unhurried: None,
 ) -> None:
-    fleet = await make_fleet(2, **sections)
+    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    fleet = await make_fleet(2, folder, **sections)
     asked: list[tuple[str, str]] = []
 
     async def note(connection: Connection, question: str) -> None:
@@ -81,8 +85,8 @@ async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
 
     before_asking(note)
     leave, leaving = leaves(fleet)
-    answers, _ = await through(fleet.front, [one()], leave)
-    assert answers == right()
+    answers, _ = await through(fleet.front, [one(OUTLASTS)], leave)
+    assert answers == right(OUTLASTS)
     await asyncio.wait_for(leaving[0], 60)
     here, there = "replica-0", "replica-1"
     assert asked == [
