@@ -139,7 +139,7 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
     assert answers == unfailed
     assert killed
     assert fleet.front.num_open == 0
-    assert fleet.front._placement._copies.open == {}
+    await until(lambda: not fleet.front._placement._copies.open)
     await until(lambda: all(engine.is_ready() for engine in fleet.engines))
     await all_at_rest(fleet)
 
