@@ -89,13 +89,14 @@ OVER_ORCA = {
     "falcon-180b-a100-tp4-pp2": {"sharegpt4": (4.69, 5.62), "arxiv": (4.20, 2.75)},
 }
 
-# The loads behind them on two stages, (Orca, Sarathi) in QPS, strict and relaxed: rounded to 0.01
-# QPS, as the artifact's search does it, no others near the simulated ones give these ratios.
-LOADS_QPS = {
+# The loads behind them on two stages, (Orca, Sarathi) in QPS, strict and relaxed. Not published but
+# derived: in steps of 0.01 QPS, as the artifact's search rounds them, one pair near the simulated
+# loads gives each ratio. None: several do.
+LOADS_QPS: Mapping[tuple[str, str], tuple[tuple[float, float], tuple[float, float] | None]] = {
     ("llama2-70b-a40-tp4-pp2", "sharegpt4"): ((0.13, 0.72), (0.13, 0.82)),
     ("llama2-70b-a40-tp4-pp2", "arxiv"): ((0.05, 0.23), None),
     ("falcon-180b-a100-tp4-pp2", "sharegpt4"): ((0.13, 0.61), (0.13, 0.73)),
-    ("falcon-180b-a100-tp4-pp2", "arxiv"): ((0.05, 0.21), (0.08, 0.22)),
+    ("falcon-180b-a100-tp4-pp2", "arxiv"): ((0.05, 0.21), None),
 }
 
 # What the text says of vLLM: (dataset, slo, ratio). "Up to" figures are attained on sharegpt4.
@@ -113,7 +114,7 @@ OVER_VLLM = {
 # Sarathi over vLLM on TP8, strict.
 TP8_OVER_PP_TBT = 2.0
 SARATHI_OVER_VLLM_TP8 = 4.3
-VLLM_TP8_QPS = 0.14  # the only load behind it: 0.61 / 0.14 is 4.36
+VLLM_TP8_QPS = 0.14  # derived likewise: 0.61 / 0.14 is 4.36, with 0.15 it would be 4.07
 
 # Table 4, Yi-34B: policy -> dataset -> (P50 TTFT, P99 TBT), seconds.
 ABLATION = {

@@ -145,11 +145,20 @@ def script_rows(seconds: float = 900.0) -> Iterator[PublishedRow]:
             yield PublishedRow("Figure 13a", where, quantity, ratio, stated)
     falcon, chat = published.DEPLOYMENTS[3], parse_lengths("sharegpt4")
     for bytes_per_s in (ETHERNET_BYTES_PER_S, 5e9):
-        wide = slower_ethernet(load_model("falcon-180b-a100-tp8"), bytes_per_s=bytes_per_s)
-        qps = capacity_qps(wide, "vllm", chat, falcon.strict_s, 128, 0.2)
+        wide, hybrid = (
+            slower_ethernet(load_model(name), bytes_per_s=bytes_per_s)
+            for name in ("falcon-180b-a100-tp8", falcon.model)
+        )
+        vllm = capacity_qps(wide, "vllm", chat, falcon.strict_s, 128, 0.2)
+        sarathi = capacity_qps(hybrid, "sarathi", chat, falcon.strict_s, 128, 0.8)
+        loads = published.LOADS_QPS[falcon.model, "sharegpt4"][0]
         where = f"Falcon-180B, sharegpt4, strict, {bytes_per_s / 1e9:g} GB/s"
-        quantity = "vllm TP8 capacity, QPS"
-        yield PublishedRow("Figure 13b", where, quantity, qps, published.VLLM_TP8_QPS)
+        for quantity, found, stated in (
+            ("vllm TP8 capacity, QPS", vllm, published.VLLM_TP8_QPS),
+            ("sarathi TP4-PP2 capacity, QPS", sarathi, loads[1]),
+            ("sarathi TP4-PP2 / vllm TP8", sarathi / vllm, published.SARATHI_OVER_VLLM_TP8),
+        ):
+            yield PublishedRow("Figure 13b", where, quantity, found, stated)
 
 
 def script_ratio(bytes_per_s: float, most_requests: int, seconds: float) -> float:
