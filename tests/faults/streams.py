@@ -73,7 +73,7 @@ def act_beside_others(server: Server, act: Callable[[], None], num_tries: int = 
 
 def _longest_wait_s(server: Server, act: Callable[[], None]) -> float:
     waits_s: list[float] = []
-    over = threading.Event()
+    probing, over = threading.Event(), threading.Event()
 
     def probe() -> None:
         with httpx.Client() as client:
@@ -81,11 +81,14 @@ def _longest_wait_s(server: Server, act: Callable[[], None]) -> float:
                 begin_s = time.monotonic()
                 assert client.get(f"{server.url}/live", timeout=60).status_code == 200
                 waits_s.append(time.monotonic() - begin_s)
+                probing.set()
                 over.wait(0.005)
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(probe)
         try:
+            # What is short would otherwise be over before the first question is asked.
+            assert probing.wait(60)
             act()
         finally:
             over.set()
