@@ -172,6 +172,11 @@ class Drafter(Protocol):
 
     acceptance_rate: float
 
+    @property
+    def has_guess(self) -> bool:
+        """Whether it guesses the tokens after the last known one."""
+        ...
+
     def follow(self, output: Sequence[int]) -> bool:
         """Take in new output tokens; False if more are left than one call may take."""
         ...

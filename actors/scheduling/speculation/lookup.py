@@ -52,6 +52,10 @@ class PromptLookup:
         self._source: Text | None = None
         self._place = 0
 
+    @property
+    def has_guess(self) -> bool:
+        return self._source is not None
+
     def follow(self, output: Sequence[int]) -> bool:
         text = self._text
         known = len(text.tokens)

@@ -53,6 +53,10 @@ class Offered:
             self.offer_rate += (1.0 - _OFFER_MEMORY) * self._has_brought
         self.asked_in, self.asked_at, self._has_brought = step_id, self._num_known, False
 
+    @property
+    def has_guess(self) -> bool:
+        return bool(self._tokens)
+
     def follow(self, output: Sequence[int]) -> bool:
         first, self._num_known = self._num_known, len(output)
         guesses = self._tokens[first - self._at :]

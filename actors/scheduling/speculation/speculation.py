@@ -7,6 +7,7 @@ how many tokens a step yields, never which.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
@@ -23,6 +24,8 @@ from actors.scheduling.step import StepBuilder
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
+# Time of one search for a match, and the share of a step that those of its requests take.
+_SEARCH_S, _SEARCH_SHARE = 10e-6, 0.01
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
 
 
@@ -34,6 +37,7 @@ class Speculation:
         self.cost_model = cost_model
         self.num_drafts = 0  # planned so far
         self._least_rate = LEAST_CHANCE  # that a draft of the present decodes must have to pay
+        self._search_every = 1  # tokens of a request that has no guess
         self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
@@ -100,12 +104,19 @@ class Speculation:
             if self._asking is not None:
                 self._asking.num_idle += 1
             return
+        asking = self._asking
+        # Room is looked for where drafts or prompts want it: a step of decodes mostly has some.
+        offers = None
+        if asking is None and not step.contents.prefills:
+            offers = self._offers(step)
+            self._had_room = True
+            if not offers:
+                return
         room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
         self._had_room = room > 0
         if not self._had_room:
             return
-        pays = self._add_drafts(step, room)
-        asking = self._asking
+        pays = self._add_drafts(step, room, self._offers(step) if offers is None else offers)
         if asking is not None and not asking.has_model:
             asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
         elif asking is not None:
@@ -120,10 +131,14 @@ class Speculation:
         if self._asking is not None:
             self._asking.answered(plan, result, by_id)
 
-    def _add_drafts(self, step: StepBuilder, room: int) -> bool:
-        """False if there were some, but no number of them pays."""
+    def _offers(self, step: StepBuilder) -> list[tuple[RequestState, tuple[int, ...]]]:
         candidates = self._candidates(step.contents.decodes_alone)
-        offers = [(s, d) for s in candidates if (d := self._offer(s))]
+        return [(s, d) for s in candidates if (d := self._offer(s))]
+
+    def _add_drafts(
+        self, step: StepBuilder, room: int, offers: list[tuple[RequestState, tuple[int, ...]]]
+    ) -> bool:
+        """False if there were some, but no number of them pays."""
         if not offers:
             return True
         wishes = [Wish(s.num_computed_tokens - 1, _acceptance_rate(s), len(d)) for s, d in offers]
@@ -165,13 +180,15 @@ class Speculation:
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
         """Those whose drafts may pay; every few tokens the others too, which may begin to copy."""
-        least = self._least_rate
+        least, every = self._least_rate, self._search_every
         return [
             state
             for state in decoding
             if (drafter := state.drafter) is None
-            or drafter.acceptance_rate >= least
-            or len(state.output_token_ids) % LOOK_EVERY == 0
+            or (is_worth := drafter.acceptance_rate >= least) and drafter.has_guess
+            or (len(state.output_token_ids) + state.request_id)
+            % (every if is_worth else LOOK_EVERY)
+            == 0
         ]
 
     def _price(self, decoding: Sequence[RequestState]) -> None:
@@ -196,6 +213,8 @@ class Speculation:
             if lowest <= LEAST_CHANCE:
                 break
         self._least_rate = max(lowest, LEAST_CHANCE)
+        searches = _SEARCH_SHARE * alone_s / _SEARCH_S
+        self._search_every = min(LOOK_EVERY, math.ceil(num_decodes / searches))
         self._priced = (num_decodes, _PRICE_STEPS)
         self._num_rests = 0
 

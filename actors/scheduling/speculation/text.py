@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 GRAM = 3  # tokens that must match at least
 _MOST_TRIES = 8  # latest places of the same n-gram that are compared
+_LONG = 64  # tokens from which arrays take less time than a loop
 _MOST_COMPARED = 32  # tokens of each: of those that match in all of them, the latest is taken
 _FEWEST, _MOST = 1 << 8, 1 << 16  # places in the table
-# Mixes three tokens; odd, so that all bits count.
-_FIRST, _SECOND, _THIRD = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+# Mixes three tokens; odd, so that all bits count, and small, as Python multiplies slowly beyond 30.
+_FIRST, _SECOND, _THIRD = 0x9E3, 0x35D, 0x1F
 
 
 class Text:
@@ -31,29 +34,48 @@ class Text:
         self._latest = array("i", bytes(4 * size))  # by hash: position after the n-gram; 0: none
         self._earlier = array("i")  # by the position after an n-gram, less one: the one before it
 
-    def append(self, new: Iterable[int]) -> None:
+    def append(self, new: Sequence[int]) -> None:
+        if len(new) >= _LONG:
+            self._append_long(new)
+            return
         tokens, latest, mask = self.tokens, self._latest, self._mask
         position = len(tokens)
         first, second = (*(0, 0), *tokens[-2:])[-2:]
-        add_token, add_earlier = tokens.append, self._earlier.append
+        add_earlier = self._earlier.append
         for token in new:
             position += 1
-            mixed = first * _FIRST ^ second * _SECOND ^ token * _THIRD
-            slot = (mixed ^ mixed >> 15) & mask
-            add_token(token)
+            slot = (first * _FIRST ^ second * _SECOND ^ token * _THIRD) & mask
             add_earlier(latest[slot])
             latest[slot] = position
             first, second = second, token
+        tokens.extend(new)
+
+    def _append_long(self, new: Sequence[int]) -> None:
+        """The same, all at once: n-grams that share a slot are chained in its order."""
+        known = np.array((*(0, 0), *self.tokens[-2:])[-2:] + tuple(new), np.int64)
+        mixed = known[:-2] * _FIRST ^ known[1:-1] * _SECOND ^ known[2:] * _THIRD
+        slots = mixed & self._mask
+        order = np.argsort(slots, kind="stable")
+        slots, positions = slots[order], order + (len(self.tokens) + 1)
+        is_same = slots[1:] == slots[:-1]
+        latest = np.frombuffer(self._latest, np.intc)
+        earlier = latest[slots]
+        earlier[1:][is_same] = positions[:-1][is_same]
+        is_last = np.append(~is_same, True)
+        latest[slots[is_last]] = positions[is_last]
+        in_order = np.empty_like(earlier)
+        in_order[order] = earlier
+        self._earlier.frombytes(in_order.tobytes())
+        self.tokens.extend(new)
 
     def find(self, suffix: Sequence[int]) -> tuple[int, int]:
         """The position after the longest end of `suffix` that stands in here with a token after it,
         and its length (at most 32); (0, 0) if that is shorter than an n-gram."""
-        if len(suffix) < GRAM:
-            return 0, 0
         tokens, earlier = self.tokens, self._earlier
+        if len(suffix) < GRAM or not tokens:
+            return 0, 0
         first, second, third = suffix[-3], suffix[-2], suffix[-1]
-        mixed = first * _FIRST ^ second * _SECOND ^ third * _THIRD
-        place = self._latest[(mixed ^ mixed >> 15) & self._mask]
+        place = self._latest[(first * _FIRST ^ second * _SECOND ^ third * _THIRD) & self._mask]
         if place == len(tokens) > 0:  # nothing follows
             place = earlier[place - 1]
         best = longest = tries = 0
