@@ -101,6 +101,7 @@ class Backend(Protocol):
 
     name: str  # in settings and logs
     kv_dtypes: Mapping[str, torch.dtype]  # KV caches narrower than the model, by setting
+    quantizations: tuple[str, ...]  # of weights at load, beside "none"
 
     # ---- the machine -----------------------------------------------------------------------
 
@@ -126,8 +127,8 @@ class Backend(Protocol):
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
-        """Pack a weight; the caller gives it up. quantization: "none", "int8" or "int4". Raises
-        ValueError for one that the backend lacks."""
+        """Pack a weight; the caller gives it up. quantization: "none" or one of
+        `quantizations`. Raises ValueError for another."""
         ...
 
     def pack_quantized(

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch.nn import functional
 
+# Scales of x rounded to 8 bits: "token", one for each row; "group", one for each row and group of
+# inputs; "none": x is not rounded.
+InputRounding = Literal["none", "group", "token"]
+ROUNDING = ("w8a8", "w4a8")  # quantizations of weights that round inputs
 _MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
 
 
@@ -21,7 +26,8 @@ class QuantizedWeight:
     values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4, and zeros, in float32, whole numbers
     among them. group_size 0 means one scale per row (then G is 1 and there are no zeros); otherwise
     it is a multiple of 8 up to 256, and scales are packed as float16, which the formats store.
-    permutation_K: the input order of GPTQ's "act order". Raises ValueError for anything else.
+    permutation_K: the input order of GPTQ's "act order". input_rounding: of x to 8 bits before it
+    is multiplied (see `round_inputs`). Raises ValueError for anything else.
     """
 
     values_OK: torch.Tensor
@@ -30,6 +36,7 @@ class QuantizedWeight:
     group_size: int
     zeros_OG: torch.Tensor | None = None
     permutation_K: torch.Tensor | None = None
+    input_rounding: InputRounding = "none"
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -65,6 +72,26 @@ class QuantizedWeight:
             restored[:, self.permutation_K.long()] = weight_OK
             weight_OK = restored
         return weight_OK.to(dtype)
+
+    def round_inputs(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x as it is multiplied, in float32: the reference. Rounded values are whole numbers of 8
+        bits times a scale, which is the largest magnitude over 127.5. Groups are the weight's or,
+        if it has none, the widest of 256, 192 and 128 inputs that divides them all, else 64."""
+        if self.input_rounding == "none":
+            return x_TK.float()
+        in_features = x_TK.shape[1]
+        group = self.group_size or next((g for g in (256, 192, 128) if in_features % g == 0), 64)
+        if self.input_rounding == "token":
+            group = max(1, in_features)
+        order_K = torch.arange(in_features) if self.permutation_K is None else self.permutation_K
+        wide_TK = functional.pad(x_TK[:, order_K.long()].float(), (0, -in_features % group))
+        wide_TGk = wide_TK.view(len(x_TK), -1, group)
+        scale_TG1 = wide_TGk.abs().amax(-1, keepdim=True) / 127.5
+        divisor_TG1 = torch.where(scale_TG1 == 0, 1.0, scale_TG1)
+        rounded_TGk = (wide_TGk / divisor_TG1).round().clamp(-128, 127) * scale_TG1
+        rounded_TK = torch.empty_like(x_TK, dtype=torch.float32)
+        rounded_TK[:, order_K.long()] = rounded_TGk.flatten(1)[:, :in_features]
+        return rounded_TK
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
         """Output features [begin, end)."""
@@ -108,8 +135,8 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     they differ in bits, group size or input order."""
     first = weights[0]
     for other in weights[1:]:
-        if (other.bits, other.group_size) != (first.bits, first.group_size):
-            raise ValueError("layers of different bits or group size cannot be fused")
+        if _form(other) != _form(first):
+            raise ValueError("layers of different bits, groups or rounding cannot be fused")
         if (other.permutation_K is None) != (first.permutation_K is None) or (
             first.permutation_K is not None
             and other.permutation_K is not None
@@ -130,6 +157,10 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         scales_OG=torch.cat([weight.scales_OG for weight in weights]),
         zeros_OG=zeros_OG,
     )
+
+
+def _form(weight: QuantizedWeight) -> tuple[int, int, str]:
+    return weight.bits, weight.group_size, weight.input_rounding
 
 
 def fake_quantize(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:

@@ -70,6 +70,12 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
     backend = resolve_backend(spec.backend, device, dtype, spec.block_size, narrow)
     kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
+    known = ("none", *backend.quantizations)
+    if spec.quantization not in known:
+        raise ModelError(
+            f"model.quantization: backend {backend.name!r} has no {spec.quantization!r}; it has "
+            f"{', '.join(known)}"
+        )
     if spec.num_threads and device.type == "cpu":
         backend.set_num_threads(spec.num_threads)
     max_model_len = min(spec.max_model_len, config.max_model_len)

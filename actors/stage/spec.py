@@ -16,7 +16,7 @@ class StageSpec:
     ignored_config_keys: of config.json, which would be refused as unknown.
     load_format: "auto" reads safetensors; "dummy" draws weights from `seed`.
     dtype: "auto" (the config's), "float32", "bfloat16" or "float16".
-    quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ and AWQ folders need none).
+    quantization: of weights at load, one of `model.quantization`. GPTQ and AWQ folders need none.
     backend: "auto" or a name of `kernels.registry.BACKENDS`; resolved and logged.
     num_threads: compute threads of this rank; 0 leaves the choice to the stage.
     cuda_graphs: capture the forward pass on a GPU; False runs every step launch by launch.

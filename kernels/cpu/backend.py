@@ -55,6 +55,7 @@ class CpuBackend(TorchBackend):
 
     name = "cpu"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8})
+    quantizations: tuple[str, ...] = ("int8", "int4", "w8a8", "w4a8")
 
     def __init__(self) -> None:
         library.require()
@@ -67,9 +68,8 @@ class CpuBackend(TorchBackend):
         library.set_num_threads(num_threads)
 
     def finish_loading(self) -> None:
-        """Stop torch's intra-op threads. Torch parallelizes any operation on 32768 elements or
-        more, such as the lookup of 57 embeddings of 576, and its threads then spin for milliseconds
-        on the cores that the library computes on."""
+        """Stop torch's intra-op threads. It uses them for any operation on 32768 elements, such as
+        57 embeddings of 576, and they then spin for milliseconds on the library's cores."""
         torch.set_num_threads(1)
 
     def pack_linear(

@@ -17,9 +17,10 @@ import torch
 from kernels.cpu import library
 from kernels.cpu.library import FLOAT_CODES, Pointer, pointer
 from kernels.cpu.quantize import quantize
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import InputRounding, QuantizedWeight
 
 _INT64 = ctypes.c_int64
+_ROUNDINGS: dict[InputRounding, int] = {"none": 0, "group": 1, "token": 2}
 
 
 @functools.cache
@@ -27,7 +28,7 @@ def _function(name: str) -> Any:
     signatures: dict[str, tuple[Any, ...]] = {
         "pack": (Pointer, ctypes.c_int, _INT64, _INT64, Pointer, _INT64, Pointer),
         "pack_quantized": (
-            *(Pointer, ctypes.c_int, ctypes.c_int, _INT64, _INT64, _INT64),
+            *(Pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, _INT64, _INT64, _INT64),
             *(Pointer, Pointer, Pointer, Pointer, Pointer, Pointer),
         ),
         "free": (None, Pointer),
@@ -102,8 +103,9 @@ def pack_linear(
     """Pack a weight for this CPU; the caller may drop the original afterwards.
 
     quantization: "none", "int8" (one scale per output row), "int8-gN" or "int4-gN" (one scale per N
-    inputs of a row, N in 32, 64, 128), "int4" (the same as "int4-g32"). The activations keep the
-    weight's dtype. ValueError for another dtype or name, MemoryError without memory.
+    inputs of a row, N in 32, 64, 128), "int4" (the same as "int4-g32"), "w8a8" and "w4a8" (as int8
+    and int4, with x rounded to 8 bits). x and y have the weight's dtype. ValueError for another
+    dtype or name, MemoryError without memory.
     """
     if weight_OK.dtype not in FLOAT_CODES:
         raise ValueError(f"no CPU kernel for {weight_OK.dtype} weights")
@@ -145,6 +147,7 @@ def pack_quantized(
     handle = _function("pack_quantized")(
         FLOAT_CODES[dtype],
         weight.bits,
+        _ROUNDINGS[weight.input_rounding],
         out_features,
         in_features,
         weight.group_size,

@@ -12,26 +12,31 @@ import torch
 
 from kernels.cpu import library
 from kernels.cpu.library import FLOAT_CODES
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import InputRounding, QuantizedWeight
 
 GROUP_SIZES = (32, 64, 128)
-_DEFAULT_INT4_GROUP = 32
+_DEFAULT_GROUPS = {"int8": 0, "w8a8": 0, "int4": 32, "w4a8": 64}
 # Clipping ratios tried per group: fractions of the largest magnitude.
 _CLIP_RATIOS = tuple(1.0 - 0.04 * step for step in range(8))
 
 
-def parse(quantization: str) -> tuple[int, int]:
-    """ "int8", "int8-g64", "int4", "int4-g128" -> (bits, group); group 0 is one scale per row."""
-    match = re.fullmatch(r"int([48])(?:-g(\d+))?", quantization)
+def parse(quantization: str) -> tuple[int, int, InputRounding]:
+    """ "int8", "int8-g64", "w4a8-g128" -> bits, group and rounding of inputs; group 0 is one scale
+    per row."""
+    match = re.fullmatch(r"(int8|int4|w8a8|w4a8)(?:-g(\d+))?", quantization)
     if match is None:
-        raise ValueError(f'quantization must be "none", "int8[-gN]" or "int4[-gN]": {quantization}')
-    bits = int(match[1])
+        raise ValueError(
+            'quantization must be "none", "int8", "int4", "w8a8" or "w4a8", the last four perhaps '
+            f"with a group size (-gN): {quantization}"
+        )
+    bits = 4 if "4" in match[1] else 8
+    rounding: InputRounding = "group" if match[1].endswith("a8") else "none"
     if match[2] is None:
-        return bits, _DEFAULT_INT4_GROUP if bits == 4 else 0
+        return bits, _DEFAULT_GROUPS[match[1]], rounding
     group = int(match[2])
     if group not in GROUP_SIZES:
         raise ValueError(f"group size must be one of {GROUP_SIZES}, not {group}")
-    return bits, group
+    return bits, group, rounding
 
 
 def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
@@ -42,7 +47,7 @@ def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
     """
     if library.load() is None or weight_OK.dtype not in FLOAT_CODES:
         return quantize_reference(weight_OK, quantization)
-    bits, group = parse(quantization)
+    bits, group, rounding = parse(quantization)
     weight_OK = weight_OK if weight_OK.stride(1) == 1 else weight_OK.contiguous()
     out_features, in_features = weight_OK.shape
     width = group or max(in_features, 1)
@@ -62,12 +67,12 @@ def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
     )
     if out_of_memory:
         raise MemoryError(f"no memory to quantize a {out_features} x {in_features} weight")
-    return QuantizedWeight(values_OK, scales_OG, bits, group)
+    return QuantizedWeight(values_OK, scales_OG, bits, group, input_rounding=rounding)
 
 
 def quantize_reference(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
     """The same in torch: float32 value by value, errors summed in float64."""
-    bits, group = parse(quantization)
+    bits, group, rounding = parse(quantization)
     out_features, in_features = weight_OK.shape
     width = group or max(in_features, 1)
     num_groups = max(1, -(-in_features // width))
@@ -96,7 +101,7 @@ def quantize_reference(weight_OK: torch.Tensor, quantization: str) -> QuantizedW
             best_scale_OG = torch.where(better, scale_OG, best_scale_OG)
     values = _to_grid(w_OGk, best_scale_OG, low, high).to(torch.int8)
     values_OK = values.view(out_features, -1)[:, :in_features].contiguous()
-    return QuantizedWeight(values_OK, best_scale_OG, bits, group)
+    return QuantizedWeight(values_OK, best_scale_OG, bits, group, input_rounding=rounding)
 
 
 def _to_grid(w_OGk: torch.Tensor, scale_OG: torch.Tensor, low: int, high: int) -> torch.Tensor:

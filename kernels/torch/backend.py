@@ -52,6 +52,7 @@ class TorchBackend:
 
     name = "torch"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    quantizations: tuple[str, ...] = ("int8", "int4")
     dense_linear: type[TorchLinear] = TorchLinear
     quantized_linear: type[TorchQuantizedLinear] = TorchQuantizedLinear
 

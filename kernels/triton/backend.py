@@ -17,7 +17,7 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
-from kernels.packing import pack_weight
+from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
@@ -45,6 +45,7 @@ class TritonBackend(TorchBackend):
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
     dense_linear = DenseLinear
+    quantizations: tuple[str, ...] = QUANTIZATIONS
     quantized_linear = QuantizedLinear
 
     def __init__(self, one_launch: bool | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from actors.scheduling.request import Request
 from actors.scheduling.speculation.text import Text
 
-AT_ONCE = 2048  # tokens read in one plan, of all texts: 0.1 to 0.5 ms
+AT_ONCE = 2048  # tokens read in one plan, of all texts: about 0.5 ms
 _PART = 1 << 15  # tokens of a part of a history; the older of two is forgotten
 _MOST = 16  # histories: about a megabyte each
 _MOST_PENDING = 2 * _PART  # tokens

@@ -185,7 +185,7 @@ class Speculation:
             state
             for state in decoding
             if (drafter := state.drafter) is None
-            or (is_worth := drafter.acceptance_rate >= least) and drafter.has_guess
+            or ((is_worth := drafter.acceptance_rate >= least) and drafter.has_guess)
             or (len(state.output_token_ids) + state.request_id)
             % (every if is_worth else LOOK_EVERY)
             == 0

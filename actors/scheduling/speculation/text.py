@@ -5,11 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
 GRAM = 3  # tokens that must match at least
 _MOST_TRIES = 8  # latest places of the same n-gram that are compared
-_LONG = 64  # tokens from which arrays take less time than a loop
 _MOST_COMPARED = 32  # tokens of each: of those that match in all of them, the latest is taken
 _FEWEST, _MOST = 1 << 8, 1 << 16  # places in the table
 # Mixes three tokens; odd, so that all bits count, and small, as Python multiplies slowly beyond 30.
@@ -35,9 +32,6 @@ class Text:
         self._earlier = array("i")  # by the position after an n-gram, less one: the one before it
 
     def append(self, new: Sequence[int]) -> None:
-        if len(new) >= _LONG:
-            self._append_long(new)
-            return
         tokens, latest, mask = self.tokens, self._latest, self._mask
         position = len(tokens)
         first, second = (*(0, 0), *tokens[-2:])[-2:]
@@ -49,24 +43,6 @@ class Text:
             latest[slot] = position
             first, second = second, token
         tokens.extend(new)
-
-    def _append_long(self, new: Sequence[int]) -> None:
-        """The same, all at once: n-grams that share a slot are chained in its order."""
-        known = np.array((*(0, 0), *self.tokens[-2:])[-2:] + tuple(new), np.int64)
-        mixed = known[:-2] * _FIRST ^ known[1:-1] * _SECOND ^ known[2:] * _THIRD
-        slots = mixed & self._mask
-        order = np.argsort(slots, kind="stable")
-        slots, positions = slots[order], order + (len(self.tokens) + 1)
-        is_same = slots[1:] == slots[:-1]
-        latest = np.frombuffer(self._latest, np.intc)
-        earlier = latest[slots]
-        earlier[1:][is_same] = positions[:-1][is_same]
-        is_last = np.append(~is_same, True)
-        latest[slots[is_last]] = positions[is_last]
-        in_order = np.empty_like(earlier)
-        in_order[order] = earlier
-        self._earlier.frombytes(in_order.tobytes())
-        self.tokens.extend(new)
 
     def find(self, suffix: Sequence[int]) -> tuple[int, int]:
         """The position after the longest end of `suffix` that stands in here with a token after it,

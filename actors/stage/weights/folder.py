@@ -19,6 +19,7 @@ from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8
 from actors.stage.weights.source import CPU, DummySource, PackedSource, WeightSource
 from actors.stage.weights.stacked import StackedExperts
+from kernels.quantized import ROUNDING
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ def _open_scaled(
     optional: set[str],
 ) -> tuple[WeightSource, PackedSource]:
     stored = config.quantization_config or {}
-    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks)
+    rounds = spec.quantization in ROUNDING
+    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks, rounds)
     file = checkpoint.folder / "config.json"
     if not weights.layers:
         raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantized")
@@ -108,9 +110,10 @@ def _open_scaled(
         layers = weights.layers
         shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
     checkpoint.check(shapes, optional, (*IGNORED_ENDINGS, *SCALED_ENDINGS))
-    if weights.scheme.rounds_activations:
+    if weights.scheme.rounds_activations and not weights.rounds_inputs:
         _log.warning(
             "%s was made for rounded activations; here they keep their type, so results differ "
-            "a little from its makers'", file,
+            "a little from its makers'%s", file,
+            " (`model.quantization: w8a8` rounds them)" if weights.scheme.by_token else "",
         )  # fmt: skip
     return weights, weights.packed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ class ScaledWeights:
     """A `WeightSource` of all tensors, and a `PackedSource` of those that stay packed.
 
     shapes: of the whole model's tensors, by name. ranks: number of ranks that split input
-    features; a layer whose groups the split would cut is not packed. Raises ModelError naming the
-    file for an unsupported scheme or tensors that do not fit.
+    features; a layer whose groups the split would cut is not packed. rounds_inputs: as the scheme
+    does, if that is by token. Raises ModelError naming the file for an unsupported scheme or
+    tensors that do not fit.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class ScaledWeights:
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
         ranks: int = 1,
+        rounds_inputs: bool = False,
     ) -> None:
         self.scheme: Scheme = read_scheme(config, checkpoint.folder / "config.json")
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._ranks = ranks
+        self.rounds_inputs = rounds_inputs and self.scheme.by_token
         self.layers = {
             name.removesuffix(".weight"): (shape[0], shape[1])
             for name, shape in shapes.items()
@@ -84,6 +88,8 @@ class ScaledWeights:
     def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         try:
             weight = self._unpack(layer)
+            if self.rounds_inputs:
+                weight = replace(weight, input_rounding="token")
             if part.rows is not None:
                 weight = weight.rows(*part.rows)
             if part.columns is not None and part.columns != (0, self.layers[layer][1]):

@@ -30,6 +30,9 @@ _WEIGHTS = {
     "num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder",
     "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "dynamic",
 }  # fmt: skip
+_BY_TOKEN = {
+    "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True,
+}  # fmt: skip
 _FLOAT8 = {
     "quant_method", "fmt", "weight_block_size", "activation_scheme", "modules_to_not_convert",
     "ignored_layers", "scale_fmt",
@@ -43,7 +46,8 @@ class Scheme:
     kind: "packed" (words of several numbers), "int8" or "float8". scale: ending of its tensor.
     group: inputs that share a scale, 0: a whole row. block: (rows, columns) that share a scale, if
     scales are per block. one_scale: one for the whole tensor. rounds_activations: the scheme
-    quantizes activations; here they keep their type, so results differ slightly.
+    quantizes activations; here they keep their type, so results differ slightly. by_token: it
+    quantizes them to int8 with a scale for each token, which `quantization: w8a8` does too.
     """
 
     kind: str
@@ -55,6 +59,7 @@ class Scheme:
     symmetric: bool = True
     act_order: bool = False
     rounds_activations: bool = False
+    by_token: bool = False
 
 
 def read_scheme(config: Mapping[str, Any], file: Path) -> Scheme:
@@ -133,6 +138,15 @@ def _of_group(group: Any, config: Mapping[str, Any], where: str) -> Scheme:
         rounds_activations=any(
             group.get(key) is not None for key in ("input_activations", "output_activations")
         ),
+        by_token=kind == "int" and group.get("output_activations") is None
+        and _is_by_token(group.get("input_activations")),
+    )  # fmt: skip
+
+
+def _is_by_token(activations: Any) -> bool:
+    return (
+        isinstance(activations, dict)
+        and {key: activations.get(key) for key in _BY_TOKEN} == _BY_TOKEN
     )
 
 

@@ -77,7 +77,7 @@ def command(
         "out/profile"
     ),
     load_format: Annotated[str, typer.Option(help="auto or dummy.")] = "dummy",
-    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+    quantization: Annotated[str, typer.Option(help="none, int8, int4, w8a8 or w4a8.")] = "none",
     backend: Annotated[str, typer.Option(help="cpu, torch, ...; auto: the machine's best.")] = (
         "auto"
     ),

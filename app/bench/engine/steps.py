@@ -28,7 +28,7 @@ from kernels.cpu import library
 from kernels.huge_pages import map_zeros
 
 _READ_BYTES = 256 << 20
-_WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
+_WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5, "w8a8": 1.0, "w4a8": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def command(
         Path, typer.Option(callback=locate, help="A folder with config.json.")
     ] = DEFAULT_SHAPE,
     quantization: Annotated[
-        str, typer.Option(help="none, int8, int4, or several: none,int8,int4.")
+        str, typer.Option(help="none, int8, int4, w8a8, w4a8, or several: none,int8,int4.")
     ] = "none",
     backend: Annotated[str, typer.Option(help="cpu or torch.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,

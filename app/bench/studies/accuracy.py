@@ -34,6 +34,8 @@ VARIANTS: Final[dict[str, dict[str, str]]] = {
     "int8": {"quantization": "int8"},
     "int8, int8 KV": {"quantization": "int8", "kv_dtype": "int8"},
     "int4": {"quantization": "int4"},
+    "w8a8": {"quantization": "w8a8"},
+    "w4a8": {"quantization": "w4a8"},
 }
 
 

@@ -25,28 +25,33 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
   const int64_t x_bytes = size_of(linear.type);
   const int64_t k_bytes = bytes_of(linear.operand);
-  const bool copy = x_bytes != k_bytes || linear.operand == Operand::i16 ||
+  const bool copy = x_bytes != k_bytes || linear.operand_group > 0 ||
                     linear.K != linear.padded_K || linear.permutation || linear.is_tiled;
   if (!copy && !linear.has_zeros) {
-    return {static_cast<const char*>(x), ldx * x_bytes, nullptr, nullptr, M};
+    return {static_cast<const char*>(x), ldx * x_bytes, nullptr, nullptr, nullptr, M};
   }
   const int64_t row_bytes = copy ? linear.padded_K * k_bytes : ldx * x_bytes;
   const int64_t num_scales = linear.num_operand_groups();
   const int64_t num_sums = linear.has_zeros ? linear.num_groups() : 0;
+  const int64_t num_offsets = linear.operand == Operand::i8 ? num_scales : 0;
   const int64_t copied_bytes = copy ? M * row_bytes : 0;
-  char* rows =
-      thread_scratch<PreparedInput>(copied_bytes + M * (num_scales + num_sums) * 4);
+  char* rows = thread_scratch<PreparedInput>(copied_bytes +
+                                             M * (num_scales + num_sums + num_offsets) * 4);
   float* scales = num_scales > 0 ? reinterpret_cast<float*>(rows + copied_bytes) : nullptr;
   float* sums = num_sums > 0
                     ? reinterpret_cast<float*>(rows + copied_bytes) + M * num_scales
                     : nullptr;
+  int32_t* offsets = num_offsets > 0 ? reinterpret_cast<int32_t*>(rows + copied_bytes) +
+                                           M * (num_scales + num_sums)
+                                     : nullptr;
   const auto prepare_some = [&](int64_t index, int) {
     const int64_t first = index * kPreparedRows;
     const RawRows raw{static_cast<const char*>(x) + first * ldx * x_bytes, ldx * x_bytes,
                       std::min(kPreparedRows, M - first)};
     linear.prepare_rows(linear, raw, {copy ? rows + first * row_bytes : nullptr,
                                       scales == nullptr ? nullptr : scales + first * num_scales,
-                                      sums == nullptr ? nullptr : sums + first * num_sums});
+                                      sums == nullptr ? nullptr : sums + first * num_sums,
+                                      offsets == nullptr ? nullptr : offsets + first * num_offsets});
   };
   const int64_t num_tasks = ceil_div(M, kPreparedRows);
   if (M * linear.padded_K <= kSerialWork) {
@@ -54,7 +59,7 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
   } else {
     Pool::get().run(num_tasks, prepare_some);
   }
-  return {copy ? rows : static_cast<const char*>(x), row_bytes, scales, sums, M};
+  return {copy ? rows : static_cast<const char*>(x), row_bytes, scales, sums, offsets, M};
 }
 
 // Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.

@@ -1,8 +1,9 @@
-// The micro-kernels for x as 16-bit whole numbers: exact 32-bit sums of each group of k, which the
-// scales of x (and of the weights' group) then turn into floats.
+// The micro-kernels for x as whole numbers of 16 or 8 bits: exact 32-bit sums of each group of k,
+// which the scales of x (and of the weights' group) then turn into floats.
 //
 // Integer sums have no order, and groups are added in ascending order of k: results are
-// batch-invariant, and the same with VNNI as without. Only for *_isa.cpp and *_vnni.cpp files.
+// batch-invariant, and the same with VNNI as without. x of 8 bits is multiplied as bytes where there
+// is VNNI, twice as many at once, and in 16 bits elsewhere. Only for *_isa.cpp and *_vnni.cpp files.
 #pragma once
 
 #include "linear_kernel.h"
@@ -48,20 +49,26 @@ struct IntegerVec {
 #endif
 };
 
-// sum + the products of both pairs of 16 bits in every 32.
-inline IntegerVec add_products(IntegerVec sum, IntegerVec a, IntegerVec b) {
+// The products of both pairs of 16 bits in every 32.
+inline void add_products(IntegerVec& sum, IntegerVec a, IntegerVec b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
 #elif defined(__AVX512F__)
-  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+  sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v));
 #else
-  return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};
+  sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v));
 #endif
 }
 
 // Pairs of k as 16-bit whole numbers, kLanes rows to a register. `Raw` is one unit of one
 // register's rows as loaded.
+// One step takes four bytes of each row of x. Sums are changed in place, by assembly: of intrinsics
+// compilers make copies that spill.
 struct IntegersFromI16 {
+  static constexpr int kSteps = 4;
+  static void add(IntegerVec& sum, IntegerVec weights, IntegerVec x) {
+    add_products(sum, weights, x);
+  }
   using Raw = const char*;
   static Raw load_raw(const char* unit, int vec) { return unit + vec * kLanes * 4; }
   static IntegerVec pair(Raw raw, int j) {
@@ -70,7 +77,7 @@ struct IntegersFromI16 {
   static constexpr int64_t kUnitBytes = 4 * kPanelVecs * kLanes * 4;
 };
 
-struct IntegersFromI8 {
+struct IntegersFromI8 : IntegersFromI16 {
   using Raw = const char*;
   static Raw load_raw(const char* unit, int vec) { return unit + vec * kLanes * 2; }
   static IntegerVec pair(Raw raw, int j) {
@@ -79,7 +86,7 @@ struct IntegersFromI8 {
   static constexpr int64_t kUnitBytes = 4 * kPanelVecs * kLanes * 2;
 };
 
-struct IntegersFromI4 {
+struct IntegersFromI4 : IntegersFromI16 {
   using Raw = IntegerVec;
   static Raw load_raw(const char* unit, int vec) {
     // Stored as value + 8: without the highest bit, two's complement.
@@ -89,18 +96,42 @@ struct IntegersFromI4 {
   static constexpr int64_t kUnitBytes = kPanelVecs * kLanes * 4;
 };
 
+#ifdef __AVX512VNNI__
+// Four k as bytes, the weights' without sign.
+struct BytesFromI8 {
+  static constexpr int kSteps = 2;
+  static void add(IntegerVec& sum, IntegerVec weights, IntegerVec x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(x.v));
+  }
+  using Raw = const char*;
+  static Raw load_raw(const char* unit, int vec) { return unit + vec * 64; }
+  static IntegerVec pair(Raw raw, int j) { return IntegerVec::load(raw + j * kPanelVecs * 64); }
+  static constexpr int64_t kUnitBytes = 2 * kPanelVecs * 64;
+};
+
+struct BytesFromI4 : BytesFromI8 {
+  using Raw = IntegerVec;
+  static Raw load_raw(const char* unit, int vec) { return IntegerVec::load(unit + vec * 64); }
+  static IntegerVec pair(Raw raw, int j) {
+    const __m512i low = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(j == 0 ? raw.v : _mm512_srli_epi16(raw.v, 4), low)};
+  }
+  static constexpr int64_t kUnitBytes = kPanelVecs * 64;
+};
+#endif
+
 template <class W>
 inline void unpack_integers(const char* from, int64_t num_units, char* to) {
   for (int64_t unit = 0; unit < num_units; ++unit) {
     for (int vec = 0; vec < kPanelVecs; ++vec) {
       const typename W::Raw raw = W::load_raw(from, vec);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < W::kSteps; ++j) {
         W::pair(raw, j).store(to + (j * kPanelVecs + vec) * kLanes * 4);
       }
     }
     from += W::kUnitBytes;
-    to += IntegersFromI16::kUnitBytes;
+    to += W::kSteps * kPanelVecs * kLanes * 4;
   }
 }
 
@@ -116,24 +147,22 @@ inline void multiply_integers(const KernelArgs& s, const char* w, const char*& p
       raw[v] = W::load_raw(w + v / kPanelVecs * s.panel_stride, v % kPanelVecs);
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      prefetch_lines<kPanels, 4>(prefetch, j, s);
+    for (int j = 0; j < W::kSteps; ++j) {
+      prefetch_lines<kPanels, W::kSteps>(prefetch, j, s);
       IntegerVec weights[kVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) weights[v] = W::pair(raw[v], j);
 #pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
-        int32_t two;
-        __builtin_memcpy(&two, x.row(row) + j * 4, 4);
-        const IntegerVec values = IntegerVec::set(two);
+        int32_t some;
+        __builtin_memcpy(&some, x.row(row) + j * 4, 4);
+        const IntegerVec values = IntegerVec::set(some);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v) {
-          sums[row][v] = add_products(sums[row][v], weights[v], values);
-        }
+        for (int v = 0; v < kVecs; ++v) W::add(sums[row][v], weights[v], values);
       }
     }
     w += W::kUnitBytes;
-    x.advance(kUnit * 2);
+    x.advance(W::kSteps * 4);
   }
 }
 
@@ -148,8 +177,12 @@ void integer_kernel(const KernelArgs& s) {
     IntegerVec sums[kNumRows][kVecs];
 #pragma GCC unroll 12
     for (int row = 0; row < kNumRows; ++row) {
+      IntegerVec begin = IntegerVec::zero();
+      if (s.x_offsets != nullptr) {
+        begin = IntegerVec::set(s.x_offsets[row * s.x_scales_stride + group]);
+      }
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) sums[row][v] = IntegerVec::zero();
+      for (int v = 0; v < kVecs; ++v) sums[row][v] = begin;
     }
     multiply_integers<W, kNumRows, kPanels>(s, w, prefetch, x, sums);
     const bool fresh = s.first && group == 0;
@@ -197,6 +230,14 @@ constexpr MicroKernelTable kIntegerKernels = make_integer_table<W>(
     std::make_integer_sequence<int, kKernelRows>(), std::make_integer_sequence<int, kWideRows>());
 
 inline Method integer_method(const PackedLinear& linear) {
+#ifdef __AVX512VNNI__
+  if (linear.operand == Operand::i8) {
+    constexpr int64_t bytes = BytesFromI8::kUnitBytes;
+    const MicroKernelTable* plain = &kIntegerKernels<BytesFromI8>;
+    if (linear.weights == Weights::i8) return {plain, nullptr, nullptr, bytes, 0};
+    return {&kIntegerKernels<BytesFromI4>, plain, unpack_integers<BytesFromI4>, bytes, 2};
+  }
+#endif
   const MicroKernelTable* plain = &kIntegerKernels<IntegersFromI16>;
   constexpr int64_t bytes = IntegersFromI16::kUnitBytes;
   if (linear.weights == Weights::i8) {

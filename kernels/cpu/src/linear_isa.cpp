@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kWideningChunks = 2;
 
 Method method_of(const PackedLinear& linear) {
-  if (linear.operand == Operand::i16) return integer_method(linear);
+  if (linear.operand_group > 0) return integer_method(linear);
 #ifdef __AVX512BF16__
   if (linear.operand == Operand::bf16) {
     const MicroKernelTable* plain = &kMicroKernels<PairsFromBf16, true>;

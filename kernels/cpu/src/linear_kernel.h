@@ -36,8 +36,9 @@ struct KernelArgs {
   const char* scales;    // fp16, of the first group; null: no group scales
   int64_t scales_stride;
   bool has_zeros;        // fp16 zero points after the scales
-  const float* x_scales;  // of the first group and row; null unless x is i16
+  const float* x_scales;  // of the first group and row; null unless x is i16 or i8
   int64_t x_scales_stride;
+  const int32_t* x_offsets;  // what sums begin with, likewise; null unless x is i8
   const float* group_sums;  // of the first group and row
   int64_t group_sums_stride;
   float* sums;  // [rows][kPanelRows]

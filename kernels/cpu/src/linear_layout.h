@@ -8,6 +8,8 @@
 //   bf16       [k / 2][row][k % 2]              operand of the bf16 dot product
 //   i8         [k / 2][row][k % 2]              one byte each
 //   i4         [k / 8][row][k % 2][(k / 2) % 4]  four bits each, stored as value + 8
+//   i8 by i8   [k / 4][row][k % 4]              operand of the byte dot product: value + 128
+//   i4 by i8   [k / 8][row][k % 4][k / 4 % 2]    four bits each, stored as value + 8
 //
 // Group-quantized weights have, before each group, a header: fp16 scales [row] and, if there are
 // any, fp16 zero points [row]. k is padded with zeros to whole units (and groups).
@@ -26,10 +28,16 @@ namespace legato {
 
 enum class Weights : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
 
-// What the micro-kernels read of x. i16: whole numbers with one scale per row and group of k.
-enum class Operand : int { f32, bf16, i16 };
+// What the micro-kernels read of x. i16, i8: whole numbers with one scale per row and group of k.
+enum class Operand : int { f32, bf16, i16, i8 };
 
-constexpr int64_t bytes_of(Operand operand) { return operand == Operand::f32 ? 4 : 2; }
+constexpr int64_t bytes_of(Operand operand) {
+  return operand == Operand::f32 ? 4 : operand == Operand::i8 ? 1 : 2;
+}
+
+// How x becomes whole numbers. to_16_bits: a power of two as scale, for each group of k. to_8_bits:
+// the largest magnitude is 127.5 times the scale; by_token: one scale for all of a row.
+enum class InputRounding : int { to_16_bits = 0, to_8_bits = 1, to_8_bits_by_token = 2 };
 
 constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
 constexpr int64_t kMaxGroup = 256;    // k values of one scale
@@ -53,8 +61,9 @@ struct RawRows {
 // Where they are prepared to.
 struct PreparedRows {
   void* data;         // null: used in place
-  float* scales;      // [num_rows][num_operand_groups]; null unless i16
+  float* scales;      // [num_rows][num_operand_groups]; null unless i16 or i8
   float* group_sums;  // [num_rows][num_groups] sums of x; null: not needed
+  int32_t* offsets;   // [num_rows][num_operand_groups]; null unless i8
 };
 
 struct PackedLinear {
@@ -67,8 +76,9 @@ struct PackedLinear {
   bool has_zeros = false;
   bool interleaves_halves = false;
   int lanes = kMaxLanes;      // of the instruction set it was packed for
+  InputRounding rounding = InputRounding::to_16_bits;
   Operand operand = Operand::f32;
-  int64_t operand_group = 0;  // k values of one scale of x; 0 unless i16
+  int64_t operand_group = 0;  // k values of one scale of x; 0 unless i16 or i8
   bool is_tiled = false;      // multiplied by AMX: x is copied to tiles, K padded to whole ones
 
   int64_t num_panels = 0;
@@ -89,6 +99,8 @@ struct PackedLinear {
   int64_t panel_rows() const { return kPanelVecs * lanes; }
   int64_t num_groups() const { return group == 0 ? 1 : padded_K / group; }
   int64_t num_operand_groups() const { return operand_group == 0 ? 0 : padded_K / operand_group; }
+  // What weights for bytes of x are stored with in addition.
+  int32_t stored_offset() const { return weights == Weights::i8 ? 128 : 8; }
   bool is_widened() const {
     return operand == Operand::f32 && (weights == Weights::bf16 || weights == Weights::f16);
   }
@@ -110,8 +122,10 @@ enum class Epilogue : int { store, store_f32, add, silu_mul };
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;
-  const float* scales;      // [M][num_operand_groups]; null unless i16
+  const float* scales;      // [M][num_operand_groups]; null unless i16 or i8
   const float* group_sums;  // [M][num_groups] sums of x over each group; null without zero points
+  // [M][num_operand_groups] sums of x over each group times -stored_offset(); null unless i8
+  const int32_t* offsets;
   int64_t num_rows;
 };
 
@@ -132,7 +146,7 @@ LEGATO_FOR_EACH_ISA(
     void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, const PreparedRows& to))
 
 namespace vnni {
-void run_linear_task(const Task& task);  // of i16 operands only
+void run_linear_task(const Task& task);  // of i16 and i8 operands only
 }
 
 namespace amx {

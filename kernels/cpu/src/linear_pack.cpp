@@ -43,16 +43,17 @@ void choose_isa(PackedLinear& linear) {
   const Isa isa = active_isa();
   linear.lanes = isa == Isa::avx2 ? 8 : 16;
   const bool is_integer = linear.weights == Weights::i8 || linear.weights == Weights::i4;
-  if (isa >= Isa::avx512_bf16 && linear.type == Type::bf16) {
+  const bool rounds = linear.rounding != InputRounding::to_16_bits;
+  if (isa >= Isa::avx512_bf16 && linear.type == Type::bf16 && !rounds) {
     linear.operand = Operand::bf16;
-  } else if (is_integer && linear.type != Type::f32) {
-    linear.operand = Operand::i16;
+  } else if (is_integer && (linear.type != Type::f32 || rounds)) {
+    linear.operand = rounds && isa >= Isa::avx512_vnni ? Operand::i8 : Operand::i16;
     linear.operand_group = linear.group > 0 ? linear.group : operand_group(linear.K);
   }
   linear.is_tiled =
       isa == Isa::amx && linear.operand == Operand::bf16 && linear.group % kTileK == 0;
   linear.run_task = linear.is_tiled ? &amx::run_linear_task : LEGATO_PICK(run_linear_task);
-  if (isa == Isa::avx512_vnni && linear.operand == Operand::i16) {
+  if (isa == Isa::avx512_vnni && linear.operand_group > 0) {
     linear.run_task = &vnni::run_linear_task;
   }
   linear.prepare_rows = LEGATO_PICK(prepare_linear_rows);
@@ -115,6 +116,21 @@ void put_nibbles(char* unit, int64_t, int64_t row, const int8_t* values, int64_t
     word = static_cast<uint16_t>((word & ~(15 << shift)) | ((values[k] + 8) & 15) << shift);
   }
   std::memcpy(unit + row * 4, words, 4);
+}
+
+// For bytes of x.
+void put_bytes(char* unit, int64_t rows, int64_t row, const int8_t* values, int64_t count) {
+  for (int64_t k = 0; k < kUnit; ++k) {
+    const int value = k < count ? values[k] : 0;
+    unit[(k / 4 * rows + row) * 4 + k % 4] = static_cast<char>(value + 128);
+  }
+}
+
+void put_byte_nibbles(char* unit, int64_t, int64_t row, const int8_t* values, int64_t count) {
+  for (int64_t k = 0; k < 4; ++k) {
+    const int low = k < count ? values[k] + 8 : 8, high = k + 4 < count ? values[k + 4] + 8 : 8;
+    unit[row * 4 + k] = static_cast<char>((low & 15) | (high & 15) << 4);
+  }
 }
 
 template <class T, class Put>
@@ -194,9 +210,10 @@ LEGATO_API PackedLinear* legato_linear_pack(int type, int64_t O, int64_t K, cons
 // values: [O][K] integers of `bits` (8 or 4); the weight is scale * (value - zero). group 0:
 // row_scales [O] float. Otherwise scales and zeros (or null) are fp16 [O][ceil(K / group)], with
 // group a multiple of 8 up to 256. permutation: [K] columns of x in the order of values, or null.
-// Null when out of memory.
-LEGATO_API PackedLinear* legato_linear_pack_quantized(int type, int bits, int64_t O, int64_t K,
-                                                      int64_t group, const int8_t* values,
+// rounding: an InputRounding, of x. Null when out of memory.
+LEGATO_API PackedLinear* legato_linear_pack_quantized(int type, int bits, int rounding, int64_t O,
+                                                      int64_t K, int64_t group,
+                                                      const int8_t* values,
                                                       const float* row_scales,
                                                       const uint16_t* scales,
                                                       const uint16_t* zeros,
@@ -207,10 +224,13 @@ LEGATO_API PackedLinear* legato_linear_pack_quantized(int type, int bits, int64_
   described.K = K;
   described.type = static_cast<Type>(type);
   described.weights = bits == 4 ? Weights::i4 : Weights::i8;
+  described.rounding = static_cast<InputRounding>(rounding);
   described.group = group;
   described.has_zeros = zeros != nullptr;
   return packed(std::move(described), bias, [&](PackedLinear& linear) {
-    if (bits == 4) {
+    if (linear.operand == Operand::i8) {
+      pack_values(linear, values, K, bits == 4 ? put_byte_nibbles : put_bytes);
+    } else if (bits == 4) {
       pack_values(linear, values, K, put_nibbles);
     } else {
       pack_values(linear, values, K, put_pairs<int8_t>);

@@ -70,52 +70,117 @@ void prepare_row(const PackedLinear& linear, const void* x, void* to, int64_t st
   sum_groups(linear, static_cast<const To*>(to == nullptr ? x : to), stride, sums);
 }
 
-// Whole numbers of 16 bits and their scale, a power of two, for each group: exact for bf16 within a
-// factor of 128 of the group's largest (f16: of 16). What is not finite makes the scale, and with it
-// all products of the group, not finite either. A group below 2^-100 counts as zero.
 template <class T>
-void integer_row(const PackedLinear& linear, const T* x, int16_t* to, float* scales, float* sums) {
+void widen_group(const PackedLinear& linear, const T* x, int64_t begin, float* values) {
+  const int64_t group = linear.operand_group;
+  const int64_t given = linear.K - begin < group ? linear.K - begin : group;
+  int64_t k = 0;
+  if (linear.permutation != nullptr) {
+    for (; k < given; ++k) values[k] = widen(x[linear.permutation[begin + k]]);
+  } else {
+    for (; k + Vec::kLanes <= given; k += Vec::kLanes) Vec::load(x + begin + k).store(values + k);
+    for (; k < given; ++k) values[k] = widen(x[begin + k]);
+  }
+  for (; k < group; ++k) values[k] = 0.0f;
+}
+
+// Bits of the largest magnitude: as whole numbers their order is that of the magnitudes, with NaN
+// above infinity.
+uint32_t largest_bits(const float* values, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, values + k, 4);
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+// The scale of whole numbers, and what values are multiplied by or, if `divides`, divided by.
+struct Scaling {
+  float scale;
+  float by;
+};
+
+// Of 16 bits. A power of two: exact for bf16 within a factor of 128 of the largest (f16: of 16).
+// What is not finite makes the scale, and with it all products, not finite either. A group below
+// 2^-100 counts as zero.
+Scaling to_16_bits(uint32_t largest) {
   constexpr uint32_t kSmallest = 127 - 100, kNotFinite = 255;  // exponents
+  const uint32_t exponent = largest >> 23;
+  if (exponent < kSmallest) return {0.0f, 0.0f};
+  const float scale =
+      exponent == kNotFinite ? from_bits(largest) : from_bits((exponent - 14) << 23);
+  return {scale, from_bits((254 + 14 - exponent) << 23)};
+}
+
+// Of 8 bits, as compressed-tensors rounds: divided, not multiplied by the inverse. Zeros stay zero
+// whatever divides them.
+Scaling to_8_bits(uint32_t largest) {
+  const float scale = from_bits(largest) / 127.5f;
+  return scale < 1e-30f ? Scaling{0.0f, 1e30f} : Scaling{scale, scale};
+}
+
+// kUnit values to the nearest whole numbers, of at most `most`.
+template <bool kDivides>
+inline __m128i whole_numbers(const float* values, const Scaling& scaling, float most) {
+  const __m256 by = _mm256_set1_ps(scaling.by), given = _mm256_load_ps(values);
+  const __m256 scaled = kDivides ? _mm256_div_ps(given, by) : _mm256_mul_ps(given, by);
+  // Of infinity the conversion would be negative. Packing bounds them below.
+  const __m256i eight = _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(most)));
+  return _mm_packs_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+}
+
+inline void store_numbers(__m128i eight, int16_t* to) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), eight);
+}
+
+inline void store_numbers(__m128i eight, int8_t* to) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(eight, eight));
+}
+
+// Whole numbers, with a scale for each group. kRounds: to 8 bits, whatever the size of To.
+template <bool kRounds, class T, class To>
+void integer_row(const PackedLinear& linear, const T* x, To* to, float* scales, float* sums,
+                 int32_t* offsets) {
   const int64_t group = linear.operand_group;
   alignas(64) float values[kMaxGroup];
+  uint32_t of_row = 0;
+  if (linear.rounding == InputRounding::to_8_bits_by_token) {
+    for (int64_t begin = 0; begin < linear.padded_K; begin += group) {
+      widen_group(linear, x, begin, values);
+      const uint32_t largest = largest_bits(values, group);
+      of_row = largest > of_row ? largest : of_row;
+    }
+  }
   for (int64_t begin = 0; begin < linear.padded_K; begin += group, to += group) {
-    const int64_t given = linear.K - begin < group ? linear.K - begin : group;
-    int64_t k = 0;
-    if (linear.permutation != nullptr) {
-      for (; k < given; ++k) values[k] = widen(x[linear.permutation[begin + k]]);
-    } else {
-      for (; k + Vec::kLanes <= given; k += Vec::kLanes) Vec::load(x + begin + k).store(values + k);
-      for (; k < given; ++k) values[k] = widen(x[begin + k]);
+    widen_group(linear, x, begin, values);
+    const uint32_t largest = of_row > 0 ? of_row : largest_bits(values, group);
+    const Scaling scaling = kRounds ? to_8_bits(largest) : to_16_bits(largest);
+    for (int64_t k = 0; k < group; k += kUnit) {
+      store_numbers(whole_numbers<kRounds>(values + k, scaling, kRounds ? 127.0f : 32767.0f),
+                    to + k);
     }
-    for (; k < group; ++k) values[k] = 0.0f;
-    // As whole numbers: their order is that of the magnitudes, with NaN above infinity.
-    uint32_t largest_bits = 0;
-    for (k = 0; k < group; ++k) {
-      uint32_t bits;
-      __builtin_memcpy(&bits, values + k, 4);
-      bits &= 0x7fffffff;
-      largest_bits = bits > largest_bits ? bits : largest_bits;
-    }
-    const uint32_t exponent = largest_bits >> 23;
-    const bool is_zero = exponent < kSmallest;
-    const float scale = is_zero                  ? 0.0f
-                        : exponent == kNotFinite ? from_bits(largest_bits)
-                                                 : from_bits((exponent - 14) << 23);
-    const float inverse = is_zero ? 0.0f : from_bits((254 + 14 - exponent) << 23);
-    const __m256 inverses = _mm256_set1_ps(inverse);
-    const __m256 most = _mm256_set1_ps(32767.0f);  // of infinity, whose conversion is negative
-    for (k = 0; k < group; k += kUnit) {
-      const __m256 scaled = _mm256_mul_ps(_mm256_load_ps(values + k), inverses);
-      const __m256i eight = _mm256_cvtps_epi32(_mm256_min_ps(scaled, most));
-      const __m128i low = _mm256_castsi256_si128(eight), high = _mm256_extracti128_si256(eight, 1);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm_packs_epi32(low, high));
-    }
-    *scales++ = scale;
-    if (sums != nullptr) {
-      int32_t sum = 0;
-      for (k = 0; k < group; ++k) sum += to[k];
-      *sums++ = static_cast<float>(sum) * scale;
-    }
+    *scales++ = scaling.scale;
+    if (sums == nullptr && offsets == nullptr) continue;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < group; ++k) sum += to[k];
+    if (sums != nullptr) *sums++ = static_cast<float>(sum) * scaling.scale;
+    if (offsets != nullptr) *offsets++ = -sum * linear.stored_offset();
+  }
+}
+
+template <class T>
+void integer_row(const PackedLinear& linear, const void* x, void* to, float* scales, float* sums,
+                 int32_t* offsets) {
+  const T* from = static_cast<const T*>(x);
+  if (linear.operand == Operand::i8) {
+    integer_row<true>(linear, from, static_cast<int8_t*>(to), scales, sums, offsets);
+  } else if (linear.rounding != InputRounding::to_16_bits) {
+    integer_row<true>(linear, from, static_cast<int16_t*>(to), scales, sums, offsets);
+  } else {
+    integer_row<false>(linear, from, static_cast<int16_t*>(to), scales, sums, offsets);
   }
 }
 
@@ -129,13 +194,16 @@ void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, const Pre
     const void* from = static_cast<const char*>(x.first) + row * x.row_bytes;
     void* target = to.data == nullptr ? nullptr : static_cast<char*>(to.data) + row * to_bytes;
     float* sums = to.group_sums == nullptr ? nullptr : to.group_sums + row * linear.num_groups();
-    if (linear.operand == Operand::i16) {
-      float* scales = to.scales + row * linear.num_operand_groups();
-      int16_t* numbers = static_cast<int16_t*>(target);
+    if (linear.operand_group > 0) {
+      const int64_t first = row * linear.num_operand_groups();
+      float* scales = to.scales + first;
+      int32_t* offsets = to.offsets == nullptr ? nullptr : to.offsets + first;
       if (linear.type == Type::bf16) {
-        integer_row(linear, static_cast<const bf16*>(from), numbers, scales, sums);
+        integer_row<bf16>(linear, from, target, scales, sums, offsets);
+      } else if (linear.type == Type::f16) {
+        integer_row<fp16>(linear, from, target, scales, sums, offsets);
       } else {
-        integer_row(linear, static_cast<const fp16*>(from), numbers, scales, sums);
+        integer_row<float>(linear, from, target, scales, sums, offsets);
       }
     } else if (linear.operand == Operand::bf16) {
       prepare_row<bf16, bf16>(linear, from, target, stride, sums);

@@ -84,6 +84,7 @@ inline void run_linear_task(const Task& task, const Method& method) {
   s.kept = unpacked;
   s.x_scales = nullptr;
   s.x_scales_stride = linear.num_operand_groups();
+  s.x_offsets = nullptr;
   s.group_sums = nullptr;
   s.group_sums_stride = linear.num_groups();
   int64_t panels_at_once = 1;
@@ -120,7 +121,9 @@ inline void run_linear_task(const Task& task, const Method& method) {
         s.x = task.x.data + x_row * task.x.row_bytes + unit * kUnit * k_bytes;
         s.sums = sums + chunk_row * kPanelRows;
         if (task.x.scales != nullptr) {
-          s.x_scales = task.x.scales + x_row * s.x_scales_stride + unit / group_units;
+          const int64_t at = x_row * s.x_scales_stride + unit / group_units;
+          s.x_scales = task.x.scales + at;
+          if (task.x.offsets != nullptr) s.x_offsets = task.x.offsets + at;
         }
         if (linear.has_zeros) {
           s.group_sums = task.x.group_sums + x_row * linear.num_groups() + unit / group_units;

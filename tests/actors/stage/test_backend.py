@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
+from actors.stage.models.config import ModelError
 from kernels import registry
 from kernels.sampling import SamplingRows
 from kernels.torch.backend import TorchBackend
@@ -60,6 +61,15 @@ def test_what_it_cannot_compute_is_refused(tiny_model: Callable[..., Path]) -> N
     message = "backend 'seven' is not available: it computes in float32, not torch.bfloat16"
     with pytest.raises(registry.BackendError, match=message):
         make_runner(tiny_model("llama"), backend="seven", dtype="bfloat16")
+
+
+def test_a_quantization_that_it_lacks_is_named(tiny_model: Callable[..., Path]) -> None:
+    for quantization in ("fp8", "w8a8"):
+        message = (
+            f"model.quantization: backend 'seven' has no '{quantization}'; it has none, int8, int4"
+        )
+        with pytest.raises(ModelError, match=message):
+            make_runner(tiny_model("llama"), backend="seven", quantization=quantization)
 
 
 def test_auto_takes_the_first_that_has_the_cache_asked_for(tiny_model: Callable[..., Path]) -> None:

@@ -12,11 +12,12 @@ from kernels.cpu.library import Isa
 from kernels.cpu.linear import pack_linear, pack_quantized
 from kernels.cpu.quantize import parse, quantize, quantize_reference
 from kernels.gptq_awq import unpack_awq, unpack_gptq
-from kernels.quantized import QuantizedWeight, concatenate
+from kernels.quantized import InputRounding, QuantizedWeight, concatenate
 
 needs_library = pytest.mark.skipif(library.load() is None, reason="the CPU library is not built")
 
 KINDS = ("int8", "int8-g32", "int8-g128", "int4", "int4-g64", "int4-g128")
+ROUNDING = ("w8a8", "w8a8-g32", "w4a8", "w4a8-g128")
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 MAX_ROWS = 40
 SUM_ERROR = 600 * 2.0**-24
@@ -51,13 +52,15 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     linear = pack_quantized(weight, bias_O, dtype)
     out_TO = linear.forward_f32(x_TK)
     weight_OK = weight.dequantize()
-    expected_TO = x_TK.double() @ weight_OK.T + bias_O.double()
+    rounds = weight.input_rounding != "none"
+    seen_TK = weight.round_inputs(x_TK).double()
+    expected_TO = seen_TK @ weight_OK.T + bias_O.double()
     # With zero points the values and the zero are summed apart: both bound the error.
     size_OK = weight_OK.abs()
     if weight.zeros_OG is not None:
         size_OK = size_OK + weight.scales_OG.double().abs().max() * 16 * (1 << (weight.bits - 4))
     bound_TO = SUM_ERROR * (x_TK.double().abs() @ size_OK.T + bias_O.double().abs())
-    if dtype != torch.float32:
+    if dtype != torch.float32 and not rounds:
         bound_TO += X_ERROR * x_TK.double().abs().amax(1, keepdim=True) * size_OK.sum(1)
     error_TO = (out_TO.double() - expected_TO).abs()
     assert bool((error_TO <= bound_TO).all()), (error_TO / bound_TO).max()
@@ -68,7 +71,7 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + ROUNDING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_match_float64_of_the_same_numbers(
     isa: Isa, kind: str, dtype: torch.dtype
@@ -78,7 +81,7 @@ def test_products_match_float64_of_the_same_numbers(
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + ROUNDING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_what_is_not_finite_stays_so_and_in_its_row(
     isa: Isa, kind: str, dtype: torch.dtype
@@ -117,7 +120,7 @@ def test_the_largest_sums_are_exact(isa: Isa, group: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + ROUNDING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_vnni_gives_the_bits_that_avx512_gives(kind: str, dtype: torch.dtype) -> None:
     before, found = library.isa(), []
@@ -133,7 +136,7 @@ def test_vnni_gives_the_bits_that_avx512_gives(kind: str, dtype: torch.dtype) ->
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + ROUNDING)
 def test_rows_of_a_long_prompt_have_the_bits_they_have_alone(isa: Isa, kind: str) -> None:
     """Several blocks of rows, and of k."""
     linear = pack_quantized(quantize(randn(72, 1536), kind), None, torch.bfloat16)
@@ -144,7 +147,7 @@ def test_rows_of_a_long_prompt_have_the_bits_they_have_alone(isa: Isa, kind: str
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + ROUNDING)
 def test_the_smallest_and_largest_of_bf16(isa: Isa, kind: str) -> None:
     """Whole rows near both ends of the range, and a row of zeros."""
     weight = quantize(randn(40, 520), kind)
@@ -153,7 +156,8 @@ def test_the_smallest_and_largest_of_bf16(isa: Isa, kind: str) -> None:
     x_TK[0] *= 2.0**-90
     x_TK[1] *= 2.0**110
     x_TK[2] = 0.0
-    expected_TO = x_TK.double() @ weight.dequantize().T
+    seen_TK = weight.round_inputs(x_TK).double()
+    expected_TO = seen_TK @ weight.dequantize().T
     error_TO = (linear.forward_f32(x_TK).double() - expected_TO).abs()
     assert bool((error_TO <= 1e-4 * expected_TO.abs().amax(1, keepdim=True)).all())
 
@@ -175,7 +179,10 @@ def test_whole_numbers_near_their_largest_are_exact(isa: Isa, kind: str) -> None
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [8, 32, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_zero_points_and_input_order(isa: Isa, bits: int, group: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rounding", ["none", "group", "token"])
+def test_zero_points_and_input_order(
+    isa: Isa, bits: int, group: int, dtype: torch.dtype, rounding: InputRounding
+) -> None:
     out_features, num_groups = 40, 3
     in_features = group * num_groups
     low, high = -(1 << (bits - 1)), 1 << (bits - 1)
@@ -186,6 +193,7 @@ def test_zero_points_and_input_order(isa: Isa, bits: int, group: int, dtype: tor
         group_size=group,
         zeros_OG=randint(low, high, out_features, num_groups, seed=4).float(),
         permutation_K=torch.randperm(in_features, generator=torch.Generator().manual_seed(5)),
+        input_rounding=rounding,
     )
     check(weight, dtype)
 
@@ -232,13 +240,17 @@ def test_weights_on_the_grid_come_back_exactly() -> None:
 
 
 def test_names_of_quantizations() -> None:
-    assert [parse(kind) for kind in KINDS] == [
-        (8, 0),
-        (8, 32),
-        (8, 128),
-        (4, 32),
-        (4, 64),
-        (4, 128),
+    assert [parse(kind) for kind in (*KINDS, *ROUNDING)] == [
+        (8, 0, "none"),
+        (8, 32, "none"),
+        (8, 128, "none"),
+        (4, 32, "none"),
+        (4, 64, "none"),
+        (4, 128, "none"),
+        (8, 0, "group"),
+        (8, 32, "group"),
+        (4, 64, "group"),
+        (4, 128, "group"),
     ]
     for wrong in ("int5", "int4-g", "int4-g48", "fp8", "none"):
         with pytest.raises(ValueError, match=r"quantization|group size"):

@@ -52,24 +52,6 @@ def test_of_equal_matches_the_latest_is_taken() -> None:
     assert text.find([1, 2, 3]) == (7, 3)
 
 
-@given(
-    st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 9), min_size=150, max_size=200),
-    st.integers(0, 100),
-    st.integers(0, 2000),
-)
-def test_much_at_once_is_read_as_token_by_token(
-    tokens: list[int], first: int, expected: int
-) -> None:
-    at_once, one_by_one = Text(expected), Text(expected)
-    at_once.append(tokens[:first])
-    at_once.append(tokens[first:])
-    for token in tokens:
-        one_by_one.append([token])
-    assert at_once.tokens == one_by_one.tokens
-    assert at_once._earlier == one_by_one._earlier
-    assert at_once._latest == one_by_one._latest
-
-
 def test_a_token_takes_ten_bytes_or_so() -> None:
     text = Text(1 << 17)
     text.append(range(1 << 17))

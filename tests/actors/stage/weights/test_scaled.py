@@ -16,6 +16,7 @@ from actors.stage.models.config import ModelError
 from actors.stage.models.read import load_config
 from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder
+from actors.stage.weights.source import WHOLE
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
@@ -129,6 +130,20 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file({k: v for k, v in tensors.items() if "weight_scale" not in k}, path)
     with pytest.raises(ModelError, match=r"says compressed-tensors, but no layer is quantized"):
         check_folder(tmp_path)
+
+
+def test_activations_are_rounded_where_that_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled_folders.write(tmp_path, "w8a8")
+    config = load_config(tmp_path)
+    for quantization, rounding in (("none", "none"), ("int8", "none"), ("w8a8", "token")):
+        caplog.clear()
+        spec = StageSpec(str(tmp_path), quantization=quantization)
+        with open_folder(tmp_path, config, spec, torch.float32) as (_, packed):
+            assert packed is not None
+            assert packed.read(LAYER, (64, 96), WHOLE).input_rounding == rounding
+        assert ("rounded activations" in caplog.text) == (rounding == "none")
 
 
 def test_rounded_activations_are_warned_of(
