@@ -27,6 +27,7 @@ from actors.scheduling.plan import StepShape
 ASSUMED = 20  # weight of a kind's initial value, in observations
 INTERRUPTED = math.log(1.5)  # a step this far above the mean was interrupted
 STALE = 20  # steps without one of a kind, from which smaller kinds stand in for it
+LEFT = 0.5  # of a deviation, in steps a size larger: of four times the tokens, it averages out
 
 
 class RecentQuantile:
@@ -145,8 +146,7 @@ class OnlineCostModel:
         self._overall = Mean(0.0)
         self._present = PresentSlowness()
         # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
-        shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
-        shares += [quantile, quantile]
+        shares = [*((k + 0.5) / ASSUMED for k in range(ASSUMED - 2)), quantile, quantile]
         self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
         for number, mean, bound in profile.learnt:
             seeds = [mean] * (ASSUMED - 2) + [bound, bound]
@@ -280,7 +280,7 @@ class OnlineCostModel:
 
     def _stand_in(self, number: int, mean: Mean, change: float) -> None:
         """Note a step of this kind, which took `change` more than the mean of its kind, also for
-        larger kinds of the same content that were not run lately: their means move alike."""
+        larger ones of its content not run lately: their means move alike, but they vary less."""
         self._num_steps += 1
         self._regimes[number].last = self._num_steps
         if mean.count < ASSUMED:
@@ -289,7 +289,8 @@ class OnlineCostModel:
         for larger in range(number + 1, number - number % _SIZES + _SIZES):
             regime = self._regimes.get(larger)
             if regime is not None and self._num_steps - regime.last > STALE:
-                log_ratio = regime.mean.log_ratio + change - self._present.log_ratio
+                left = LEFT ** (larger - number) * (change - self._present.log_ratio)
+                log_ratio = regime.mean.log_ratio + left
                 regime.mean.log_ratio += change / self.memory
                 regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
 

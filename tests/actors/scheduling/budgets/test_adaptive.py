@@ -160,6 +160,33 @@ def test_beside_a_lone_prompt_steps_are_shorter_the_noisier_they_are(budget: str
     assert (lone < queued) == (budget == "auto")
 
 
+def test_delays_of_short_steps_do_not_cut_the_next_lone_prompt_small() -> None:
+    """A mixture's steps grow little with their tokens: cut small, a prompt takes far longer. After
+    a bad moment of long steps, short ones are run, of which one in ten is delayed."""
+    tokens_s = ((1, 0.03), (2, 0.04), (4, 0.058), (8, 0.073), (16, 0.085), (32, 0.1), (8192, 12.0))
+    model = CostModel("mixture", tokens_s, kv_tokens=1 << 17, max_model_len=4096)
+    config = modeled(model, budget="auto", max_requests=32, tbt_s=0.5, max_step_tokens=8192)
+
+    def size(moments: tuple[tuple[int, int, int, float], ...]) -> int:
+        core = build_core(config, cost_model=(cost := OnlineCostModel(model)))
+        for num_prefill, num_steps, often, factor in moments:
+            shape = StepShape(16, 1600, ((0, num_prefill),))
+            for step in range(num_steps):
+                delayed = factor if step % often == 0 else 1.0
+                cost.observe(shape, delayed * model.stage_s(Mix.of_shape(shape)))
+        out, now_s = core.handle(Submit(Request(0, (1,) * 50, SamplingParams(500), 0.0)), 0.0), 0.0
+        core.handle(Submit(Request(1, (2,) * 3000, SamplingParams(5), 0.0)), 0.0)
+        for _ in range(2):  # the prompt has begun in the second one, and none waits
+            (plan,) = [i.plan for i in out if isinstance(i, Execute)]
+            now_s += model.stage_s(Mix.of(plan.slices))
+            tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+            out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
+        return next(i.plan.num_tokens for i in out if isinstance(i, Execute))
+
+    calm, bad = (200, 250, 50, 1.1), (200, 10, 2, 1.5)
+    assert size((calm, bad)) < size((calm, bad, (20, 400, 10, 1.6))) < size((calm,))
+
+
 @pytest.mark.parametrize("budget", ["adaptive", "auto"])
 def test_relief_waits_for_the_end_of_a_slow_moment(budget: str) -> None:
     cost = OnlineCostModel(TILED)

@@ -178,6 +178,25 @@ def test_smaller_steps_end_a_bad_moment_of_larger_ones_that_are_not_run(stands_i
         assert good > 1.4 * usual
 
 
+def test_delays_of_short_steps_do_not_keep_the_bound_of_long_ones_high() -> None:
+    """After a bad moment of long steps, one short step in ten takes 1.6 times as long."""
+    small, large = StepShape(16, 1600, ((0, 20),)), MIXED
+    online = OnlineCostModel(PROFILE)
+    online.stands_in = True
+
+    def run(shape: StepShape, num_steps: int, often: int, factor: float) -> None:
+        for step in range(num_steps):
+            delayed = factor if step % often == 0 else 1.0
+            online.observe(shape, delayed * PROFILE.stage_s(Mix.of_shape(shape)))
+
+    run(large, 250, 50, 1.1)
+    run(large, 10, 2, 1.5)
+    run(small, 400, 10, 1.6)
+    mean = online.ratio(Mix.of_shape(large))
+    assert online.bound_factor(Mix.of_shape(small)) > 1.45 * mean
+    assert online.bound_factor(Mix.of_shape(large)) < 1.3 * mean
+
+
 def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> None:
     small, large = StepShape(16, 1600, ((0, 20),)), MIXED
     online = OnlineCostModel(PROFILE)
