@@ -31,7 +31,7 @@ def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str
     """Capacity under the objective of `config`; None without an objective or a cost model.
 
     num_tokens: of an iteration beside `STREAMS` decodes. chat_qps: requests per second that keep
-    every iteration within the objective, all stages busy.
+    every iteration within the objective and have room in the KV cache, all stages busy.
     """
     if config.tbt_s is None or not isinstance(cost, OnlineCostModel):
         return None
@@ -49,7 +49,8 @@ def _chat_qps(model: CostModel, config: SchedulerConfig, limit_s: float) -> floa
     """In the steady state requests start as fast as they end: a step of d decodes prefills
     d * prompt / output tokens."""
     best = 0.0
-    for num_decodes in range(1, config.max_requests + 1):
+    room = config.num_blocks * config.block_size // (CHAT_PROMPT + CHAT_OUTPUT)
+    for num_decodes in range(1, min(config.max_requests, room) + 1):
         mix = Mix(num_decodes, num_decodes * (CHAT_PROMPT + CHAT_OUTPUT // 2))
         mix.add(0, max(2, num_decodes * CHAT_PROMPT // CHAT_OUTPUT))
         step_s = model.stage_s(mix)

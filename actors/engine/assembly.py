@@ -67,7 +67,7 @@ class Engine:
             self._config.scheduler_on(info.backend),
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+            max_model_len=self._max_model_len(info, num_blocks),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,
         )
@@ -104,6 +104,12 @@ class Engine:
     async def finished(self) -> None:
         """Returns when the replica has closed its socket and the stages have ended."""
         await self._finished.wait()
+
+    def _max_model_len(self, info: StageInfo, num_blocks: int) -> int:
+        try:
+            return self._config.max_model_len(info, num_blocks)
+        except ValueError as error:
+            raise StagesFailed(str(error)) from error
 
     async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
         """The settings, with a measured cost model if possible."""

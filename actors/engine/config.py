@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageInfo, StageSpec
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
@@ -54,6 +57,8 @@ class EngineConfig:
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
         prediction counts as hung: the stages are killed and rebuilt, and requests replayed.
     request_deadline_s: a request that takes longer ends with an error.
+    whole_context: do not start where the KV cache holds no request of `max_model_len`; otherwise
+        that becomes what it holds.
     drafts_if_exact: no drafts if the stages' backend turns out not to be batch-invariant.
     standby: keep processes that have imported everything for the next rebuild (on CPUs: Ray gives a
         GPU to one process).
@@ -73,6 +78,7 @@ class EngineConfig:
     load_timeout_s: float = 1800.0
     grammars: bool = False  # load the grammar compiler at start, not in a step
     calibrate: bool = False  # measure a cost model at start if none is configured
+    whole_context: bool = False
     drafts_if_exact: bool = False
     is_rebuild: bool = False  # streams are waiting: skip optional preparation and checks
     event_log: str | None = None  # folder for every event and plan, as Parquet
@@ -102,3 +108,20 @@ class EngineConfig:
         # No more than all requests at full length can be used.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
         return max(2, min(*counts, self.scheduler.max_requests * length + 1))
+
+    def max_model_len(self, info: StageInfo, num_blocks: int) -> int:
+        """The longest request, in tokens, which the KV cache must hold. Raises ValueError."""
+        longest = min(self.scheduler.max_model_len, info.max_model_len)
+        room = num_blocks * self.scheduler.block_size
+        if room >= longest:
+            return longest
+        if self.whole_context:
+            raise ValueError(
+                f"model.max_model_len: the KV cache holds {room} tokens, not {longest} (see "
+                "kv.memory_gib)"
+            )
+        logger.warning(
+            "the KV cache holds %d tokens, so requests may have that many, not the model's %d (see "
+            "kv.memory_gib)", room, longest,
+        )  # fmt: skip
+        return room

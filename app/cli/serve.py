@@ -301,8 +301,9 @@ def _answers(client: httpx.Client) -> bool:
         response = client.get("/health")
     except httpx.HTTPError:
         return False
-    # Until HAProxy knows the replicas, a slower Python proxy answers in its place.
-    return response.status_code == 200
+    # Until HAProxy knows the replicas, a slower Python proxy answers in its place. Of several
+    # models each must have an engine.
+    return response.status_code == 200 and all(response.json().get("models", {}).values())
 
 
 def _cause(trouble: str) -> str:

@@ -107,6 +107,7 @@ def resolve(settings: Settings) -> EngineConfig:
         cpus_per_rank=parallel.cpus_per_rank,
         gpus_per_rank=gpus,
         calibrate=settings.engine.calibrate and _wants_cost_model(settings, scheduler),
+        whole_context=settings.model.max_model_len is not None,
         drafts_if_exact=not _names_drafter(settings),
         step_deadline_s=settings.engine.step_deadline_s,
         request_deadline_s=settings.engine.request_deadline_s,
@@ -275,9 +276,16 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     if values["cost_model"] is not None:
         values["cost_model"] = read_cost_model(values["cost_model"])
     # Whole-prompt policies put a full prompt into one step, in addition to the decodes.
-    values["max_step_tokens"] = max(
-        values["max_step_tokens"], (values["token_budget"] or 0) + values["max_requests"]
-    )
+    least = (values["token_budget"] or 0) + values["max_requests"]
+    if (
+        values["max_step_tokens"] < least
+        and "max_step_tokens" in settings.scheduling.model_fields_set
+    ):
+        raise SettingsError(
+            f"scheduling.max_step_tokens: {values['max_step_tokens']} is less than the {least} of "
+            "token_budget and one decode of each of max_requests"
+        )
+    values["max_step_tokens"] = max(values["max_step_tokens"], least)
     scheduler = SchedulerConfig(
         num_blocks=1,  # filled in once the stages have reported their memory
         num_stages=settings.parallel.pipeline_stages,

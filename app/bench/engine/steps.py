@@ -19,7 +19,7 @@ import typer
 
 from actors.scheduling.plan import StepShape
 from app.bench.ceilings import Ceilings
-from app.bench.engine.stage import DEFAULT_SHAPE, LoadedStage
+from app.bench.engine.stage import BLOCK_SIZE, DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, progress, table
 from app.paths import locate
@@ -56,6 +56,12 @@ CASES = (
     StepCase("prefill 512 behind 1024", chunk=512, prefix=1024),
     StepCase("hybrid 480 + 32 decodes", 32, chunk=480),
     StepCase("hybrid 96 + 32 decodes", 32, chunk=96),
+)
+# Of the largest case, each request in whole blocks: with one stage for each format, more would not
+# fit the memory of a small machine.
+_KV_TOKENS = max(
+    case.num_decodes * (case.context + 2 * BLOCK_SIZE) + case.prefix + case.chunk + BLOCK_SIZE
+    for case in CASES
 )
 
 
@@ -185,7 +191,9 @@ def command(
     threads = threads or library.num_threads()
     with console.status("loading"):
         stages = [
-            LoadedStage(model, quantization=kind, backend=backend, threads=threads)
+            LoadedStage(
+                model, quantization=kind, backend=backend, threads=threads, kv_tokens=_KV_TOKENS
+            )
             for kind in kinds
         ]
     ceilings, results = measure_steps(stages, CASES, repeats)

@@ -21,6 +21,16 @@ def test_an_objective_allows_what_the_cost_model_says() -> None:
     assert abs(found["chat_qps"] - 1000 / 640) < 0.01
 
 
+def test_no_more_requests_are_promised_than_the_kv_cache_holds() -> None:
+    rates = []
+    floor = OnlineCostModel(CostModel("floor", tokens_s=((1, 0.01), (2048, 0.02))))
+    for num_requests in (0, 1, 4):
+        found = outlook(floor, replace(CONFIG, num_blocks=num_requests * 40))
+        assert found is not None
+        rates.append(found["chat_qps"])
+    assert rates[0] == 0 < rates[1] < rates[2]
+
+
 def test_without_an_objective_or_a_cost_model_there_is_none() -> None:
     assert outlook(LINEAR, replace(CONFIG, tbt_s=None)) is None
     assert outlook(None, CONFIG) is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+
+import pytest
 
 from actors.engine.config import EngineConfig
 from actors.scheduling.config import SchedulerConfig
-from actors.stage.spec import StageSpec
+from actors.stage.spec import StageInfo, StageSpec
 
 
 def test_drafts_of_the_default_end_with_a_backend_that_rounds_by_batch() -> None:
@@ -20,3 +23,18 @@ def test_drafts_of_the_default_end_with_a_backend_that_rounds_by_batch() -> None
         plain.check()
         assert plain == replace(scheduler, drafter="none", max_drafts=None)
         assert asked.scheduler_on(backend) == scheduler
+
+
+def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096)
+    config = EngineConfig(StageSpec("somewhere"), scheduler)
+    info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 10, 1 << 30, (2,), 10**6)
+    assert config.max_model_len(info, 128) == 2048
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert config.max_model_len(info, 127) == 127 * 16
+    assert "holds 2032 tokens" in caplog.text
+    named = replace(config, whole_context=True)
+    assert named.max_model_len(info, 128) == 2048
+    with pytest.raises(ValueError, match=r"model.max_model_len: the KV cache holds 2032 tokens"):
+        named.max_model_len(info, 127)
