@@ -32,6 +32,7 @@ MODELS = {
     "float32": (40, True, "none", torch.float32),
     "float16": (64, True, "none", torch.float16),
     "int8": (64, False, "int8", torch.bfloat16),
+    "w8a8": (64, False, "w8a8", torch.bfloat16),
 }
 
 

@@ -109,6 +109,7 @@ MODELS = {
     "half": ((6, 2, 32), 96, 160, torch.float16, {}),
     "int8": ((6, 2, 32), 96, 160, torch.bfloat16, {"quantization": "int8"}),
     "int4": ((4, 2, 32), 128, 256, torch.bfloat16, {"quantization": "int4"}),
+    "w8a8": ((6, 2, 32), 96, 160, torch.bfloat16, {"quantization": "w8a8"}),
 }
 
 
