@@ -6,12 +6,13 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serve.live_server import LiveServer
 
@@ -143,6 +144,20 @@ def test_anthropic(demo: LiveServer) -> None:
     counted = client.messages.count_tokens(model=demo.model, messages=messages).input_tokens
     usage = whole.usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+class Forecast(BaseModel):
+    place: Literal["Oslo", "Rome"]
+    is_cold: bool
+
+
+def test_anthropic_parses_into_a_model(demo: LiveServer) -> None:
+    client = anthropic.Anthropic(base_url=demo.url, api_key="none", max_retries=0)
+    answer = client.messages.parse(
+        model=demo.model, max_tokens=200, extra_body=GREEDILY, output_format=Forecast,
+        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+    )  # fmt: skip
+    assert isinstance(answer.parsed_output, Forecast)
 
 
 def test_anthropic_calls_a_tool(demo: LiveServer) -> None:

@@ -15,7 +15,7 @@ from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, p
 from app.api.generation import Generation
 from app.api.http.call import Call
 from app.api.http.errors import invalid
-from app.api.sampling_params import checked_grammar, sampling_params, stop_strings
+from app.api.sampling_params import checked_grammar, dump, sampling_params, stop_strings
 from app.api.schema.chat import (
     FunctionCall,
     Message,
@@ -55,8 +55,9 @@ class Messages:
         tools = _plan(body, context)
         prompt = await _prompt(body, tools, context)
         context.check_prompt(prompt.tokens, "messages")
-        output = plan_output(context, tools, None, prompt.text)
-        grammar: Grammar | None = await checked_grammar(tools.grammar, context, "tools")
+        grammar, param = tools.constrain(*_format(body))
+        output = plan_output(context, tools, grammar, prompt.text)
+        grammar = await checked_grammar(grammar, context, param)
         fields = SamplingFields(
             temperature=body.temperature,
             top_p=body.top_p,
@@ -106,6 +107,14 @@ async def _prompt(body: Conversation, tools: ToolPlan, context: Context) -> Prom
         tools=tools.specs,
         variables=_thinking(body, context),
     )
+
+
+def _format(body: Conversation) -> tuple[Grammar | None, str]:
+    """What `output_config` asks for, and the parameter that does."""
+    wanted, param = body.output_config and body.output_config.format, "output_config.format"
+    if not wanted:
+        return None, param
+    return Grammar("json_schema", dump(wanted.schema_, f"{param}.schema")), param
 
 
 def _plan(body: Conversation, context: Context) -> ToolPlan:

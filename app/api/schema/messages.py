@@ -75,11 +75,16 @@ class Thinking(Strict):
     )
 
 
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high"] | None = Field(
         default=None, description="Refused where the chat template has no switch for it."
     )
-    format: None = None
+    format: OutputFormat | None = None
 
 
 class Metadata(Strict):

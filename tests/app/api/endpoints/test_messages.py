@@ -17,6 +17,10 @@ from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.text.families import family_folder
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+FORMAT: Any = {
+    "type": "json_schema",
+    "schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 ADD: Any = {
     "name": "add",
     "description": "Adds.",
@@ -187,6 +191,15 @@ async def test_a_forced_tool_is_constrained(
     assert ('"type":"array"' in constraint.text) == ('"type":"array"' in grammar)
 
 
+async def test_a_schema_constrains_the_answer(server: Server, client_of: Any) -> None:
+    client = client_of(server)
+    request = {"model": MODEL, "messages": HELLO, "max_tokens": 5}
+    await client.messages.create(**request, output_config={"format": FORMAT, "effort": None})
+    constraint = server.engine.seen[-1].sampling.grammar
+    assert constraint is not None
+    assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", FORMAT["schema"])
+
+
 async def test_thinking_is_switched_or_refused(
     thinker: Server, server: Server, qwen3: TextProcessor, client_of: Any
 ) -> None:
@@ -215,6 +228,11 @@ async def test_thinking_is_switched_or_refused(
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}, "tools": [ADD]}, "tool_choice.name"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
+        (
+            {"output_config": {"format": FORMAT}, "tools": [ADD], "tool_choice": {"type": "any"}},
+            "output_config.format",
+        ),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"nonsense": 1}, "nonsense"),
         ({"max_tokens": 0}, "max_tokens"),
