@@ -23,7 +23,6 @@ from app.api.http.errors import ApiError, invalid
 from app.api.http.validation import check_size
 
 WINDOWS_S: Final[Mapping[str, float]] = {"24h": 86_400.0}
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 # Checking an input is work of the event loop, which live streams need: a slice, then a pause.
 _SLICE_S: Final = 0.001
 _PAUSE_S: Final = 0.004

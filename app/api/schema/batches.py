@@ -52,9 +52,9 @@ class BatchRequest(Strict):
     input_file_id: Annotated[str, Field(max_length=128)] = Field(
         description="A file of purpose batch: one request a line."
     )
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"] = Field(
-        description="Which all of its requests name."
-    )
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
+    ] = Field(description="Which all of its requests name.")
     completion_window: Literal["24h"] = Field(description="What is left by then has expired.")
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
     output_expires_after: None = Field(

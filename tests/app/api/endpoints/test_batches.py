@@ -115,18 +115,19 @@ async def test_a_batch_answers_its_file(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "body"),
+    ("url", "body", "key"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/embeddings", {"input": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "choices"),
+        ("/v1/embeddings", {"input": "Hi"}, "data"),
+        ("/v1/responses", {"input": "Hi"}, "output"),
     ],
 )
-async def test_other_endpoints(server: Server, url: str, body: dict[str, Any]) -> None:
+async def test_other_endpoints(server: Server, url: str, body: dict[str, Any], key: str) -> None:
     client = server.openai
     line = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, **body}}
     found = await ended(client, await begin(client, written(line), url))
     answer = (await lines(client, found.output_file_id))["a"]["response"]["body"]
-    assert answer["choices" if "chat" in url else "data"]
+    assert answer[key]
     assert found.error_file_id is None
 
 
@@ -321,7 +322,7 @@ async def test_an_upload_is_refused_by_name(
     ("change", "param"),
     [
         ({"completion_window": "1h"}, "completion_window"),
-        ({"endpoint": "/v1/responses"}, "endpoint"),
+        ({"endpoint": "/v1/messages"}, "endpoint"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
     ],
