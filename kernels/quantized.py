@@ -76,11 +76,13 @@ class QuantizedWeight:
     def round_inputs(self, x_TK: torch.Tensor) -> torch.Tensor:
         """x as it is multiplied, in float32: the reference. Rounded values are whole numbers of 8
         bits times a scale, which is the largest magnitude over 127.5. Groups are the weight's or,
-        if it has none, the widest of 256, 192 and 128 inputs that divides them all, else 64."""
+        if it has none, the widest that divides the inputs of 512, 384, 288, 256, 192, 128, else 64.
+        """
         if self.input_rounding == "none":
             return x_TK.float()
         in_features = x_TK.shape[1]
-        group = self.group_size or next((g for g in (256, 192, 128) if in_features % g == 0), 64)
+        widths = (512, 384, 288, 256, 192, 128)
+        group = self.group_size or next((g for g in widths if in_features % g == 0), 64)
         if self.input_rounding == "token":
             group = max(1, in_features)
         order_K = torch.arange(in_features) if self.permutation_K is None else self.permutation_K

@@ -30,9 +30,12 @@ int64_t unit_row_bytes(Weights weights) {
   return 0;
 }
 
-// Where weights have one scale per row, x has one per this many k: at most kMaxGroup, as few as
-// possible, without padding where one of them divides K.
-int64_t operand_group(int64_t K) {
+// Where weights have one scale per row, x has one per this many k: as few scales as possible,
+// without padding where one of them divides K.
+int64_t operand_group(int64_t K, bool rounds) {
+  for (const int64_t group : {kMaxByteGroup, kMaxByteGroup * 3 / 4, kMaxByteGroup * 9 / 16}) {
+    if (rounds && K % group == 0) return group;
+  }
   for (const int64_t group : {kMaxGroup, kMaxGroup * 3 / 4, kMaxGroup / 2}) {
     if (K % group == 0) return group;
   }
@@ -48,7 +51,7 @@ void choose_isa(PackedLinear& linear) {
     linear.operand = Operand::bf16;
   } else if (is_integer && (linear.type != Type::f32 || rounds)) {
     linear.operand = rounds && isa >= Isa::avx512_vnni ? Operand::i8 : Operand::i16;
-    linear.operand_group = linear.group > 0 ? linear.group : operand_group(linear.K);
+    linear.operand_group = linear.group > 0 ? linear.group : operand_group(linear.K, rounds);
   }
   linear.is_tiled =
       isa == Isa::amx && linear.operand == Operand::bf16 && linear.group % kTileK == 0;

@@ -145,7 +145,7 @@ template <bool kRounds, class T, class To>
 void integer_row(const PackedLinear& linear, const T* x, To* to, float* scales, float* sums,
                  int32_t* offsets) {
   const int64_t group = linear.operand_group;
-  alignas(64) float values[kMaxGroup];
+  alignas(64) float values[kMaxByteGroup];
   uint32_t of_row = 0;
   if (linear.rounding == InputRounding::to_8_bits_by_token) {
     for (int64_t begin = 0; begin < linear.padded_K; begin += group) {

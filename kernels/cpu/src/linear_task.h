@@ -11,7 +11,7 @@
 
 namespace legato::LEGATO_ISA {
 
-constexpr int64_t kMaxGroupUnits = kMaxGroup / kUnit;
+constexpr int64_t kMaxGroupUnits = kMaxByteGroup / kUnit;
 // Prefetch distances of a stream, into the first and the second level: misses that go all the way
 // into the first would wait for its few buffers.
 constexpr int64_t kPrefetchBytes = 2048;
