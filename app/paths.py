@@ -6,7 +6,8 @@ from importlib import metadata
 from pathlib import Path
 
 # `configs` is beside the package `app`, in a checkout and in site-packages.
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+PACKAGES = Path(__file__).resolve().parents[1]
+CONFIGS = PACKAGES / "configs"
 
 DEMO_CONFIG = Path("configs/serve/demo.yaml")  # of commands that are given no other; see `locate`
 

@@ -65,10 +65,15 @@ class ForkServer:
         self._listener = socket.socket(socket.AF_UNIX)
         number = self._listener.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(number), _ROOM],
+            # Without the working folder, where the user may have a package `app` too.
+            [sys.executable, "-P", "-m", __name__, str(number), _ROOM],
             pass_fds=[number],
             stdin=subprocess.PIPE,
-            env={**_READ_WHEN_LOADED, **os.environ},
+            env={
+                **_READ_WHEN_LOADED,
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([os.path.abspath(path) for path in sys.path]),
+            },
         )
 
     def open(self, raylet: Sequence[str]) -> list[str]:
@@ -185,7 +190,7 @@ def _become(request: _Request) -> None:
     # Names the session, by which `serve` finds workers that are just starting.
     raylet.setproctitle(next(part for part in request.command if part.startswith("--session-name")))
     sys.argv[:] = request.command
-    sys.path[0] = os.path.dirname(request.command[0])
+    sys.path.insert(0, os.path.dirname(request.command[0]))
     runpy.run_path(request.command[0], run_name="__main__")
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from app.cli.forked_workers import ForkServer
+from app.paths import PACKAGES
 
 # Of the driver's node: a dashboard that serves no page here, for which Ray would wait for seconds,
 # the autoscaler's monitor, and the log copier for a driver that wants no logs.
@@ -37,10 +38,24 @@ def start_ray(
             log_to_driver=False,
             logging_level="ERROR",
             _system_config={"prestart_worker_first_driver": True},
+            job_config=_own_packages_first(),
             **options,
         )
     node = ray._private.worker._global_node
     return node.all_processes["raylet"][0].process, str(node.get_logs_dir_path())
+
+
+def _own_packages_first() -> Any:
+    """Workers search the folders of a job from the last to the first. Ray appends the working
+    folder, where the user may have a package `app` too."""
+    from ray.job_config import JobConfig
+
+    class OwnPackagesFirst(JobConfig):  # type: ignore[misc]  # Ray has no types
+        def _serialize(self) -> Any:
+            self._py_driver_sys_path.append(str(PACKAGES))
+            return super()._serialize()
+
+    return OwnPackagesFirst()
 
 
 @contextmanager

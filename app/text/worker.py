@@ -41,14 +41,14 @@ class WorkerUnavailable(Exception):
 
 
 class KillableWorker:
-    """One child process `python -m module args...`, started when first needed.
+    """One child process `python -P -m module args...`, started when first needed.
 
     Not for the event loop: `call` blocks for up to the limit. Calls from several threads queue.
     """
 
     def __init__(self, module: str, *args: str, start_limit_s: float = _STARTUP_LIMIT_S) -> None:
         self._start_limit_s = start_limit_s
-        self._command = [sys.executable, "-m", module, *args]
+        self._command = [sys.executable, "-P", "-m", module, *args]
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 

@@ -56,7 +56,12 @@ def ctrl_c(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(
-    folder: Path, args: dict[str, Any], *, python_path: Sequence[Path] = (), **deployment: Any
+    folder: Path,
+    args: dict[str, Any],
+    *,
+    python_path: Sequence[Path] = (),
+    cwd: Path = ROOT,
+    **deployment: Any,
 ) -> Iterator[Server]:
     """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would.
 
@@ -75,11 +80,11 @@ def running(
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     port = free_port()
-    command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
     log = (folder / "serve.log").open("w")
     process = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,

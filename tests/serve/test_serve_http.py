@@ -26,14 +26,22 @@ KINDS = {"app.text.grammar_worker", "ray::StageActor"}  # of processes that comp
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Server]:
+def server(
+    serve: Callable[..., Any],
+    tiny_model: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    """Started in a folder with a package of the user's own that has the name of ours."""
+    cwd = tmp_path_factory.mktemp("own")
+    (cwd / "app").mkdir()
+    (cwd / "app/__init__.py").write_text("raise SystemExit('the user has an app too')")
     args = {
         "model": {"path": str(tiny_model("llama"))},
         "parallel": {"pipeline_stages": 2},
         "scheduling": {"token_budget": 64, "max_requests": 32},
         "kv": {"block_size": 4, "memory_gib": 0.01},
     }
-    with serve(args) as started:
+    with serve(args, cwd=cwd) as started:
         yield started
 
 

@@ -96,7 +96,7 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
     found: dict[str, Any] = {}
     before = await asyncio.to_thread(read_lag, url)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.bench.chaos.probe", url),
+        *(sys.executable, "-P", "-m", "app.bench.chaos.probe", url),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from app.cli import fork_request
+from app.paths import PACKAGES as ROOT
 
 
 @pytest.mark.ray
@@ -51,6 +52,25 @@ def test_a_worker_with_an_environment_of_its_own_is_prepared_first(tmp_path: Pat
     command = [*asking, str(setup), "default_worker.py", f"{fork_request.ENVIRONMENT}={{}}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "default_worker.py" in done.stdout
+
+
+def test_it_imports_no_package_of_the_working_folder(tmp_path: Path) -> None:
+    """Many have one named `app`; what `legato` itself was imported from is taken."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text("raise SystemExit('the user has an app too')")
+    program = (
+        "from app.cli.forked_workers import ForkServer\n"
+        "process = ForkServer()._process\nprocess.stdin.close()\nraise SystemExit(process.wait())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_ends_with_the_command_that_made_it() -> None:

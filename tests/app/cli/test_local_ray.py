@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from app.paths import PACKAGES
 from app.ray_environment import ENVIRONMENT
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -19,6 +22,8 @@ start_ray(2)
 import psutil, ray
 with_environment = ray.remote(runtime_env={{"env_vars": {{"LEGATO_TEST": "40"}}}})
 print(ray.get(with_environment(lambda: int(os.environ["LEGATO_TEST"]) + 2).remote()))
+import app
+print(ray.get(ray.remote(lambda: __import__("app").__file__).remote()) == app.__file__)
 for child in psutil.Process().children(recursive=True):
     print(" ".join(child.cmdline()))
 ray.shutdown()
@@ -34,14 +39,23 @@ os._exit(0)
 """
 
 
-def test_it_works_without_the_daemons_that_nobody_reads() -> None:
+def test_it_works_without_the_daemons_that_nobody_reads(tmp_path: Path) -> None:
+    """And in a folder with a package `app`, which is not the one that workers import."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").touch()
     program = _PROGRAM.format(environment=ENVIRONMENT)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGES)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    answer, *processes = done.stdout.splitlines()
-    assert answer == "42"
+    answer, is_own, *processes = done.stdout.splitlines()
+    assert (answer, is_own) == ("42", "True")
     assert any("raylet" in line for line in processes)
     for unread in ("dashboard/dashboard.py", "dashboard/agent.py", "DashboardAgent", "monitor.py"):
         assert not [line for line in processes if unread in line.partition("--")[0]]

@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from app.paths import PACKAGES
 from app.text.worker import KillableWorker, WorkerStalled, WorkerTimeout, WorkerUnavailable
 
 MODULE = "app.text.template_worker"
@@ -33,6 +35,18 @@ def worker(children: Children) -> Iterator[KillableWorker]:
     worker = KillableWorker(MODULE)
     worker.start()
     yield worker
+    worker.close()
+
+
+def test_a_child_imports_no_package_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text("raise SystemExit('the user has an app too')")
+    monkeypatch.syspath_prepend(PACKAGES)
+    monkeypatch.chdir(tmp_path)
+    worker = KillableWorker(MODULE)
+    worker.start()
     worker.close()
 
 
