@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from actors.scheduling.admission import build_admission
-from actors.scheduling.budgets import build_budget
+from actors.scheduling.admission import build_admission, check_admission
+from actors.scheduling.budgets import build_budget, check_budget
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.cost.online import read_cost_model
@@ -21,14 +21,16 @@ STREAMS, CONTEXT = 32, 4096  # of that decode step, within the engine's limits
 
 
 def check_config(config: SchedulerConfig) -> None:
-    """Raise ConfigError naming the first impossible value, unknown policy or order, or option.
+    """Raise ConfigError naming the first impossible value, unknown part, or option.
 
-    Called before anything starts. Budgets and admission need the size of the KV memory, so
-    `build_core` checks them.
+    Called before anything starts. What budgets and admission make of the cost model and of the
+    size of the KV memory is checked by `build_core`.
     """
     config.check()
     policy = build_policy(config)
     build_order(policy.order if config.order == "auto" else config.order, config)
+    check_budget(config)
+    check_admission(config)
 
 
 def build_core(

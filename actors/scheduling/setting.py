@@ -77,6 +77,12 @@ def _kinds(declared: Any) -> tuple[Any, ...]:
     return get_args(declared) if isinstance(declared, UnionType) else (declared,)
 
 
+def is_plain(declared: Any) -> bool:
+    """Whether a declared type is one that a value from outside can have."""
+    plain = (int, float, str, bool, NoneType, Mapping)
+    return all((get_origin(kind) or kind) in plain for kind in _kinds(declared))
+
+
 def fits(value: Any, declared: Any) -> bool:
     """Whether a value from outside has the declared type of a field."""
     if isinstance(value, bool):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
+from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.read import FAMILIES, load_config
 from actors.stage.models.split import split
 from actors.stage.spec import StageSpec
-from actors.stage.weights.folder import open_folder
-from actors.stage.weights.gguf_config import GGUF_FAMILIES
-from actors.stage.weights.names import all_shapes
-from actors.stage.weights.schemes import COMPRESSED, FLOAT8, FORMATS
-from kernels.ggml_blocks import BLOCK_TYPES
+
+# What imports torch is imported within functions: `check_description` runs before a server starts.
 
 
 def families() -> dict[str, str]:
@@ -26,6 +23,10 @@ def families() -> dict[str, str]:
 
 def formats() -> dict[str, str]:
     """Weight formats -> the supported variants."""
+    from actors.stage.weights.gguf_config import GGUF_FAMILIES
+    from actors.stage.weights.schemes import COMPRESSED, FLOAT8, FORMATS
+    from kernels.ggml_blocks import BLOCK_TYPES
+
     blocks = ", ".join(kind.name for kind in BLOCK_TYPES.values())
     return {
         "safetensors": "float32, float16, bfloat16, single or sharded",
@@ -38,9 +39,55 @@ def formats() -> dict[str, str]:
     }
 
 
+def check_description(spec: StageSpec) -> None:
+    """Raises ModelError, beginning with the setting at fault, for a config.json that is of no model
+    here, or of one that cannot be split so. Leaves out what takes seconds: see `check_whole`."""
+    _describe(spec, refuse_unknown=False)
+
+
+def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]] = ()) -> None:
+    """Likewise, with unknown keys, the weights' names and shapes, and adapters by their names."""
+    import torch
+
+    from actors.stage.weights.adapter_folder import read_adapter_config
+    from actors.stage.weights.folder import open_folder
+
+    config = _describe(spec, refuse_unknown=True)
+    if spec.hub_model is None:  # else each rank downloads weights on its own node
+        try:
+            with open_folder(Path(spec.model_path), config, spec, torch.float32):
+                pass
+        except ModelError as error:
+            raise ModelError(f"model.path: {error}") from error
+    for name, folder in adapters:
+        try:
+            read_adapter_config(folder, spec.max_adapter_rank)
+        except ModelError as error:
+            raise ModelError(f"adapters.paths.{name}: {error}") from error
+
+
+def _describe(spec: StageSpec, refuse_unknown: bool) -> DecoderConfig:
+    try:
+        config = load_config(
+            Path(spec.model_path), spec.ignored_config_keys, refuse_unknown=refuse_unknown
+        )
+    except ModelError as error:
+        raise ModelError(f"model.path: {error}") from error
+    try:
+        split(config, spec)
+    except ModelError as error:
+        raise ModelError(f"parallel.tensor_ranks: {error}") from error
+    return config
+
+
 def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> str:
     """One line about the model. Raises ModelError, naming file and cause, for one that would not
     load, or not be split so."""
+    import torch
+
+    from actors.stage.weights.folder import open_folder
+    from actors.stage.weights.names import all_shapes
+
     config = load_config(folder)
     spec = StageSpec(str(folder), tensor_ranks=tensor_ranks, num_stages=num_stages)
     split(config, spec)

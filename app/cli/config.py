@@ -13,12 +13,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
-from app.cli.serve_config import load_config, set_address
+from app.cli.serve_config import check_models, load_config, set_address
 from app.paths import DEMO_CONFIG
-from app.settings.load import fields_of
 from app.settings.model_folder import SettingsError
-from app.settings.models import resolve_each
-from app.settings.schema import Settings
+from app.settings.schema import Settings, fields_of
 from app.terminal import WRONG_USAGE, fail
 
 config = typer.Typer(help="Check and explain configurations.", no_args_is_help=True)
@@ -28,15 +26,17 @@ Target = Annotated[
 ]
 
 
-def _resolved(target: Path) -> list[EngineConfig]:
-    """The settings of every model of every application; ends the command if one is wrong."""
+def _resolved(target: Path, whole: bool = False) -> list[EngineConfig]:
+    """The settings of every model of every application; ends the command if one is wrong.
+
+    whole: by what is in the models' folders too."""
     try:
         config = load_config(target)
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)  # it names the file
     try:
         set_address(config, None, None)
-        return [r for a in config["applications"] for r in resolve_each(a.get("args") or {})]
+        return check_models(config, whole)
     except SettingsError as error:
         fail(f"{target}: {error}", code=WRONG_USAGE)
 
@@ -44,7 +44,7 @@ def _resolved(target: Path) -> list[EngineConfig]:
 @config.command()
 def check(target: Target = DEMO_CONFIG) -> None:
     """Validate a config as `legato serve` would; exit 2 with the key at fault."""
-    _resolved(target)
+    _resolved(target, whole=True)
     typer.echo(f"{target}: ok")
 
 

@@ -50,7 +50,7 @@ def _own_packages_first() -> Any:
     folder, where the user may have a package `app` too."""
     from ray.job_config import JobConfig
 
-    class OwnPackagesFirst(JobConfig):  # type: ignore[misc]  # Ray has no types
+    class OwnPackagesFirst(JobConfig):
         def _serialize(self) -> Any:
             self._py_driver_sys_path.append(str(PACKAGES))
             return super()._serialize()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -24,6 +24,7 @@ from app.cli.banner import show_banner
 from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
 from app.cli.serve_config import (
+    check_free,
     check_gpus,
     check_models,
     download_models,
@@ -35,8 +36,14 @@ from app.cli.serve_config import (
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
+from app.settings.schema import in_section
 from app.terminal import WRONG_USAGE, console, fail, print_error
 
+# Ours whose messages are written for users: "module.Error: ".
+_OWN_ERROR = re.compile(
+    r"([a-z_]+\.)*(RayTaskError\()?(?P<name>ConfigError|EngineFailed|HubError|ModelError|SettingsError)"
+    r"\)?: "
+)
 _STATUS_PERIOD_S = 1.0
 _AFTER_DRAIN_S = 30.0  # for processes to end after their streams
 
@@ -74,24 +81,13 @@ def serve(
 
     try:
         config = read()
-        _check_free(config["http_options"]["host"], config["http_options"]["port"])
+        check_free(config["http_options"]["host"], config["http_options"]["port"])
         download_models(config)  # here, where it can be seen and ended by Ctrl-C
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")
     forks = ForkServer() if ForkServer.is_useful() else None
     raise typer.Exit(_run(config, read, forks))
-
-
-def _check_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except (OSError, OverflowError, TypeError) as error:  # taken, or no such address or port
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"cannot listen on {host}:{port}: {reason}; choose with --host, --port"
-        ) from error
 
 
 def _run(
@@ -307,7 +303,11 @@ def _answers(client: httpx.Client) -> bool:
 
 
 def _cause(trouble: str) -> str:
-    """The last line of a remote traceback, which names the cause."""
+    """The last line of a remote traceback that names the cause, as a user would say it."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
     telling = [line for line in lines if "Error:" in line or "Failed:" in line]
-    return (telling or lines or ["the application failed to start"])[-1]
+    said = (telling or lines or ["the application failed to start"])[-1]
+    while own := _OWN_ERROR.match(said):  # one may wrap another
+        said = said[own.end() :]
+        said = in_section(said) if own["name"] == "ConfigError" else said
+    return said

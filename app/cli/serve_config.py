@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from actors.engine.config import EngineConfig
 from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
@@ -15,6 +19,7 @@ from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
 from app.settings.model_folder import SettingsError, hub_model, pin_models
 from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
+from app.settings.schema import Settings
 
 
 def load_config(target: Path) -> dict[str, Any]:
@@ -61,13 +66,55 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_models(config: dict[str, Any]) -> None:
+def check_models(config: dict[str, Any], whole: bool = False) -> list[EngineConfig]:
     """Check the settings of every model, and set the commits of those from the Hugging Face hub.
-    Raises SettingsError."""
+
+    whole: what is in the folders too, which takes seconds. Returns the settings of each, resolved.
+    Raises SettingsError.
+    """
+    found = []
     for application in config["applications"]:
         args = application.get("args") or {}
-        resolve_each(args)  # its errors name the model
+        of_each = resolve_each(args)  # its errors name the model
+        for number, (settings, resolved) in enumerate(zip(parse_each(args), of_each, strict=True)):
+            try:
+                _check_files(settings, resolved, whole)
+            except ValueError as error:
+                where = f"models.{number}: " if "models" in args else ""
+                raise SettingsError(f"{where}{error}") from error
         application["args"] = pin_models(args)
+        found += of_each
+    return found
+
+
+def _check_files(settings: Settings, resolved: EngineConfig, whole: bool) -> None:
+    """Raises ValueError naming the setting whose files would not do."""
+    from actors.stage.folder_check import check_description, check_whole
+
+    paths = {} if settings.adapters is None else settings.adapters.paths
+    adapters = [(name, locate(path)) for name, path in paths.items()]
+    for name, folder in adapters:
+        if not folder.is_dir():
+            raise SettingsError(f"adapters.paths.{name}: no folder {str(folder)!r}")
+    batches = None if settings.batches is None else settings.batches.directory
+    _check_writable("batches.directory", batches and str(Path(batches).expanduser()))
+    _check_writable("telemetry.directory", settings.telemetry.directory)
+    check_description(resolved.stage)
+    if whole:
+        check_whole(resolved.stage, adapters)
+
+
+def _check_writable(key: str, directory: str | None) -> None:
+    """Raises SettingsError for a folder that neither is here nor can be made."""
+    if directory is None:
+        return
+    above = Path(directory).absolute()
+    while not above.exists() and not above.is_symlink():
+        above = above.parent
+    if not above.is_dir():
+        raise SettingsError(f"{key}: {above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SettingsError(f"{key}: {directory} cannot be written, as {above} belongs to others")
 
 
 def download_models(config: dict[str, Any]) -> None:
@@ -107,6 +154,20 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
             api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
             args["api"] = api
     return http["host"], http["port"]
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises SettingsError if nothing can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError, TypeError) as error:  # taken, or no such address or port
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        # `create_server` adds the address to strerror.
+        reason = "address already in use" if is_taken else getattr(error, "strerror", 0) or error
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {reason}; choose with --host, --port"
+        ) from error
 
 
 def num_cpus_of(config: dict[str, Any]) -> int:
@@ -158,8 +219,8 @@ def check_gpus(config: dict[str, Any], found: float) -> None:
                 total += counts.get(name, 1) * ranks * per_rank
     if total > found:
         raise SettingsError(
-            f"the engines need {total:g} GPUs and this machine has {found:g}: set "
-            "parallel.device: cpu, or fewer stages, ranks or replicas"
+            f"the engines need {total:g} GPU{'' if total == 1 else 's'} and this machine has "
+            f"{found:g}: set parallel.device: cpu, or fewer stages, ranks or replicas"
         )
 
 

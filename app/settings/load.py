@@ -6,15 +6,13 @@ Configuration flows one way: YAML -> `Settings` (validated, unknown keys refused
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
@@ -29,7 +27,14 @@ from app.settings.model_folder import (
     model_folder,
     vocabulary,
 )
-from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
+from app.settings.schema import (
+    KVSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+    in_section,
+    suggestion,
+)
 
 logger = logging.getLogger("legato.settings")
 
@@ -49,28 +54,11 @@ def parse(args: Mapping[str, Any]) -> Settings:
             key = ".".join(str(part) for part in problem["loc"]) or "args"
             message = problem["msg"]
             if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-                message = f"unknown setting{_suggestion(problem['loc'])}"
+                message = f"unknown setting{suggestion(problem['loc'])}"
+            if problem["type"] == "string_pattern_mismatch" and key == "listen":
+                message = f"must be host:port, such as 127.0.0.1:8000, not {problem['input']!r}"
             lines.append(f"{key}: {message}")
         raise SettingsError("; ".join(lines)) from error
-
-
-def _suggestion(location: tuple[int | str, ...]) -> str:
-    section: Any = Settings
-    for part in location[:-1]:
-        inner = fields_of(section).get(str(part))
-        if inner is None:  # inside a value, such as one key's limits
-            return ""
-        kinds = (inner.annotation, *get_args(inner.annotation))  # a section may be optional
-        section = next(filter(fields_of, kinds), None)
-    known = fields_of(section)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def fields_of(section: Any) -> Mapping[str, FieldInfo]:
-    """The settings of a section, a model or a dataclass; empty for a value."""
-    found: Mapping[str, FieldInfo] = getattr(section, "model_fields", {})
-    return found or getattr(section, "__pydantic_fields__", {})
 
 
 def resolve(settings: Settings) -> EngineConfig:
@@ -87,6 +75,9 @@ def resolve(settings: Settings) -> EngineConfig:
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
     if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
         raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
+    _check_predictions(settings, scheduler)
+    if settings.telemetry.events and settings.telemetry.directory is None:
+        raise SettingsError("telemetry.events: has no effect without `telemetry.directory`")
     if scheduler.draft_model is not None:
         _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
@@ -207,6 +198,17 @@ def _kv_memory(
     )  # fmt: skip
 
 
+def _check_predictions(settings: Settings, scheduler: SchedulerConfig) -> None:
+    """Raises SettingsError for a part that predicts without a cost model."""
+    if settings.engine.calibrate or scheduler.cost_model:
+        return
+    for key, part in (("budget", scheduler.budget), ("admission", scheduler.admission)):
+        if part in ("adaptive", "profiled", "predictive"):
+            raise SettingsError(
+                f"scheduling.{key}: {part} needs `engine.calibrate` or `scheduling.cost_model`"
+            )
+
+
 def _check_way(fleet: FleetSettings | None, kv: KVSettings) -> None:
     """Raises SettingsError for a way without what it needs, and for a share that nobody reads."""
     if fleet is None:
@@ -295,8 +297,7 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     try:
         check_config(scheduler)
     except ConfigError as error:
-        sections = {setting.key(name): setting.section for name, setting in SETTINGS.items()}
-        raise SettingsError(f"{sections.get(error.key, 'scheduling')}.{error}") from error
+        raise SettingsError(in_section(str(error))) from error
     return scheduler
 
 

@@ -12,9 +12,9 @@ from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.admission.predictive import PredictiveAdmission
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Admission, StepTimePredictor
-from actors.scheduling.registry import build_part
+from actors.scheduling.registry import build_part, check_part
 
-__all__ = ["ADMISSIONS", "build_admission"]
+__all__ = ["ADMISSIONS", "build_admission", "check_admission"]
 
 ADMISSIONS: Mapping[str, Callable[..., Admission]] = {
     "all": AcceptAll.build,
@@ -28,3 +28,8 @@ def build_admission(config: SchedulerConfig, cost_model: StepTimePredictor | Non
     return build_part(
         "admission", config.admission, ADMISSIONS, config.admission_options, config, cost_model
     )
+
+
+def check_admission(config: SchedulerConfig) -> None:
+    """Raises ConfigError for a name or options that no cost model would mend."""
+    check_part("admission", config.admission, ADMISSIONS, config.admission_options)

@@ -11,12 +11,12 @@ from typing import Any
 from actors.scheduling.budgets.adaptive import AdaptiveBudget
 from actors.scheduling.budgets.fixed import FixedBudget, profiled_budget
 from actors.scheduling.budgets.throttled import ThrottledBudget
-from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import StepTimePredictor, TokenBudget
-from actors.scheduling.registry import build_part
+from actors.scheduling.registry import build_part, check_part, options_of
 
-__all__ = ["BUDGETS", "build_budget"]
+__all__ = ["BUDGETS", "build_budget", "check_budget"]
 
 
 # A live step costs its delivery too, which no cost model of stages knows: longer ones pay.
@@ -29,6 +29,7 @@ AUTO_ALLOWED_MISSES = 0.002
 PROMISED = {"allowed_misses": 0.0005, "miss_cost": 0.06, "first_share": 0.75, "caution": 1.5}
 
 
+@options_of(FixedBudget.build, AdaptiveBudget.build)
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
     """Adaptive with a cost model; fixed without one, and where its tokens are given."""
     if isinstance(cost, OnlineCostModel) and config.token_budget is None:
@@ -54,3 +55,10 @@ BUDGETS: Mapping[str, Callable[..., TokenBudget]] = {
 def build_budget(config: SchedulerConfig, cost_model: StepTimePredictor | None) -> TokenBudget:
     """The budget `config` names; raises ConfigError for what is unknown, missing or impossible."""
     return build_part("budget", config.budget, BUDGETS, config.budget_options, config, cost_model)
+
+
+def check_budget(config: SchedulerConfig) -> None:
+    """Raises ConfigError for what no cost model and no size of the KV memory would mend."""
+    check_part("budget", config.budget, BUDGETS, config.budget_options)
+    if config.budget == "profiled" and config.tbt_s is None and config.tbt_rule is None:
+        raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")

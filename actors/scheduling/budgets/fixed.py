@@ -17,6 +17,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
+from actors.scheduling.registry import options_of
 
 
 def largest_budget(
@@ -75,6 +76,7 @@ class FixedBudget:
         """Likewise."""
 
 
+@options_of(largest_budget)
 def profiled_budget(
     config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
 ) -> FixedBudget:

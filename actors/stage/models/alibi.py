@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # within functions: who only reads configs need not wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ def bloom_slopes(num_heads: int) -> tuple[float, ...]:
     >>> bloom_slopes(6)
     (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)
     """
+    import torch
+
     power = 2 ** math.floor(math.log2(num_heads))
     rest = torch.arange(1, 1 + 2 * (num_heads - power), 2, dtype=torch.int32)
     slopes = torch.pow(_base(power), torch.arange(1, 1 + power, dtype=torch.int32))
@@ -44,6 +48,8 @@ def mpt_slopes(num_heads: int, largest: float) -> tuple[float, ...]:
     >>> mpt_slopes(6, 8)
     (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)
     """
+    import torch
+
     power = 2 ** math.ceil(math.log2(num_heads))
     exponents = torch.arange(1, power + 1).float() * (largest / power)
     slopes = 1.0 / torch.pow(2, exponents)
@@ -54,6 +60,8 @@ def mpt_slopes(num_heads: int, largest: float) -> tuple[float, ...]:
 
 def alibi_table(alibi: Alibi, num_positions: int, heads: slice) -> torch.Tensor:
     """`AttentionShape.alibi_NP` of these heads: float32 of (heads, num_positions)."""
+    import torch
+
     slopes_N = torch.tensor(alibi.slopes[heads])
     if alibi.rounds:
         slopes_N = slopes_N.bfloat16()
@@ -62,4 +70,6 @@ def alibi_table(alibi: Alibi, num_positions: int, heads: slice) -> torch.Tensor:
 
 def _base(num_heads: int) -> torch.Tensor:
     """The first slope of a power of two of heads, and the ratio of the others."""
+    import torch
+
     return torch.tensor(2 ** -(2 ** -(math.log2(num_heads) - 3)))

@@ -49,10 +49,13 @@ ACTIVATIONS = {
 }
 
 
-def load_config(folder: Path, ignored_keys: Collection[str] = ()) -> DecoderConfig:
+def load_config(
+    folder: Path, ignored_keys: Collection[str] = (), *, refuse_unknown: bool = True
+) -> DecoderConfig:
     """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
 
-    ignored_keys: not to be refused although they are unknown. Raises ModelError for a missing or
+    ignored_keys: not to be refused although they are unknown. refuse_unknown: False leaves that
+    check out, which may import transformers. Raises ModelError for a missing or
     broken file, an unknown architecture, a key that the family does not read and that may change
     results, or an ignored key that is no such one. Code in the folder (`auto_map`) is never run;
     the implementation here replaces it.
@@ -76,7 +79,8 @@ def load_config(folder: Path, ignored_keys: Collection[str] = ()) -> DecoderConf
     try:
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
         _check(config, keys)
-        _refuse(_unknown(config, keys), ignored_keys, name)
+        if refuse_unknown:
+            _refuse(_unknown(config, keys), ignored_keys, name)
     except KeyError as missing:
         raise ModelError(f"{path} lacks the key {missing}") from missing
     except (TypeError, ValueError) as bad:

@@ -21,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from actors.stage.models.keys import is_neutral
+
+if TYPE_CHECKING:
+    import torch  # within functions: who only reads configs need not wait for it
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # Parameters that some kind reads, here as in transformers, and one that changes nothing.
@@ -149,6 +150,8 @@ def unread_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor:
     """(num_positions, head_dim) float32: cos in the first half of a row, sin in the second.
     Features that are not rotated have an angle of zero."""
+    import torch
+
     cos_PF = torch.ones(num_positions, head_dim // 2)
     sin_PF = torch.zeros(num_positions, head_dim // 2)
     if rope.dim:
@@ -162,6 +165,8 @@ def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor
 def feature_order(ropes: Iterable[Rope], head_dim: int) -> torch.Tensor | None:
     """(D,) index in the model's head of each feature here, so that i pairs with i + D/2; None if
     the model's order is the same. Layers without rotation use the order of the others."""
+    import torch
+
     rotated = {(rope.dim, rope.interleaved) for rope in ropes if rope.dim}
     if len(rotated) > 1:
         raise ValueError("layers that rotate different features are not supported")
@@ -175,6 +180,8 @@ def feature_order(ropes: Iterable[Rope], head_dim: int) -> torch.Tensor | None:
 
 def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:
     """(dim / 2) frequencies, or (num_positions, dim / 2) if they depend on the length."""
+    import torch
+
     exponents_F = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     plain_F = 1.0 / (rope.theta**exponents_F)
     match rope.kind:
@@ -199,6 +206,8 @@ def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:
 
 
 def _dynamic(rope: Rope, exponents_F: torch.Tensor, num_positions: int) -> torch.Tensor:
+    import torch
+
     lengths_P = torch.arange(1, num_positions + 1).clamp(min=rope.original_positions)
     growth_P = rope.factor * lengths_P / rope.original_positions - (rope.factor - 1)
     bases_P = rope.theta * growth_P ** (rope.dim / (rope.dim - 2))
@@ -216,6 +225,8 @@ def _llama3(rope: Rope, plain_F: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: Rope, exponents_F: torch.Tensor) -> torch.Tensor:
     """Frequencies with many turns over the trained length are kept, low ones interpolated."""
+
+    import torch
 
     def feature_of(num_turns: float) -> float:
         turns = rope.original_positions / (num_turns * 2 * math.pi)

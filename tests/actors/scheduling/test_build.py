@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,16 @@ def test_a_rule_beside_an_objective_or_without_a_cost_model_is_refused() -> None
         build_core(replace(CONFIG, tbt_rule="strict", cost_model=None))
     with pytest.raises(ConfigError, match="tbt_rule: unknown 'lax'"):
         check_config(replace(CONFIG, tbt_rule="lax"))
+
+
+def test_options_are_those_that_a_part_takes_from_nowhere_else() -> None:
+    """Not what it takes from other settings, and also those that a function passes on."""
+    taken = [("budget", "profiled", "quantile"), ("budget", "auto", "tokens")]
+    taken += [("admission", "predictive", "reserve"), ("admission", "predictive", "margin")]
+    for setting, name, option in taken:
+        changes: dict[str, Any] = {setting: name, f"{setting}_options": {option: 1}}
+        check_config(replace(CONFIG, tbt_s=0.1, **changes))
+        for other in ("tbt_s", "max_requests", "_predicted", "nonsense"):
+            changes[f"{setting}_options"] = {other: 1}
+            with pytest.raises(ConfigError, match=f"^{setting}_options: unknown .*; {name} has "):
+                check_config(replace(CONFIG, tbt_s=0.1, **changes))

@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.main import PANELS, app
+from app.cli.serve import _cause
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
@@ -74,7 +75,7 @@ def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> No
         ({"proxy_location": "HeadOnly"}, "listen: needs proxy_location: Disabled"),
         ({"deployments": [{"name": "LLMServer", "num_replicas": 2}]}, "only for one replica"),
         ({"listen": None}, "proxy_location: Disabled leaves no HTTP"),
-        ({"listen": "8000"}, "listen: String should match"),
+        ({"listen": "8000"}, "listen: must be host:port, such as 127.0.0.1:8000, not '8000'"),
         ({"listen": "127.0.0.1:0"}, "the port must lie between 1 and 65535"),
         ({"listen": "127.0.0.1:70000"}, "the port must lie between 1 and 65535"),
         ({"listen": "no.such.host.invalid:8000"}, "cannot listen on no.such.host.invalid:8000"),
@@ -100,7 +101,27 @@ def test_serve_says_at_once_that_a_port_is_taken() -> None:
         port = taken.getsockname()[1]
         result = runner.invoke(app, ["serve", "configs/serve/demo.yaml", "--port", str(port)])
     assert result.exit_code == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+    said = f"cannot listen on 127.0.0.1:{port}: address already in use; choose with --host"
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("app.engine_client.link.EngineFailed: no memory", "no memory"),
+        (
+            "x\nactors.scheduling.config.ConfigError: budget: unknown 'y'\n",
+            "scheduling.budget: unknown 'y'",
+        ),
+        (
+            "ray.exceptions.RayTaskError(EngineFailed): app.engine_client.EngineFailed: broken",
+            "broken",
+        ),
+        ("RuntimeError: out of luck", "RuntimeError: out of luck"),
+    ],
+)
+def test_why_a_server_did_not_start_is_said_without_names_of_code(trouble: str, said: str) -> None:
+    assert _cause(trouble) == said
 
 
 def test_generate_says_how_to_start_a_server() -> None:
@@ -140,7 +161,10 @@ def test_a_model_folder_is_checked_from_any_folder(
         ("applications: {}", "needs a list `applications`"),
         ("applications: [1]", "needs a list `applications`"),
         ("applications: [{args: {}}]", "lacks `import_path"),
-        ("applications: [{import_path: a, args: {listen: x}}]\nproxy_location: Disabled", r"^(\["),
+        (
+            "applications: [{import_path: a, args: {listen: x}}]\nproxy_location: Disabled",
+            "host:port",
+        ),
         ("applications: [{import_path: a, args: [1]}]", "needs a mapping `args`"),
         ("applications: [{import_path: a, args: {}}]", "model: Field required"),
     ],

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from actors.transport.shares import make_private, shares_root
 from app.cli.serve_config import (
     check_gpus,
+    check_models,
     load_config,
     num_cpus_of,
     remove_shares,
@@ -92,3 +97,61 @@ def test_shares_of_killed_engines_are_removed_where_the_config_has_them(tmp_path
         (share / name).touch()
     remove_shares(config)
     assert list(root.iterdir()) == []
+
+
+def _config(tmp_path: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """The demo's, with these sections changed. Names in the place of folders are below tmp_path."""
+    config = load_config(Path("configs/serve/demo.yaml"))
+    args = config["applications"][0]["args"]
+    text = yaml.safe_dump(changes).replace("HERE", str(tmp_path))
+    for section, values in yaml.safe_load(text).items():
+        args[section] = {**args.get(section, {}), **values}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel": {"tensor_ranks": 3}}, "parallel.tensor_ranks: 8 attention heads cannot be"),
+        ({"model": {"path": "HERE/empty"}}, "model.path: .*architecture .none named. is not supp"),
+        ({"model": {"path": "HERE/other"}}, "model.path: .*architecture Other is not supported"),
+        ({"adapters": {"max_adapters": 1, "paths": {"a": "HERE/no"}}}, "adapters.paths.a: no fold"),
+        ({"telemetry": {"directory": "HERE/file/logs"}}, "telemetry.directory: .*file is not a f"),
+        ({"batches": {"directory": "HERE/file"}}, "batches.directory: .*file is not a folder"),
+    ],
+)
+def test_what_no_engine_could_start_with_is_refused_before_any_starts(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    for name, content in (("empty", "{}"), ("other", '{"architectures": ["Other"]}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        check_models(_config(tmp_path, changes))
+
+
+def test_what_takes_seconds_to_check_is_left_to_config_check(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(Path("configs/models/demo/config.json").read_text())
+    without_weights = {"model": {"path": "HERE"}}
+    check_models(_config(tmp_path, without_weights))
+    with pytest.raises(SettingsError, match=r"^model.path: .* holds no \*.safetensors weights"):
+        check_models(_config(tmp_path, without_weights), whole=True)
+    adapters = {"adapters": {"max_adapters": 1, "paths": {"a": "HERE"}}}
+    with pytest.raises(SettingsError, match=r"^adapters.paths.a: .*adapter_config.json is missing"):
+        check_models(_config(tmp_path, adapters), whole=True)
+
+
+def test_folders_that_can_be_made_are_not_made_yet(tmp_path: Path) -> None:
+    check_models(_config(tmp_path, {"telemetry": {"directory": "HERE/a/b"}}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom app.cli import serve\n"
+        "serve.check_models(serve.load_config(Path('configs/serve/demo.yaml')))\n"
+        "print({'torch', 'ray', 'transformers'} & {*sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "set()\n", ran.stderr

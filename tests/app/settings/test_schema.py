@@ -214,6 +214,23 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
     [
         ({"scheduling": {"token_budge": 64}}, "scheduling.token_budge: unknown setting; did you"),
         ({"scheduling": {"policy": "sarathy"}}, "unknown 'sarathy'; known: chunked_only"),
+        ({"scheduling": {"budget": "y"}}, "scheduling.budget: unknown 'y'; known: adaptive, "),
+        ({"scheduling": {"admission": "z"}}, "scheduling.admission: unknown 'z'; known: all, "),
+        (
+            {"scheduling": {"budget_options": {"foo": 1}}},
+            "scheduling.budget_options: unknown 'foo'; auto has allowed_misses, ",
+        ),
+        (
+            {"scheduling": {"policy_options": {"foo": 1}}},
+            "scheduling.policy_options: unknown 'foo'; sarathi has chunks, high, low, num_sizes",
+        ),
+        ({"scheduling": {"budget": "profiled"}}, "slo.tbt_ms: a profiled budget needs an object"),
+        (
+            {"scheduling": {"admission": "predictive"}, "engine": {"calibrate": False}},
+            "scheduling.admission: predictive needs `engine.calibrate` or `scheduling.cost_model`",
+        ),
+        ({"telemetry": {"events": True}}, "telemetry.events: has no effect without `telemetry.dir"),
+        ({"listen": "8000"}, "listen: must be host:port, such as 127.0.0.1:8000, not '8000'"),
         ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
         ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
@@ -233,7 +250,7 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"api": {"api_keys": {"k": {"admins": True}}}}, "api_keys.k.admins: unknown setting"),
     ],
 )
-def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message: str) -> None:
+def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
     args = {"model": {"path": "configs/models/demo"}, **changes}
     with pytest.raises(SettingsError) as caught:
         resolve(parse(args))
