@@ -21,7 +21,7 @@ from typing import Any
 import typer
 
 _PACKAGES = ("torch", "ray", "numpy", "transformers", "triton", "flash_attn")
-_NOT_SETTINGS = {"as_json", "out"}
+_NOT_SETTINGS = {"as_json", "out", "api_key"}
 _FOLDER = Path(__file__).resolve().parent
 
 

@@ -18,7 +18,7 @@ import typer
 from app.api.batches.lines import Line, LineError, parse_line
 from app.api.batches.runner import Answer, BatchRunner, Reply, SendError
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, Key, Url
+from app.cli.talk import DEFAULT_URL, Key, Url, unreachable
 from app.terminal import FAILED, console, fail
 
 URLS: Final = (
@@ -88,7 +88,7 @@ async def _run(
         try:
             await client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            fail(f"no server answers at {root} ({error})")
+            unreachable(root, error)
         with target.open("ab") as file:
             return await answer_all(client, lines, file, concurrency, give_up_s)
 
@@ -161,7 +161,9 @@ def read_lines(source: Path) -> list[Line]:
     """Read the requests; before any is sent, ends the command if a line is wrong, naming it."""
     try:
         texts = source.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        fail(f"{source}: {error.strerror or error}")
+    except UnicodeDecodeError as error:
         fail(f"{source}: {error}")
     lines: list[Line] = []
     for number, text in enumerate(texts, 1):

@@ -108,6 +108,8 @@ def replay(
         model = None if cost_model is None else load_model(cost_model)
         found = what_if(read_events(file), changes, model)
     except (ReplayMismatch, OSError, ValueError) as error:
+        if not file.exists():  # pyarrow says no more than the name
+            fail(f"no file {str(file)!r}")
         fail(f"{file}: {error}")
     if as_json:
         typer.echo(json.dumps(found.to_dict()))

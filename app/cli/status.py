@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, START_ONE, Key, Url
+from app.cli.talk import DEFAULT_URL, Key, Model, Url, message_of, unreachable
 from app.terminal import fail
 
 
@@ -22,14 +23,12 @@ def register(app: typer.Typer) -> None:
 
 def status(
     url: Url = DEFAULT_URL,
-    key: Key = None,
-    model: Annotated[
-        str | None, typer.Option(help="Which of several models; the first if absent.")
-    ] = None,
+    api_key: Key = None,
+    model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show the state of a running server: requests, memory, and the engines of a fleet."""
-    found = _ask(server_root(url), key, model)
+    found = _ask(server_root(url), api_key, model)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -53,19 +52,21 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
         answer = httpx.get(f"{root}/console/status", params=params, headers=headers, timeout=15.0)
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        fail(f"no server answers at {root} ({error})", START_ONE)
+        unreachable(root, error)
     except ValueError:
         fail(f"{root} is not a Legato server")
     if answer.status_code != 200 or not isinstance(found, dict):
-        reason = found.get("reason") or found.get("error") if isinstance(found, dict) else None
-        fail(f"{root}: {reason or answer.reason_phrase}")
+        reason = found.get("reason") if isinstance(found, dict) else None
+        fail(f"{root}: {reason or message_of(answer)}")
     return found
 
 
 def _engines(found: dict[str, Any]) -> Table:
-    table = Table(
-        "engine", "state", "running", "waiting", "KV in use", "least slack", "budget", "tokens/s"
-    )
+    """Of 80 columns, in which no number is cut."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("engine", overflow="fold")
+    for head in ("state", "running", "waiting", "KV", "slack", "budget", "tokens/s"):
+        table.add_column(head, no_wrap=True, justify="left" if head == "state" else "right")
     for engine in found.get("engines") or [_alone(found)]:
         slack_s = engine.get("least_slack_s")
         used = 1.0 - engine["num_free_blocks"] / engine["num_blocks"]
@@ -76,8 +77,9 @@ def _engines(found: dict[str, Any]) -> Table:
             str(engine["num_waiting"]),
             f"{used:.0%}",
             "–" if slack_s is None else f"{1000 * slack_s:.0f} ms",
-            str(engine.get("step_budget") or "–"),  # 0 before the first step
-            f"{engine['tokens_per_s']:.0f}",
+            # What they were in the last step says nothing of an engine at rest.
+            str(engine.get("step_budget") or "–") if engine["num_running"] else "–",
+            f"{engine['tokens_per_s']:.0f}" if engine["num_running"] else "–",
         )
     return table
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
 
 from app.bench.load.client import server_root
-from app.terminal import console, fail
+from app.terminal import WRONG_USAGE, console, fail
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_ONE = "start one with: legato serve"
@@ -22,6 +22,9 @@ Key = Annotated[
     str | None,
     typer.Option(envvar="LEGATO_API_KEY", help="API key, where the server asks for one."),
 ]
+Model = Annotated[
+    str | None, typer.Option(help="Which of several models; the server's first if absent.")
+]
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=2.0, help="0 takes the likeliest token each time.")
 ]
@@ -30,22 +33,26 @@ Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tok
 
 
 class ChatClient:
-    """One server and its first model; every failure ends the command with a message."""
+    """One server and a model of it, the first if none is named; every failure ends the command
+    with a message."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
         self.url = server_root(url)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             self._client = httpx.Client(base_url=self.url, headers=headers, timeout=None)
             answer = self._client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            fail(f"no server answers at {self.url} ({error})", START_ONE)
+            unreachable(self.url, error)
         if answer.status_code != 200:
-            fail(f"{self.url}/v1/models: {_message(answer)}")
+            fail(f"{self.url}/v1/models: {message_of(answer)}")
         try:
-            self.model = str(answer.json()["data"][0]["id"])
+            served = [str(listed["id"]) for listed in answer.json()["data"]]
+            self.model = served[0] if model is None else model
         except (ValueError, LookupError, TypeError):
             fail(f"{self.url} is not an OpenAI-compatible server: it lists no model")
+        if self.model not in served:
+            fail(f"{self.url} has no model {model!r}, but: {', '.join(served)}")
 
     def stream(self, route: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer."""
@@ -54,7 +61,7 @@ class ChatClient:
             with self._client.stream("POST", route, json=body) as answer:
                 if answer.status_code != 200:
                     answer.read()
-                    fail(_message(answer))
+                    fail(message_of(answer))
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         event = json.loads(line.removeprefix("data: "))
@@ -67,7 +74,7 @@ class ChatClient:
             fail(f"the connection to {self.url} broke ({error})")
 
 
-def _message(answer: httpx.Response) -> str:
+def message_of(answer: httpx.Response) -> str:
     """The message of a refusal."""
     try:
         return str(answer.json()["error"]["message"])
@@ -75,10 +82,26 @@ def _message(answer: httpx.Response) -> str:
         return f"status {answer.status_code} {answer.reason_phrase}"
 
 
+def unreachable(url: str, error: Exception) -> NoReturn:
+    """Say what is wrong where no answer came, and how to start a server only where there is
+    none."""
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+        fail(f"--url {url}: not an address such as {DEFAULT_URL}", code=WRONG_USAGE)
+    if "[SSL" in str(error):
+        fail(f"no HTTPS at {url} ({error})", f"--url {url.replace('https:', 'http:', 1)}?")
+    if isinstance(error, httpx.ProtocolError):
+        fail(f"what answers at {url} is no HTTP server ({error})")
+    if isinstance(error, httpx.TimeoutException):
+        fail(f"no answer from {url} in time ({type(error).__name__})")
+    is_here = httpx.URL(url).host in ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+    fail(f"no server answers at {url} ({error})", START_ONE if is_here else None)
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue.")],
     url: Url = DEFAULT_URL,
     api_key: Key = None,
+    model: Model = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.7,
     seed: Seed = None,
@@ -87,7 +110,7 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a text with a running server's model, token by token."""
-    talk = ChatClient(url, api_key)
+    talk = ChatClient(url, api_key, model)
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -112,12 +135,13 @@ def generate(
 def chat(
     url: Url = DEFAULT_URL,
     api_key: Key = None,
+    model: Model = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
 ) -> None:
     """Chat with a running server's model; an empty line or Ctrl-D ends."""
-    talk = ChatClient(url, api_key)
+    talk = ChatClient(url, api_key, model)
     console.print(f"{talk.model} at {talk.url}; an empty line ends", style="dim", markup=False)
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:

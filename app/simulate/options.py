@@ -49,7 +49,9 @@ def command_of(run: Callable[..., None], *groups: type) -> Callable[..., None]:
 class TrafficOptions:
     workload: Annotated[
         str,
-        typer.Option(help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf; or a file."),
+        typer.Option(
+            help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf, mixed; or a file."
+        ),
     ] = "sharegpt4"
     arrivals: Annotated[
         str, typer.Option(help="poisson (default), gamma[:cv], bursty, diurnal, fixed or trace.")

@@ -37,8 +37,9 @@ class WayOptions:
     interconnect: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(INTERCONNECTS)} (nvlink), or GB/s,microseconds. Colocated: KV moves "
-            "over it with --rebalance or --drain; without it KV is computed again."
+            help=f"What joins the engines: {' or '.join(INTERCONNECTS)}, or its GB/s and "
+            "microseconds as 25,5; nvlink if absent. Colocated: KV moves over it with --rebalance "
+            "or --drain; if absent, KV is computed again."
         ),
     ] = ""
     shape: Annotated[

@@ -61,6 +61,8 @@ def load_config(
     the implementation here replaces it.
     """
     if not folder.is_dir():
+        if folder.exists():
+            raise ModelError(f"{folder} is neither a folder nor a GGUF file")
         raise ModelError(f"model folder {folder} does not exist")
     path = folder / "config.json"
     raw = read_json(path)

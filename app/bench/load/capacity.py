@@ -11,7 +11,7 @@ import typer
 
 from app.bench.load.client import LoadClient, first_model
 from app.bench.load.figures import LoadFigures, figures_table
-from app.bench.load.serve import DEFAULT_URL, Model, Url, run_load
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Url, run_load
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, duration, output, say_duration
@@ -135,6 +135,7 @@ def say_probe(
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     tbt_ms: Annotated[float, typer.Option(min=1.0, help="P99 TBT objective.")] = 100.0,
     ttft_ms: Annotated[
@@ -153,8 +154,8 @@ def command(
     """The highest Poisson load a running server sustains under a P99 TBT objective."""
     load = Load(lengths, guess_qps, seconds, seed=seed)
     load.jobs()  # rejects unknown lengths before anything is sent
-    model = model or first_model(url)
-    client, objective = LoadClient(url, model), CapacityObjective(tbt_ms, ttft_ms)
+    model = model or first_model(url, api_key)
+    client, objective = LoadClient(url, model, api_key=api_key), CapacityObjective(tbt_ms, ttft_ms)
     few, many = TYPICAL_PROBES
     say_duration(
         few * seconds, many * seconds, f"{few} to {many} probes of {seconds:g} s from a good guess"

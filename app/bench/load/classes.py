@@ -14,7 +14,7 @@ import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, first_model
 from app.bench.load.figures import LoadFigures, load_figures
-from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -47,6 +47,7 @@ def class_figures(traces: Sequence[Trace], tbt_ms: float | None) -> LoadFigures:
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     strict_ms: Annotated[
         float, typer.Option(min=1.0, help="TBT objective of the strict class.")
@@ -60,9 +61,9 @@ def command(
     out: Out = None,
 ) -> None:
     """Strict and other requests together, in both orders of arrival."""
-    model = model or first_model(url)
-    strict = LoadClient(url, model, extra={"slo": {"tbt_ms": strict_ms}})
-    usual = LoadClient(url, model)
+    model = model or first_model(url, api_key)
+    strict = LoadClient(url, model, extra={"slo": {"tbt_ms": strict_ms}}, api_key=api_key)
+    usual = LoadClient(url, model, api_key=api_key)
     load = Load(lengths, qps, seconds, seed=seed).jobs()
     say_duration(2 * seconds, 6 * seconds, "two orders")
     rows: list[tuple[str, str, LoadFigures]] = []

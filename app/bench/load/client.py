@@ -97,10 +97,16 @@ def server_root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def first_model(url: str) -> str:
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The header that a server with API keys asks for."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def first_model(url: str, api_key: str | None = None) -> str:
     """The first model that the server lists. Raises MeasurementError if it lists none."""
     try:
-        data = httpx.get(f"{server_root(url)}/v1/models", timeout=10).json()
+        headers = authorization(api_key)
+        data = httpx.get(f"{server_root(url)}/v1/models", timeout=10, headers=headers).json()
         return str(data["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, KeyError, IndexError, TypeError, ValueError) as why:
         raise MeasurementError(f"no list of models at {server_root(url)}/v1/models: {why}") from why
@@ -124,7 +130,9 @@ class LoadClient:
         timeout_s: float = 600.0,
         seed: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        api_key: str | None = None,
     ) -> None:
+        self._headers = {"content-type": "application/json", **authorization(api_key)}
         self._extra = dict(extra or {})
         self.root = server_root(url)
         self._endpoint = self.root + "/v1/completions"
@@ -209,9 +217,8 @@ class LoadClient:
         trace = Trace(job, sent_s=time.perf_counter() - begin_s)
         if on_start is not None:
             on_start(trace)
-        headers = {"content-type": "application/json"}
         try:
-            async with session.post(self._endpoint, data=body, headers=headers) as response:
+            async with session.post(self._endpoint, data=body, headers=self._headers) as response:
                 if response.status != 200:
                     trace.error = f"{response.status}: {error_message(await response.text())}"
                 else:

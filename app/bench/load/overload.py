@@ -15,7 +15,7 @@ import typer
 
 from app.bench.load.client import LoadClient, Trace, first_model
 from app.bench.load.figures import LoadFigures, load_figures
-from app.bench.load.serve import DEFAULT_URL, Model, Seconds, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -87,6 +87,7 @@ def overload_figures(
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     qps: Annotated[float, typer.Option(min=0.01, help="Load that the server can serve.")] = 4.0,
     times: Annotated[str, typer.Option(help="Multiples of it, comma separated.")] = "1,3,10",
@@ -105,8 +106,10 @@ def command(
         factors = [float(factor) for factor in times.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{times!r} are no numbers", param_hint="--times") from None
-    model = model or first_model(url)
-    client = LoadClient(url, model, extra={"slo": {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}})
+    model = model or first_model(url, api_key)
+    client = LoadClient(
+        url, model, extra={"slo": {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}}, api_key=api_key
+    )
     say_duration(len(factors) * seconds, 2 * len(factors) * seconds, f"{len(factors)} loads")
     found = []
     for factor in factors:

@@ -18,6 +18,10 @@ Url = Annotated[str, typer.Option(help="Root of any OpenAI-compatible server.")]
 Model = Annotated[str | None, typer.Option(help="Model name; the server's first if absent.")]
 Qps = Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")]
 Seconds = Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="LEGATO_API_KEY", help="API key, where the server asks for one."),
+]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -37,6 +41,7 @@ def run_load(client: LoadClient, load: Load, *, tbt_ms: float | None = None) -> 
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     qps: Qps = 2.0,
     seconds: Seconds = 40.0,
@@ -48,8 +53,8 @@ def command(
 ) -> None:
     """Open-loop Poisson load: TTFT, TBT, stalls, goodput."""
     load = Load(lengths, qps, seconds, seed=seed)
-    model = model or first_model(url)
-    figures = run_load(LoadClient(url, model), load, tbt_ms=tbt_ms)
+    model = model or first_model(url, api_key)
+    figures = run_load(LoadClient(url, model, api_key=api_key), load, tbt_ms=tbt_ms)
     figures.check_measured()
     publish(make_report(context, figures.to_dict(), {"model": model}), as_json, out)
     if not as_json:

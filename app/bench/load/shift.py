@@ -16,7 +16,7 @@ import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, first_model
 from app.bench.load.figures import LoadFigures, load_figures
-from app.bench.load.serve import DEFAULT_URL, Model, Seconds, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import Load
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -80,6 +80,7 @@ def phase_figures(
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     phases: Annotated[
         str, typer.Option(help="LENGTHS@QPS of each, comma separated; lengths as in bench serve.")
@@ -92,11 +93,11 @@ def command(
 ) -> None:
     """A load that changes from chat to documents and back: objectives kept in each phase."""
     plan = parse_phases(phases, seconds, seed)
-    model = model or first_model(url)
+    model = model or first_model(url, api_key)
     say_duration(len(plan) * seconds, 2 * len(plan) * seconds, f"{len(plan)} phases")
     jobs = sorted((job for phase in plan for job in phase.jobs()), key=lambda job: job.arrival_s)
     with console.status(phases):
-        traces = asyncio.run(LoadClient(url, model).run(jobs))
+        traces = asyncio.run(LoadClient(url, model, api_key=api_key).run(jobs))
     found = phase_figures(traces, plan, tbt_ms)
     rows: list[dict[str, Any]] = [
         {"lengths": phase.load.lengths, "gaps_kept_share": kept, **figures.to_dict()}

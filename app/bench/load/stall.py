@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, first_model
-from app.bench.load.serve import DEFAULT_URL, Model, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Url
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output
 
@@ -82,6 +82,7 @@ def stall_figures(traces: list[Trace]) -> dict[str, Any]:
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     streams: Annotated[int, typer.Option(min=1, help="Streams that run meanwhile.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="The long prompt.")] = 3000,
@@ -90,9 +91,11 @@ def command(
     out: Out = None,
 ) -> None:
     """The longest gap that running streams suffer when a long prompt arrives."""
-    model = model or first_model(url)
+    model = model or first_model(url, api_key)
     with console.status(f"{streams} streams, then a prompt of {prompt_tokens} tokens"):
-        found = measure_stall(LoadClient(url, model), streams, prompt_tokens, stream_tokens)
+        found = measure_stall(
+            LoadClient(url, model, api_key=api_key), streams, prompt_tokens, stream_tokens
+        )
     publish(make_report(context, found, {"model": model}), as_json, out)
     if not as_json:
         output.print(

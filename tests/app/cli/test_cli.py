@@ -199,3 +199,46 @@ def test_models_and_folders(tmp_path: Path) -> None:
     falcon = runner.invoke(app, ["check", "configs/models/shapes/falcon-180b"])
     assert falcon.exit_code == 2
     assert "holds no *.safetensors weights" in falcon.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["check", "FILE"], "FILE is neither a folder nor a GGUF file"),
+        (["replay", "/no/such"], "no file '/no/such'"),
+        (["batch", "/no/such", "out"], "/no/such: No such file or directory"),
+    ],
+)
+def test_a_file_that_will_not_do_is_named_once(
+    tmp_path: Path, command: list[str], said: str
+) -> None:
+    file = tmp_path / "some.txt"
+    file.touch()
+    result = runner.invoke(app, [part.replace("FILE", str(file)) for part in command])
+    assert result.exit_code in (1, 2)
+    assert result.output == f"error: {said.replace('FILE', str(file))}\n"
+
+
+@pytest.mark.parametrize("command", ["", "status", "bench serve"])
+def test_help_has_a_short_name(command: str) -> None:
+    result = runner.invoke(app, [*command.split(), "-h"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["status", "chat", "generate", "batch", "capacity"]
+    + [f"bench {name}" for name in ("serve", "stall", "overload", "classes", "shift")],
+)
+def test_who_talks_to_a_server_takes_a_key_by_one_name(command: str) -> None:
+    result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "120"})
+    assert "--api-key" in result.output
+    assert "--key" not in result.output
+
+
+def test_help_of_a_simulation_names_what_there_is() -> None:
+    said = runner.invoke(app, ["simulate", "--help"], env={"COLUMNS": "200"}).output
+    said = " ".join(said.replace("│", " ").split())
+    assert "zipf, mixed; or a file" in said
+    assert "nvlink or ethernet, or its GB/s and microseconds as 25,5" in said

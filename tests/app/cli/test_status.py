@@ -1,0 +1,60 @@
+"""`legato status`: a table of 80 columns, in which an engine at rest shows no figures of its last
+step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.main import app
+
+runner = CliRunner()
+
+
+def status(monkeypatch: pytest.MonkeyPatch, code: int, answer: dict[str, Any]) -> str:
+    """What the command prints where the server gives this answer to whoever has the key."""
+
+    def get(url: str, headers: dict[str, str], **_: Any) -> httpx.Response:
+        assert headers == {"authorization": "Bearer k"}
+        return httpx.Response(code, json=answer, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    return runner.invoke(app, ["status", "--api-key", "k"]).output
+
+
+def engine(name: str, num_running: int) -> dict[str, Any]:
+    return {
+        "id": name, "state": "serving", "num_running": num_running, "num_waiting": 1234,
+        "num_blocks": 100, "num_free_blocks": 0, "least_slack_s": -12.3456, "step_budget": 8192,
+        "tokens_per_s": 123456.0,
+    }  # fmt: skip
+
+
+def test_no_number_is_cut_and_a_rest_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = [engine("a" * 32, 1234), engine("b", 0)]
+    printed = status(monkeypatch, 200, {"models": ["m"], "engines": engines})
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    assert "tokens/s" in printed
+    assert "…" not in printed
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if "serving" in line}
+    (busy,) = (row for name, row in rows.items() if name.startswith("a"))
+    assert busy[1:] == ["serving", "1234", "1234", "100%", "-12346", "ms", "8192", "123456"]
+    assert rows["b"][-2:] == ["–", "–"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"error": {"message": "Give a valid API key.", "code": None}}, "Give a valid API key."),
+        ({"reason": "starting"}, "starting"),
+        ({}, "status 503 Service Unavailable"),
+    ],
+)
+def test_a_refusal_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], said: str
+) -> None:
+    printed = status(monkeypatch, 503, answer)
+    assert printed == f"error: http://127.0.0.1:8000: {said}\n"

@@ -1,0 +1,70 @@
+"""What `legato generate` and `legato chat` say of servers and models that are not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.cli.talk import ChatClient, unreachable
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def two_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers with the name of the model that is asked for."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "first"}, {"id": "second"}]})
+        choice = {"text": json.loads(request.content)["model"], "finish_reason": "stop"}
+        return httpx.Response(200, text=f"data: {json.dumps({'choices': [choice]})}\n\n")
+
+    made: Callable[..., httpx.Client] = httpx.Client
+
+    def client(**options: Any) -> httpx.Client:
+        return made(transport=httpx.MockTransport(answer), **options)
+
+    monkeypatch.setattr(httpx, "Client", client)
+
+
+@pytest.mark.parametrize(("chosen", "used"), [([], "first"), (["--model", "second"], "second")])
+def test_one_of_several_models_is_asked(two_models: None, chosen: list[str], used: str) -> None:
+    assert runner.invoke(app, ["generate", "x", *chosen]).stdout == f"{used}\n"
+    assert ChatClient("http://h", None, used).model == used
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+def test_a_model_that_is_not_served_is_refused(two_models: None, command: list[str]) -> None:
+    result = runner.invoke(app, [*command, "--model", "third"])
+    assert result.exit_code == 1
+    assert "has no model 'third', but: first, second" in result.output
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "said", "starts_one"),
+    [
+        ("http://127.0.0.1:1", httpx.ConnectError("refused"), "no server answers at", True),
+        ("http://elsewhere:1", httpx.ConnectError("unknown"), "no server answers at", False),
+        ("https://127.0.0.1:1", httpx.ConnectError("[SSL: WRONG] x"), "no HTTPS at", False),
+        ("foo", httpx.UnsupportedProtocol("no http://"), "--url foo: not an address", False),
+        ("http://[x", httpx.InvalidURL("Invalid port"), "--url http://[x: not an address", False),
+        ("http://h:1", httpx.RemoteProtocolError("bad"), "is no HTTP server", False),
+        ("http://h:1", httpx.ReadTimeout("late"), "no answer from", False),
+    ],
+)
+def test_a_server_is_to_be_started_only_where_there_is_none(
+    url: str, error: Exception, said: str, starts_one: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        unreachable(url, error)
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert ("start one with" in printed) is starts_one
