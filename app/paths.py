@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +20,18 @@ def version() -> str:
         return metadata.version("legato-serve")
     except metadata.PackageNotFoundError:
         return "0"
+
+
+def own_command(module: str, *arguments: str) -> list[str]:
+    """Runs one of our modules in a process with `own_environment`, whatever is in the working
+    folder: a user's own package may be named `app` too."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def own_environment() -> dict[str, str]:
+    """This process's, with which a child imports from where this process does."""
+    search = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    return {**os.environ, "PYTHONPATH": search}
 
 
 def locate(path: str | Path) -> Path:

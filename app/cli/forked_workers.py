@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import fork_request
+from app.paths import own_command, own_environment
 
 _GROUPS = (
     (
@@ -65,15 +66,10 @@ class ForkServer:
         self._listener = socket.socket(socket.AF_UNIX)
         number = self._listener.fileno()
         self._process = subprocess.Popen(
-            # Without the working folder, where the user may have a package `app` too.
-            [sys.executable, "-P", "-m", __name__, str(number), _ROOM],
+            own_command(__name__, str(number), _ROOM),
             pass_fds=[number],
             stdin=subprocess.PIPE,
-            env={
-                **_READ_WHEN_LOADED,
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([os.path.abspath(path) for path in sys.path]),
-            },
+            env={**_READ_WHEN_LOADED, **own_environment()},
         )
 
     def open(self, raylet: Sequence[str]) -> list[str]:

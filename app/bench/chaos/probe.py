@@ -26,6 +26,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.bench.report import MeasurementError
+from app.paths import own_command, own_environment
 from app.telemetry.definitions import quantile
 from app.telemetry.loop_lag import TICK_S
 
@@ -96,7 +97,8 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
     found: dict[str, Any] = {}
     before = await asyncio.to_thread(read_lag, url)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "app.bench.chaos.probe", url),
+        *own_command("app.bench.chaos.probe", url),
+        env=own_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.paths import own_command, own_environment
 
 _BUSY: Final = "legato_iteration_seconds_sum"
 _TOKENS: Final = range(300, 4000)
@@ -86,9 +86,12 @@ async def run_batch(url: str, lines: str, folder: Path) -> float:
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text(lines)
     target.unlink(missing_ok=True)
-    command = (sys.executable, "-m", "app.cli.main", "batch", str(source), str(target), "--json")
+    command = own_command("app.cli.main", "batch", str(source), str(target), "--json")
     process = await asyncio.create_subprocess_exec(
-        *command, "--url", url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(*command, "--url", url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=own_environment(),
     )
     try:
         printed, problem = await process.communicate()

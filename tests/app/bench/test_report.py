@@ -24,6 +24,7 @@ def report_of(arguments: list[str]) -> dict[str, object]:
         context: typer.Context,
         threads: int = 0,
         model: Path = Path("a/b"),
+        api_key: str | None = None,
         as_json: Annotated[bool, typer.Option("--json")] = False,
         out: Path | None = None,
     ) -> None:
@@ -48,8 +49,10 @@ def test_a_report_says_when_where_and_with_what() -> None:
 
 
 def test_settings_are_those_that_took_effect() -> None:
+    """And none that is a secret."""
     assert report_of(["--json"])["settings"] == {"threads": 2, "model": "a/b"}
-    assert report_of(["--json", "--threads", "7"])["settings"] == {"threads": 7, "model": "a/b"}
+    with_key = ["--json", "--threads", "7", "--api-key", "secret"]
+    assert report_of(with_key)["settings"] == {"threads": 7, "model": "a/b"}
 
 
 def test_a_figure_that_is_no_number_is_null() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import httpx
 import pytest
 
-from app.bench.load.client import Job, Trace, open_loop, server_root
+from app.bench.load.client import Job, LoadClient, Trace, first_model, open_loop, server_root
 from tests.app.bench.load.traces import trace
 
 
@@ -40,3 +42,21 @@ async def test_arrivals_end_at_once_where_they_are_told_to() -> None:
 )
 def test_a_servers_root_is_found_in_its_base_url(url: str) -> None:
     assert server_root(url) == "http://h:1"
+
+
+async def test_every_request_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, str]] = []
+
+    def get(url: str, *, headers: dict[str, str], **_: Any) -> httpx.Response:
+        sent.append(headers)
+        return httpx.Response(200, json={"data": [{"id": "m"}]})
+
+    class Session:
+        def post(self, url: str, *, headers: dict[str, str], **_: Any) -> Any:
+            sent.append(headers)
+            raise TimeoutError
+
+    monkeypatch.setattr(httpx, "get", get)
+    client = LoadClient("http://h:1", first_model("http://h:1", "k"), api_key="k")
+    await client.send(Session(), Job(0.0, 1, 1), 0.0)  # type: ignore[arg-type]
+    assert [headers["authorization"] for headers in sent] == ["Bearer k"] * 2
