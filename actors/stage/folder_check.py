@@ -77,6 +77,11 @@ def _describe(spec: StageSpec, refuse_unknown: bool) -> DecoderConfig:
         split(config, spec)
     except ModelError as error:
         raise ModelError(f"parallel.tensor_ranks: {error}") from error
+    if spec.draft_model_path is not None:
+        try:
+            load_config(Path(spec.draft_model_path), refuse_unknown=refuse_unknown)
+        except ModelError as error:
+            raise ModelError(f"speculation.model: {error}") from error
     return config
 
 

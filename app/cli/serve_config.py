@@ -114,7 +114,7 @@ def _check_writable(key: str, directory: str | None) -> None:
     if not above.is_dir():
         raise SettingsError(f"{key}: {above} is not a folder")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise SettingsError(f"{key}: {directory} cannot be written, as {above} belongs to others")
+        raise SettingsError(f"{key}: {directory} cannot be made, as {above} is not writable")
 
 
 def download_models(config: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,7 @@ def _config(tmp_path: Path, changes: dict[str, Any]) -> dict[str, Any]:
         ({"parallel": {"tensor_ranks": 3}}, "parallel.tensor_ranks: 8 attention heads cannot be"),
         ({"model": {"path": "HERE/empty"}}, "model.path: .*architecture .none named. is not supp"),
         ({"model": {"path": "HERE/other"}}, "model.path: .*architecture Other is not supported"),
+        ({"speculation": {"model": "HERE/draft"}}, "speculation.model: .*architecture Other is no"),
         ({"adapters": {"max_adapters": 1, "paths": {"a": "HERE/no"}}}, "adapters.paths.a: no fold"),
         ({"telemetry": {"directory": "HERE/file/logs"}}, "telemetry.directory: .*file is not a f"),
         ({"batches": {"directory": "HERE/file"}}, "batches.directory: .*file is not a folder"),
@@ -124,9 +126,12 @@ def test_what_no_engine_could_start_with_is_refused_before_any_starts(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "file").touch()
-    for name, content in (("empty", "{}"), ("other", '{"architectures": ["Other"]}')):
+    demo = json.loads(Path("configs/models/demo/config.json").read_text())
+    other = {"architectures": ["Other"]}
+    written = {"empty": {}, "other": other, "draft": demo | other}
+    for name, content in written.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
     with pytest.raises(SettingsError, match=f"^{message}"):
         check_models(_config(tmp_path, changes))
 
