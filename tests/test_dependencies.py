@@ -81,6 +81,7 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
     "xgrammar:GrammarMatcher.is_terminated": ((), "actors/stage/grammar.py"),
     "xgrammar:allocate_token_bitmask": ((), "actors/stage/grammar.py"),
     "ray.serve._private.api:serve_start": (("http_options", "proxy_location"), "app/cli/serve.py"),
+    "ray.job_config:JobConfig._serialize": ((), "app/cli/local_ray.py"),
     "ray.serve.context:ReplicaContext": (("_deployment_config",), "app/batch_service.py"),
     f"{NODE}.kill_log_monitor": (("check_alive",), "app/cli/serve.py"),
     f"{NODE}.kill_monitor": (("check_alive",), "app/cli/serve.py"),
