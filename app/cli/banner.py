@@ -12,7 +12,9 @@ import httpx
 from rich.console import Console
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
+from app.api.http.keys import read_key
 from app.settings.models import parse_each, served_name
+from app.settings.schema import Settings
 
 _PARTS = ("imports", "Ray", "Serve", "model")
 
@@ -29,8 +31,11 @@ def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> No
         f"\n[bold]Legato[/] serves [bold]{models}[/] at [bold]{address}[/]  ({ready_in(ends_s)})"
     )
     out.print(f"  console  {address}/")
-    if promise := _promise(address, settings.slo.tbt_ms):  # type: ignore[attr-defined]
-        out.print(f"  promise  {promise}")
+    with _client(address, each[0]) as client:
+        for one in each:
+            named = served_name(one) if len(each) > 1 else None
+            if capacity := _capacity(client, one, named):
+                out.print("  capacity " + (f"of {named}: " if named else "") + capacity)
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")
     out.print(f"             -d '{body}'", markup=False)
@@ -50,14 +55,22 @@ def ready_in(ends_s: Sequence[float]) -> str:
     return f"ready in {ends_s[-1]:.1f} s: {parts}"
 
 
-def _promise(address: str, wanted_ms: float | None) -> str | None:
-    """The cost model's prediction for the objective, if there are both."""
+def _client(address: str, settings: Settings) -> httpx.Client:
+    keys = [read_key(written) for written in settings.api.api_keys]
+    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    return httpx.Client(base_url=address, headers=headers, timeout=2.0)
+
+
+def _capacity(client: httpx.Client, settings: Settings, name: str | None) -> str | None:
+    """The cost model's prediction for the objective, if there are both. name: of several models."""
     try:
-        found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
+        query = {"model": name} if name else {}
+        found = client.get("/console/status", params=query).json().get("outlook")
     except (httpx.HTTPError, ValueError):
         return None
-    if not found:  # or the console requires a key
+    if not found:
         return None
+    wanted_ms: float | None = settings.slo.tbt_ms  # type: ignore[attr-defined]
     tbt_ms = 1000 * found["tbt_s"]
     short = wanted_ms is not None and tbt_ms > wanted_ms
     return (

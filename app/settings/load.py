@@ -284,8 +284,7 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
         and "max_step_tokens" in settings.scheduling.model_fields_set
     ):
         raise SettingsError(
-            f"scheduling.max_step_tokens: {values['max_step_tokens']} is less than the {least} of "
-            "token_budget and one decode of each of max_requests"
+            f"scheduling.max_step_tokens: less than the {least} of token_budget and max_requests"
         )
     values["max_step_tokens"] = max(values["max_step_tokens"], least)
     scheduler = SchedulerConfig(

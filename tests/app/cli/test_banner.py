@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import httpx
+import pytest
+
+from app.cli import banner
 from app.cli.banner import ready_in
 
 
 def test_the_parts_are_the_time_from_one_end_to_the_next() -> None:
     said = ready_in([3.0, 6.2, 13.1, 28.9])
     assert said == "ready in 28.9 s: imports 3.0, Ray 3.2, Serve 6.9, model 15.8"
+
+
+def test_the_capacity_of_each_model_is_asked_for_with_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.params["model"], request.headers["authorization"]))
+        qps = 5.0 * len(asked)
+        return httpx.Response(
+            200, json={"outlook": {"tbt_s": 0.1, "num_tokens": 64, "chat_qps": qps}}
+        )
+
+    client, transport = httpx.Client, httpx.MockTransport(answer)
+    monkeypatch.setattr(httpx, "Client", lambda **given: client(**given, transport=transport))
+    monkeypatch.setenv("A_KEY", "secret")
+    models = [{"model": {"path": "configs/models/demo", "name": name}} for name in ("a", "b")]
+    args = {"models": models, "api": {"api_keys": {"env:A_KEY": {}}}}
+    config = {"applications": [{"args": args}]}
+    banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
+    assert asked == [("a", "Bearer secret"), ("b", "Bearer secret")]
+    shown = capsys.readouterr().out
+    assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
+    assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
+    assert "secret" not in shown
