@@ -22,7 +22,7 @@ _PARTS = ("imports", "Ray", "Serve", "model")
 def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> None:
     """On standard output, because the user may want to copy from it. ends_s: see `ready_in`."""
     each = parse_each(config["applications"][0]["args"])
-    settings, name = each[0], served_name(each[0])
+    name = served_name(each[0])
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": name, "messages": [message], "stream": True})
     out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
