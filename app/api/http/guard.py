@@ -139,7 +139,7 @@ class Guard:
         inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
-            self._check_host(host)
+            self._check_host(headers.get(b"host"), scope)
             is_preflight = (
                 scope["method"] == "OPTIONS"
                 and bool(origin)
@@ -169,10 +169,16 @@ class Guard:
         if size > self._options.max_header_bytes:
             raise ApiError(431, f"Headers larger than {self._options.max_header_bytes} bytes.")
 
-    def _check_host(self, host: str) -> None:
+    def _check_host(self, host: bytes | None, scope: Scope) -> None:
+        """Refuse foreign names. HTTP/1.0 needs none: health checkers send none, and browsers, whose
+        pages could come by a foreign name, always do."""
+        if host is None:
+            if scope.get("http_version") != "1.0":
+                raise ApiError(400, "A request of HTTP/1.1 needs a Host header.")
+            return
         if self._hosts and "*" not in self._hosts:
             try:
-                name = urlsplit("//" + host).hostname
+                name = urlsplit("//" + host.decode("latin-1")).hostname
             except ValueError:  # "[" without "]"
                 name = None
             if (name or "").lower() not in self._hosts:

@@ -175,6 +175,22 @@ async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServe
     assert at_address(named, "127.0.0.1") is named
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("HTTP/1.0", 200), ("HTTP/1.0\r\nHost: evil.example", 403), ("HTTP/1.1", 400)],
+)
+async def test_only_http_1_0_may_lack_a_host(
+    start_server: StartServer, line: str, status: int
+) -> None:
+    """Health checkers that speak it send none; browsers, which could be rebound, always do."""
+    server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"GET /live {line}\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    writer.close()
+
+
 async def test_keys_from_the_environment_and_from_files(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
