@@ -70,6 +70,21 @@ class _ConnectionWriter:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
+class _UnframedCycle(RequestResponseCycle):
+    """Answers a client of HTTP/1.0, which knows no chunks: a body without a length ends with its
+    connection, which uvicorn closes after every answer to such a client."""
+
+    _ends_with_connection = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if b"content-length" not in dict(message.get("headers", ())):
+                self._ends_with_connection, self.chunked_encoding = True, False
+        elif self._ends_with_connection:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class RequestProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on the size and age of a request's head."""
 
@@ -100,6 +115,8 @@ class RequestProtocol(HttpToolsProtocol):
         self.server_state.default_headers = [(b"date", now)]
         super().on_headers_complete()
         cycle = self.cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.__class__ = _UnframedCycle  # uvicorn has no place to name another class
         cycle.scope[BODY_WRITER] = _ConnectionWriter(cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:

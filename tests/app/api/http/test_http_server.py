@@ -80,6 +80,25 @@ async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> 
         await server.close()
 
 
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection() -> None:
+    port, app = free_port(), Slow(b"half")
+    server = HttpServer(app, HOST, port)
+    await server.open()
+    try:
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head
+            assert b"connection: close" in head
+            assert await reader.readexactly(4) == b"half"
+            app.go_on.set()
+            assert await reader.read() == b"!"
+            writer.close()
+    finally:
+        await server.close()
+
+
 async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
     port, app = free_port(), Slow(b"")
     app.go_on.set()
