@@ -1,4 +1,4 @@
-"""Anthropic's conventions for `/v1/messages`: its key header and its form of errors.
+"""Anthropic's conventions for `/v1/messages`: its request id's header and its form of errors.
 
 Errors are raised as elsewhere, and converted when the answer is sent.
 """
@@ -47,11 +47,12 @@ class AnthropicAdapter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "headers": _headers(scope)}, receive, _Reshaper(send))
+        await self._app(scope, receive, _Reshaper(send))
 
 
 class _Reshaper:
-    """Passes answers on, and collects errors to convert them."""
+    """Passes answers on, with their id as Anthropic's clients read it, and collects errors to
+    convert them."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -59,8 +60,14 @@ class _Reshaper:
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            self._head = message
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            headers += [(b"request-id", v) for k, v in headers if k.lower() == b"x-request-id"]
+            message = {**message, "headers": headers}
+            if message["status"] >= 400:
+                self._head = message
+            else:
+                await self._send(message)
         elif self._head is None:
             await self._send(message)
         else:
@@ -70,22 +77,10 @@ class _Reshaper:
 
     async def _reply(self, head: Message) -> None:
         headers = [(k, v) for k, v in head["headers"] if k.lower() != b"content-length"]
-        request_id = next((v.decode() for k, v in headers if k.lower() == b"x-request-id"), None)
+        request_id = next((v.decode() for k, v in headers if k == b"request-id"), None)
         error = json.loads(self._body)["error"]
         content = _object(head["status"], error["message"], error["param"])
         body = json.dumps({**content, "request_id": request_id}).encode()
         headers.append((b"content-length", str(len(body)).encode()))
-        if request_id is not None:
-            headers.append((b"request-id", request_id.encode()))
         await self._send({**head, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-
-def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The scope with the key in the header of other clients."""
-    headers: list[tuple[bytes, bytes]] = list(scope["headers"])
-    names = [name for name, _ in headers]
-    if b"authorization" not in names and b"x-api-key" in names:
-        key = headers[names.index(b"x-api-key")][1]
-        headers.append((b"authorization", b"Bearer " + key))
-    return headers

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.http.audit import Audit
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
-from app.api.http.keys import KeyRing
+from app.api.http.keys import KeyRing, given_key
 from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
 from app.api.http.turns import Turns
@@ -151,7 +151,7 @@ class Guard:
                 await _allow(headers.get(b"access-control-request-headers"), send_marked)
                 return
             if self._keys is not None and scope["path"] not in self._options.public_paths:
-                allowance = self._keys.admit(headers.get(b"authorization"))
+                allowance = self._keys.admit(given_key(headers))
                 state["allowance"] = allowance
                 state["key_name"] = allowance.name
         except ApiError as error:

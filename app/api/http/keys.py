@@ -99,6 +99,13 @@ def read_key(written: str) -> str:
     return key
 
 
+def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The Authorization header, or as one the header in which Anthropic's clients send a key: they
+    do so on every route, /v1/models among them."""
+    given, key = headers.get(b"authorization"), headers.get(b"x-api-key")
+    return b"Bearer " + key if given is None and key is not None else given
+
+
 class KeyRing:
     """All keys of this server."""
 
@@ -121,7 +128,7 @@ class KeyRing:
         if found is None or scheme.lower() != b"bearer":
             raise ApiError(
                 401,
-                "Give a valid API key: 'Authorization: Bearer KEY'.",
+                "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

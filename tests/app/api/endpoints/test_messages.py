@@ -275,6 +275,13 @@ async def test_errors_have_anthropics_shape_at_every_depth(
     assert (wrong_method.status_code, wrong_method.json()["type"]) == (405, "error")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropic_s_client_finds_the_request_s_id(server: Server, stream: bool) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "stream": stream}
+    answer = await server.http.post("/v1/messages", json=body, headers={"x-request-id": "my-id"})
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] == "my-id"
+
+
 async def test_a_stream_that_breaks_says_so(server: Server) -> None:
     server.engine.fail_at = 2
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "stream": True}

@@ -35,6 +35,16 @@ async def test_keys_guard_every_route(start_server: StartServer) -> None:
     assert "sesame" not in server.engine.seen[-1].tenant
 
 
+async def test_a_key_may_come_as_anthropic_s_clients_send_it(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for headers, status in (({"x-api-key": "sesame"}, 200), ({"x-api-key": "open"}, 401)):
+        answer = await server.http.get("/v1/models", headers=headers)
+        assert answer.status_code == status
+    assert "x-api-key" in answer.json()["error"]["message"]
+    both = {"x-api-key": "sesame", "authorization": "Bearer open"}
+    assert (await server.http.get("/v1/models", headers=both)).status_code == 401
+
+
 async def test_request_limit_of_a_key(start_server: StartServer) -> None:
     server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(requests_per_minute=2)}))
     statuses = []
