@@ -10,10 +10,21 @@ from typing import Any, Final
 from actors.scheduling.request import Grammar, SamplingParams
 from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
+from app.api.http.options import ApiOptions
 from app.api.schema.common import SamplingFields
 from app.text.grammars import GrammarBusy, GrammarInvalid
 
 _SEEDS: Final = 2**63 - 4096  # continuations of one prompt use the seeds that follow
+
+
+def check_count(options: ApiOptions, count: int, param: str) -> None:
+    """Raises 400 for more continuations of a prompt than this server gives."""
+    name = "max_n" if options.max_n <= options.max_continuations else "max_continuations"
+    limit = getattr(options, name)
+    if count > limit:
+        raise invalid(
+            f"At most {limit} continuations of a prompt are allowed (setting api.{name}).", param
+        )
 
 
 def stop_strings(request: SamplingFields, context: Context, param: str = "stop") -> tuple[str, ...]:

@@ -9,13 +9,19 @@ from typing import Any
 from app.api.context import Context, new_id
 from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
 from app.api.endpoints.large import listed_wholes, whole
-from app.api.endpoints.logprobs import ChatColumn, TokenTexts, chat_logprobs
+from app.api.endpoints.logprobs import (
+    ChatColumn,
+    TokenTexts,
+    chat_logprobs,
+    check_alternatives,
+)
 from app.api.endpoints.output import OutputPlan, plan_output, read_delta, template_variables
 from app.api.endpoints.tool_choice import plan_tools
 from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
+    check_count,
     checked_grammar,
     requested_grammar,
     sampling_params,
@@ -40,13 +46,11 @@ class Chat:
         context = self._context.of(body.model)
         options = context.options
         n = body.n or 1
-        if n > min(options.max_n, options.max_continuations):
-            raise invalid(f"At most {options.max_n} are allowed.", "n")
+        check_count(options, n, "n")
         if body.top_logprobs is not None:
             if not body.logprobs:
                 raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-            if body.top_logprobs > options.max_logprobs:
-                raise invalid(f"At most {options.max_logprobs} are allowed.", "top_logprobs")
+            check_alternatives(options, body.top_logprobs, "top_logprobs")
         tools = plan_tools(body, options)
         grammar, grammar_param = tools.constrain(*requested_grammar(body))
         rendered = await prompt_of(

@@ -20,6 +20,7 @@ from app.api.generation import Generation, generation_request, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
+    check_count,
     checked_grammar,
     requested_grammar,
     sampling_params,
@@ -85,13 +86,14 @@ def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tupl
     best_of = n if body.best_of is None else body.best_of
     if best_of < n:
         raise invalid("best_of must be at least n.", "best_of")
-    if best_of > options.max_n:
-        raise invalid(f"At most {options.max_n} are allowed.", "n" if n == best_of else "best_of")
+    check_count(options, best_of, "n" if n == best_of else "best_of")
     if best_of > n and body.stream:
         raise invalid("best_of cannot be streamed: the best is known at the end.", "best_of")
     if num_prompts * best_of > options.max_continuations:
         raise invalid(
-            f"Prompts times continuations may not exceed {options.max_continuations}.", "n"
+            f"Prompts times continuations may not exceed {options.max_continuations} "
+            "(setting api.max_continuations).",
+            "n",
         )
     return n, best_of
 

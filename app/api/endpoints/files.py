@@ -102,7 +102,7 @@ class _Upload:
         """Raises ApiError if the form is not what is wanted, or too large."""
         name = ""
         limit = self._files.limits.max_file_bytes + _FORM_BYTES
-        async with aclosing(call.body_parts(limit)) as parts:
+        async with aclosing(call.body_parts(limit, "batches.max_file_mib")) as parts:
             async for part in parts:
                 for event in reader.feed(part):
                     if isinstance(event, PartBegin):

@@ -16,6 +16,7 @@ from actors.scheduling.plan import TokenLogprobs
 from app.api.context import Context
 from app.api.endpoints.large import listed_wholes
 from app.api.http.errors import invalid
+from app.api.http.options import ApiOptions
 from app.text.processor import TextProcessor
 
 Entries = Sequence[tuple[TokenLogprobs, int]]
@@ -35,11 +36,19 @@ def token_name(text: TextProcessor, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+def check_alternatives(options: ApiOptions, num_top: int, param: str) -> None:
+    """Raises 400 for more alternatives to a token than this server gives."""
+    if num_top > options.max_logprobs:
+        raise invalid(
+            f"At most {options.max_logprobs} alternatives to a token are given "
+            "(setting api.max_logprobs).",
+            param,
+        )
+
+
 def check_entries(context: Context, num_top: int, num_tokens: int) -> None:
     """Raises 400 for more alternatives or more entries than this server gives."""
-    options = context.options
-    if num_top > options.max_logprobs:
-        raise invalid(f"At most {options.max_logprobs} are allowed.", "logprobs")
+    check_alternatives(context.options, num_top, "logprobs")
     context.check_entries(num_tokens * (1 + num_top), "logprobs")
 
 

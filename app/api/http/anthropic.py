@@ -35,7 +35,7 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 
 def _object(status: int, message: str, param: str | None) -> dict[str, Any]:
-    if param and f"'{param}'" not in message:
+    if param and f"'{param}'" not in message and not message.startswith(param):
         message = f"{param}: {message}"
     return {"type": "error", "error": {"type": error_type(status), "message": message}}
 

@@ -109,16 +109,17 @@ class Call:
     async def _read_body(self) -> bytes:
         try:
             async with asyncio.timeout(self.options.body_timeout_s):
-                parts = self.body_parts(self.options.max_body_bytes)
+                parts = self.body_parts(self.options.max_body_bytes, "api.max_body_bytes")
                 return b"".join([part async for part in parts])
         except TimeoutError:
             raise too_slow(self.options.body_timeout_s) from None
 
-    async def body_parts(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives; raises ApiError 413 for more than `limit` bytes."""
+    async def body_parts(self, limit: int, setting: str) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; raises ApiError 413 for more than `limit` bytes, naming the
+        setting that limits it."""
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, setting)
         num_bytes = 0
         while True:
             message = await self._receive()
@@ -127,7 +128,7 @@ class Call:
             part = message.get("body", b"")
             num_bytes += len(part)
             if num_bytes > limit:
-                raise _too_large(limit)
+                raise _too_large(limit, setting)
             yield part
             if not message.get("more_body", False):
                 return
@@ -210,9 +211,9 @@ def too_slow(limit_s: float) -> ApiError:
     )
 
 
-def _too_large(limit: int) -> ApiError:
+def _too_large(limit: int, setting: str) -> ApiError:
     """The connection stays open: servers discard the rest, so that the client can read this."""
-    return ApiError(413, f"The body is larger than {limit} bytes.")
+    return ApiError(413, f"The body is larger than {limit} bytes (setting {setting}).")
 
 
 class ClientWatch:

@@ -129,6 +129,26 @@ async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param:
 
 
 @pytest.mark.parametrize(
+    ("limits", "extra", "words"),
+    [
+        ({}, {"n": 65}, "64 continuations of a prompt are allowed (setting api.max_n)"),
+        ({"max_continuations": 2}, {"n": 3}, "At most 2 continuations"),
+        (
+            {},
+            {"logprobs": True, "top_logprobs": 21},
+            "20 alternatives to a token are given (setting api.max_logprobs)",
+        ),
+    ],
+)
+async def test_a_limit_says_what_it_limits_and_which_setting_it_is(
+    start_server: StartServer, limits: Any, extra: Any, words: str
+) -> None:
+    server = await start_server(ApiOptions(**limits))
+    answer = await server.http.post("/v1/chat/completions", json={**CHAT, **extra})
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("content", "param"),
     [
         (b"", None),

@@ -275,6 +275,14 @@ async def test_errors_have_anthropics_shape_at_every_depth(
     assert (wrong_method.status_code, wrong_method.json()["type"]) == (405, "error")
 
 
+async def test_an_error_names_its_parameter_once(server: Server) -> None:
+    choice = {"type": "tool", "name": "zz"}
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "tools": [ADD]}
+    answer = await server.http.post("/v1/messages", json={**body, "tool_choice": choice})
+    message = answer.json()["error"]["message"]
+    assert message == "tool_choice names 'zz', which is not among the tools."
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropic_s_client_finds_the_request_s_id(server: Server, stream: bool) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "stream": stream}

@@ -279,6 +279,8 @@ async def test_bodies_are_limited_with_and_without_length(start_server: StartSer
     streamed = await server.http.post("/v1/completions", content=chunks(), headers=headers)
     assert streamed.status_code == 413
     assert streamed.json()["error"]["type"] == "invalid_request_error"
+    for answer in (declared, streamed):
+        assert "api.max_body_bytes" in answer.json()["error"]["message"]
 
 
 async def test_a_body_that_never_comes_is_given_up(start_server: StartServer) -> None:
