@@ -7,7 +7,13 @@ from app.api.context import Context, new_id
 from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
 from app.api.endpoints.output import plan_output, template_variables
 from app.api.endpoints.response_writer import ResponseWriter
-from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, plan_tool_calls
+from app.api.endpoints.tool_choice import (
+    ToolPlan,
+    allowed_tools,
+    function_tool,
+    named_tool,
+    plan_tool_calls,
+)
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
@@ -22,6 +28,7 @@ from app.api.schema.chat import (
     ToolCall,
 )
 from app.api.schema.responses import (
+    AllowedFunctionTools,
     InputCall,
     InputCallOutput,
     InputMessage,
@@ -96,6 +103,10 @@ def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
     choice = body.tool_choice
     if isinstance(choice, NamedFunctionTool):
         return plan_tool_calls(tools, named_tool(choice.name), False, context.options)
+    if isinstance(choice, AllowedFunctionTools):
+        allowed = allowed_tools(choice.mode, [tool.name for tool in choice.tools])
+        parallel = body.parallel_tool_calls is not False
+        return plan_tool_calls(tools, allowed, parallel, context.options)
     return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, context.options)
 
 

@@ -6,13 +6,21 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from actors.scheduling.request import Grammar
-from app.api.http.errors import invalid
+from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.sampling_params import dump
-from app.api.schema.chat import ChatRequest, FunctionSpec, NamedFunction, NamedTool, Tool
+from app.api.schema.chat import (
+    AllowedTools,
+    AllowedToolSet,
+    ChatRequest,
+    FunctionSpec,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
 from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for ever
@@ -49,6 +57,12 @@ def named_tool(name: str) -> NamedTool:
     return NamedTool(type="function", function=NamedFunction(name=name))
 
 
+def allowed_tools(mode: Literal["auto", "required"], names: Sequence[str]) -> AllowedTools:
+    """The choice among these tools, as `/v1/chat/completions` makes it."""
+    allowed = AllowedToolSet(mode=mode, tools=[named_tool(name) for name in names])
+    return AllowedTools(type="allowed_tools", allowed_tools=allowed)
+
+
 def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
     """Decide how a request's tools are offered, constrained and parsed; raises 400."""
     tools, choice = body.tools, body.tool_choice
@@ -61,7 +75,7 @@ def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
 
 def plan_tool_calls(
     tools: Sequence[Tool],
-    choice: str | NamedTool | None,
+    choice: str | NamedTool | AllowedTools | None,
     parallel: bool,
     options: ApiOptions,
 ) -> ToolPlan:
@@ -71,6 +85,13 @@ def plan_tool_calls(
     names = [tool.function.name for tool in tools]
     if len(set(names)) != len(names):
         raise invalid("Two tools have the same name.", "tools")
+    if isinstance(choice, AllowedTools):
+        # The model sees no others: it could call them where nothing constrains its answer.
+        wanted = {tool.function.name for tool in choice.allowed_tools.tools}
+        for name in sorted(wanted.difference(names)):
+            raise _unknown(name)
+        tools = [tool for tool in tools if tool.function.name in wanted]
+        choice = choice.allowed_tools.mode
     specs = [tool.model_dump(exclude_none=True) for tool in tools]
     dump(specs, "tools")  # refuses NaN before it meets the template
     if choice == "none":
@@ -81,15 +102,16 @@ def plan_tool_calls(
     if isinstance(choice, NamedTool):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
-            raise invalid(
-                f"tool_choice names '{choice.function.name}', which is not among the tools.",
-                "tool_choice",
-            )
+            raise _unknown(choice.function.name)
         schema = _calls_schema(chosen, several=False)
     else:
         schema = _calls_schema(tools, several=parallel)
     grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
     return ToolPlan(specs, declared, grammar)
+
+
+def _unknown(name: str) -> ApiError:
+    return invalid(f"tool_choice names '{name}', which is not among the tools.", "tool_choice")
 
 
 def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:

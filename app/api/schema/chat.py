@@ -61,6 +61,16 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class AllowedToolSet(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1)]
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolSet
+
+
 class ChatRequest(SamplingFields):
     model: str
     messages: Annotated[list[Message], Field(fail_fast=True), Field(min_length=1)]
@@ -73,7 +83,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables for the chat template (extension)."

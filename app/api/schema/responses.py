@@ -94,6 +94,12 @@ class NamedFunctionTool(Strict):
     name: str = Field(max_length=64)
 
 
+class AllowedFunctionTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunctionTool], Field(fail_fast=True, min_length=1)]
+
+
 def _nothing(included: object) -> object:
     if isinstance(included, list) and included:
         raise ValueError("nothing can be included by this server: leave it out, or empty")
@@ -107,7 +113,9 @@ class ResponseRequest(SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextSettings | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedFunctionTool | AllowedFunctionTools | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningSettings | None = None
     truncation: Literal["disabled"] | None = None

@@ -207,6 +207,27 @@ async def test_forced_tool_call_is_constrained(
     assert answer.choices[0].message.content is None
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_offered(server: Server, mode: str) -> None:
+    write(server, '[{"name": "add", "arguments": {"a": 1}}]')
+    other = {"type": "function", "function": {"name": "other"}}
+    named = {"type": "function", "function": {"name": "add"}}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    body = {"model": MODEL, "messages": HELLO, "tools": [other, ADD], "tool_choice": choice}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    seen = server.engine.seen[-1]
+    shown = await server.http.post("/detokenize", json={"tokens": list(seen.prompt)})
+    assert '"other"' not in shown.json()["prompt"]
+    assert (seen.sampling.grammar is not None) == (mode == "required")
+    if seen.sampling.grammar is not None:
+        assert "other" not in seen.sampling.grammar.text
+    named["function"] = {"name": "zz"}
+    refused = await server.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "'zz', which is not among the tools" in refused.json()["error"]["message"]
+
+
 async def test_tool_results_go_back_through_the_template(server: Server) -> None:
     write(server, "3")
     await server.openai.chat.completions.create(

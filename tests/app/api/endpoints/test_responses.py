@@ -96,6 +96,20 @@ async def test_response_with_a_function_call(server: Server, stream: bool) -> No
     assert again.output_text == "1"
 
 
+async def test_only_allowed_tools_are_offered(server: Server) -> None:
+    write(server, '[{"name": "add", "arguments": {"a": 1}}]')
+    other = {"type": "function", "name": "other"}
+    named = {"type": "function", "name": "add"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    body = {"model": MODEL, "input": "Hi", "tools": [other, ADD], "tool_choice": choice}
+    answer = await server.http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tool_choice"] == choice
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    assert "other" not in grammar.text
+
+
 async def test_response_text_format_constrains(server: Server) -> None:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     write(server, "{}")
