@@ -31,7 +31,8 @@ export function color(name) {
   return getComputedStyle(probe).color;
 }
 
-const label = (v) => (v >= 1000 ? `${(v / 1000).toFixed(1)}k` : v >= 10 ? v.toFixed(0) : v.toFixed(1));
+const label = (v) =>
+  v >= 1000 ? `${(v / 1000).toFixed(1)}k` : v >= 10 || Number.isInteger(v) ? v.toFixed(0) : v.toFixed(1);
 
 function rule(g, area, y, color) {
   g.strokeStyle = color;
@@ -43,8 +44,10 @@ function rule(g, area, y, color) {
   g.setLineDash([]);
 }
 
-export function bars(canvas, rows, { colors, slots, line, lineColor }) {
-  const top = Math.max(8, (line ?? 0) * 1.1, ...rows.map((r) => r.reduce((a, b) => a + b, 0)));
+// limits: of each row, drawn as a line above it.
+export function bars(canvas, rows, { colors, slots, limits, lineColor }) {
+  const sums = rows.map((row) => row.reduce((a, b) => a + b, 0));
+  const top = Math.ceil(Math.max(8, ...limits.map((limit) => limit * 1.1), ...sums));
   const { g, area, y } = begin(canvas, top);
   const w = area.w / slots;
   rows.forEach((row, n) => {
@@ -55,7 +58,10 @@ export function bars(canvas, rows, { colors, slots, line, lineColor }) {
       sum += value;
     });
   });
-  if (line) rule(g, area, y(line), color(lineColor));
+  g.fillStyle = color(lineColor);
+  limits.forEach((limit, n) => {
+    if (limit) g.fillRect(area.x + (slots - limits.length + n) * w, y(limit), w, 1.5);
+  });
 }
 
 export function lines(canvas, series, { slots, line, lineColor }) {

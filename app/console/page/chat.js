@@ -42,9 +42,11 @@ export class Chat {
     this.$("send").disabled = true;
     let answer = "", tokens = 0, timing = null, note = "";
     try {
+      // Of an empty field nothing is sent: the server has its own default.
+      const number = (id) => (this.$(id).value === "" ? undefined : Number(this.$(id).value));
       const request = {
         model: this.model(), messages: this.messages, stream_options: { include_usage: true, include_timing: true },
-        temperature: Number(this.$("temperature").value), max_tokens: Number(this.$("max-tokens").value),
+        temperature: number("temperature"), max_tokens: number("max-tokens"),
       };
       for await (const { data } of stream("v1/chat/completions", request, this.abort.signal)) {
         tokens = data.usage?.completion_tokens ?? tokens;

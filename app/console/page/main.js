@@ -129,7 +129,7 @@ function feed() {
 function draw() {
   const objective = status.tbt_s ? 1000 * status.tbt_s : null;
   bars($("tokens"), iterations.map((i) => [i.num_decode_tokens, i.num_prefill_tokens]), {
-    colors: ["--decode", "--prefill"], slots: WINDOW, line: status.token_budget, lineColor: "--budget",
+    colors: ["--decode", "--prefill"], slots: WINDOW, limits: iterations.map((i) => i.token_budget), lineColor: "--budget",
   });
   const ms = (i) => (i.stages_s.length ? 1000 * (i.stages_s.at(-1)[1] - i.stages_s[0][0]) : 0);
   lines($("times"), [

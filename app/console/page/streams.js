@@ -4,7 +4,7 @@ import { stream } from "./sse.js";
 
 const NUM_STREAMS = 8;
 const SHOWN_MS = 8000; // of each lane
-const TOKENS = 400; // per stream before it starts over
+const TOKENS = 1000; // per stream before it starts over: more would fill the KV blocks of a small server
 
 export class Streams {
   constructor({ $, model, record, notice, maxLength }) {
@@ -54,23 +54,41 @@ export class Streams {
     canvas.height = 12;
     const gap = document.createElement("span");
     row.append(name, canvas, gap);
-    return { row, canvas, gap, times: [] };
+    // state: "" while tokens come, else what the stream waits for. rests: [from, to) without any.
+    return { row, canvas, gap, times: [], state: "", rests: [] };
+  }
+
+  // A stream that waits for its next request, or in it for its first token, is not stalled.
+  rest(lane, state) {
+    if (!lane.state) lane.rests.push({ begin: performance.now(), end: null });
+    lane.state = state;
+  }
+
+  resume(lane, at) {
+    if (lane.state) lane.rests.at(-1).end = at;
+    lane.state = "";
   }
 
   // One request of eight continuations: browsers allow six connections to a server.
   async run(signal) {
     while (!signal.aborted) {
       const last = new Array(NUM_STREAMS).fill(null);
+      for (const lane of this.lanes) this.rest(lane, "waiting");
       try {
         const body = {
           model: this.model(), prompt: Array.from({ length: 24 }, () => 300 + Math.floor(Math.random() * 3000)),
           n: NUM_STREAMS, max_tokens: Math.min(TOKENS, this.maxLength() - 32), ignore_eos: true, temperature: 0.8,
+          stream_options: { include_timing: true },
         };
         for await (const { data, at } of stream("v1/completions", body, signal)) {
-          for (const { index } of data.choices) {
+          if (data.timing) this.record.first(data.timing.ttft_ms);
+          for (const { index, finish_reason } of data.choices) {
+            const lane = this.lanes[index];
             if (last[index] !== null) this.worstHere = Math.max(this.worstHere, at - last[index]);
             last[index] = at;
-            this.lanes[index].times.push(at);
+            this.resume(lane, at);
+            lane.times.push(at);
+            if (finish_reason) this.rest(lane, "done");
           }
         }
       } catch (problem) {
@@ -105,18 +123,22 @@ export class Streams {
   draw(objective) {
     const now = performance.now();
     for (const lane of this.lanes.length ? [this.server, ...this.lanes] : []) {
-      const { canvas, times } = lane;
+      const { canvas, times, rests } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
+      while (rests.length && rests[0].end && rests[0].end < now - SHOWN_MS) rests.shift();
       const width = (canvas.width = canvas.clientWidth);
       const g = canvas.getContext("2d");
       const x = (t) => width * (1 - (now - t) / SHOWN_MS);
       g.fillStyle = color("--line");
       for (const { begin, end } of this.marks) g.fillRect(x(begin), 0, x(end ?? now) - x(begin), 12);
+      g.fillStyle = color("--dim");
+      for (const { begin, end } of rests) g.fillRect(x(begin), 5.5, x(end ?? now) - x(begin), 1);
       g.fillStyle = color("--decode");
       for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
       const gap = times.length ? now - times.at(-1) : 0;
       // Not the server's: its times come with the feed, some tenths of a second later.
-      lane.gap.textContent = this.abort && lane !== this.server ? `${gap.toFixed(0)} ms ago` : "";
+      const isShown = this.abort && lane !== this.server;
+      lane.gap.textContent = isShown ? lane.state || `${gap.toFixed(0)} ms ago` : "";
     }
     this.$("worst-here").textContent = this.worstHere ? `in this browser ${this.worstHere.toFixed(0)} ms` : "";
     const pill = this.$("worst");

@@ -76,3 +76,69 @@ def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_
         assert overflow <= 0, f"{name}: the page scrolls sideways"
     severe = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
     assert not severe
+
+
+def test_lanes_keep_their_shape_and_an_empty_field_is_the_server_s_default(
+    server: Server, browser: Any
+) -> None:
+    size = {"width": 420, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window is wider
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    browser.execute_script("document.getElementById('max-tokens').value = ''")
+    browser.find_element("id", "input").send_keys("What is chunked prefill?\n")
+    wait(browser, lambda d: d.find_elements("css selector", ".message.assistant small"))
+    assert not browser.find_elements("css selector", ".message.error")
+
+    browser.find_element("id", "streams").click()
+    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)
+    heights, clipped, widest = browser.execute_script(
+        """const rows = [...document.querySelectorAll(".lane")], heights = new Set();
+        for (const words of ["1 ms ago", "9999 ms ago"])
+          for (const row of rows) {
+            row.lastChild.textContent = words;
+            heights.add(row.offsetHeight);
+          }
+        const spans = rows.flatMap((row) => [...row.querySelectorAll("span")]);
+        return [[...heights], spans.filter((s) => s.scrollWidth > s.clientWidth + 1).length,
+          Math.max(...spans.map((s) => s.getBoundingClientRect().right))];"""
+    )
+    assert len(heights) == 1
+    assert clipped == 0
+    assert widest <= 420
+
+
+def test_a_stream_that_rests_is_not_stalled_and_each_step_has_its_budget(
+    server: Server, browser: Any
+) -> None:
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    resting, going, has_budget = browser.execute_async_script(
+        """const done = arguments[0], $ = (id) => document.getElementById(id);
+        Promise.all([import("/console/streams.js"), import("/console/charts.js")])
+          .then(([{ Streams }, { bars, color }]) => {
+            const streams = new Streams({ $ }), lane = streams.lane("one");
+            Object.assign(streams, { abort: {}, lanes: [lane] });
+            $("lanes").replaceChildren(lane.row);
+            streams.rest(lane, "done");
+            streams.draw(null);
+            const resting = lane.gap.textContent;
+            streams.resume(lane, performance.now());
+            lane.times.push(performance.now());
+            streams.draw(null);
+            const canvas = document.createElement("canvas");
+            canvas.setAttribute("height", "100");
+            document.body.append(canvas);
+            bars(canvas, [[1, 0]],
+              { colors: ["--decode", "--prefill"], slots: 1, limits: [10], lineColor: "--budget" });
+            const [r, g, b] = color("--budget").match(/\\d+/g).map(Number);
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, 100);
+            let found = false;
+            for (let i = 0; i < data.length; i += 4)
+              found ||= data[i] === r && data[i + 1] === g && data[i + 2] === b;
+            done([resting, lane.gap.textContent, found]);
+          }, (problem) => done([String(problem), "", false]));"""
+    )
+    assert resting == "done"
+    assert going.endswith("ms ago")
+    assert has_budget
