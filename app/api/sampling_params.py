@@ -74,10 +74,8 @@ def sampling_params(
 
     max_tokens is already cut to what the context leaves. An unseeded request gets a random seed.
     """
-    shown = request.stream_options
-    if shown is not None and shown.include_timing and not request.stream:
-        param = "stream_options.include_timing"
-        raise invalid(f"{param} is of a stream's last event: it needs stream: true.", param)
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options needs stream: true.", "stream_options")
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens is more than the {max_tokens} tokens allowed.", "min_tokens")

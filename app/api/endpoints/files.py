@@ -127,6 +127,8 @@ class _Upload:
                 "purpose",
                 "invalid_value",
             )
+        if self._new.num_bytes == 0:
+            raise invalid("'file' is empty.", "file", "invalid_value")
 
     def _begin(self, part: PartBegin) -> None:
         name = part.name[:64]

@@ -116,7 +116,10 @@ class Call:
 
     async def body_parts(self, limit: int, setting: str) -> AsyncGenerator[bytes, None]:
         """The body as it arrives; raises ApiError 413 for more than `limit` bytes, naming the
-        setting that limits it."""
+        setting that limits it, and 415 for a compressed one."""
+        encoding = (self.header(b"content-encoding") or b"identity").strip().lower()
+        if encoding != b"identity":
+            raise ApiError(415, "The body must be sent as it is, without a Content-Encoding.")
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
             raise _too_large(limit, setting)

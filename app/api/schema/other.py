@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from app.api.schema.chat import Message, Tool
 from app.api.schema.common import ScheduleFields, Slo, Strict
@@ -137,8 +137,15 @@ class Model(BaseModel):
     parent: str | None = Field(default=None, description="Of an adapter: the model it changes.")
 
 
+def _plain(name: str) -> str:
+    """Slashes are fine: /v1/models/{id} takes them."""
+    if not name.isprintable() or name != name.strip():
+        raise ValueError("write printable characters, and no white space at either end")
+    return name
+
+
 class LoadAdapterRequest(Strict):
-    lora_name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+    lora_name: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)] = Field(
         description="By which requests name it as their model."
     )
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(

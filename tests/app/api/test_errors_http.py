@@ -82,6 +82,8 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
         ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt": "a", "stream": False, "stream_options": {}}, "stream_options"),
         ({"prompt": "a", "slo": {"tbt_ms": 0}}, "slo.tbt_ms"),
         ({"prompt": "a", "guided_regex": "(["}, "guided_regex"),
         ({"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
@@ -212,6 +214,14 @@ async def test_a_request_names_its_model(server: Server, path: str, body: Any) -
 async def test_wrong_model(server: Server) -> None:
     answer = await server.http.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
     assert check(answer, 404, "model")["code"] == "model_not_found"
+
+
+async def test_a_compressed_body_is_not_read_as_it_is(server: Server) -> None:
+    content = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    for encoding, status in (("gzip", 415), ("identity", 200)):
+        headers = {**JSON, "content-encoding": encoding}
+        answer = await server.http.post("/v1/completions", content=content, headers=headers)
+        assert answer.status_code == status
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])

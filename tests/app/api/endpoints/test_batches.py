@@ -194,7 +194,7 @@ async def test_what_is_refused_for_now_comes_again(server: Server) -> None:
 @pytest.mark.parametrize(
     ("content", "code", "param", "line"),
     [
-        (b"", "empty_file", None, None),
+        (b"\n", "empty_file", None, None),
         (b"\n\n{", "invalid_json_line", None, 3),
         (written(request("a"), request("a")), "duplicate_custom_id", "custom_id", 2),
         (written(request("a", "/v1/embeddings")), "invalid_url", "url", 1),
@@ -304,6 +304,7 @@ async def test_files_are_kept_as_they_came(start_server: StartServer) -> None:
         ({"purpose": "batch"}, {"other": ("a", b"x")}, "other"),
         ({"purpose": "batch", "expires_after[seconds]": "3600"}, {}, "expires_after[seconds]"),
         ({"purpose": "batch", "file": "x"}, {"none": ("a", b"")}, "file"),
+        ({"purpose": "batch"}, {"file": ("a", b"")}, "file"),
         ({"purpose": "b" * 2000}, {"file": ("a", b"x")}, "purpose"),
     ],
 )
