@@ -72,7 +72,12 @@ _GAUGES: Sequence[tuple[str, str, Callable[[_Engine], float | None]]] = (
     ("num_requests_running", "Its requests holding KV blocks", lambda e: e.said.num_running),
     ("num_requests_waiting", "Its requests not yet started", lambda e: e.said.num_waiting),
     ("kv_cache_usage_perc", "Its KV blocks in use, 0 to 1", lambda e: _kv_usage(e.said)),
-    ("tokens_per_second", "Tokens computed, running mean", lambda e: e.said.tokens_per_s),
+    (
+        "tokens_per_second",
+        "Tokens computed, running mean; 0 without a running request",
+        # The engine keeps its mean while it is idle, to predict waits with it.
+        lambda e: e.said.tokens_per_s if e.said.num_running else 0.0,
+    ),
     (
         "least_slack_seconds",
         "The tightest TBT objective there minus the gap that one stream more would bring",

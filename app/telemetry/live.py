@@ -115,7 +115,7 @@ class Telemetry(ApiEvents):
         self, request: RequestInfo, outcome: RequestOutcome, now_s: float
     ) -> RequestTiming | None:
         entry = self._open.pop(id(request), None)
-        self.metrics.count_finished(outcome.reason)
+        self.metrics.count_ended(outcome.status, outcome.reason)
         self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
         self.metrics.output_length.observe(outcome.num_completion_tokens)
         if entry is None:

@@ -11,7 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -19,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 from actors.transport.messages import IterationRecord
 from app.telemetry.engines import EngineMetrics, FrontEngines, occupancy
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each series otherwise
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 40)
@@ -114,8 +122,16 @@ class Metrics:
             "prefix_cache_hit_tokens", "Prompt tokens not recomputed"
         )
         self.generated = self._counter("generation_tokens", "Tokens streamed")
-        self._finished: dict[str, Counter] = {}
-        self.finished = self._counter("request_success", "Requests ended", "finished_reason")
+        self._finished: dict[tuple[int, str], Counter] = {}
+        self.finished = self._counter(
+            "request_success", "Requests answered to their end", "finished_reason"
+        )
+        self.failed = self._counter(
+            "request_failure",
+            "Requests refused by admission, failed, or left by their client (disconnect)",
+            "status",
+            "reason",
+        )
         self.gaps_kept = self._counter(
             "tbt_objective_kept", "Gaps within the request's TBT objective, else the deployment's"
         )
@@ -156,10 +172,15 @@ class Metrics:
         metric = Gauge(f"legato_{name}", text, ["model_name"], registry=self.registry)
         return metric.labels(**self._labels)
 
-    def count_finished(self, reason: str) -> None:
-        counter = self._finished.get(reason)
+    def count_ended(self, status: int, reason: str) -> None:
+        """A request has ended with this HTTP status; reason: as of `RequestOutcome`."""
+        counter = self._finished.get((status, reason))
         if counter is None:
-            counter = self._finished[reason] = self.labeled(self.finished, finished_reason=reason)
+            if status == 200 and reason != "disconnect":
+                counter = self.labeled(self.finished, finished_reason=reason)
+            else:
+                counter = self.labeled(self.failed, status=str(status), reason=reason)
+            self._finished[status, reason] = counter
         counter.inc()
 
     def labeled(self, counter: Any, **labels: str) -> Counter:

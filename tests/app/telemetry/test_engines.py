@@ -36,6 +36,13 @@ def test_engines_are_added_up() -> None:
     assert occupancy([]) == (0, 0, 0.0)
 
 
+def test_an_idle_engine_computes_nothing() -> None:
+    telemetry = Telemetry("tiny")
+    telemetry.show_engines(FrontEngines([Said("a"), Said("b", num_running=0)]))
+    found = [value(telemetry, "engine_tokens_per_second", engine=engine) for engine in "ab"]
+    assert found == [40.0, 0.0]
+
+
 def test_each_engine_has_its_series_while_it_is_there() -> None:
     telemetry = Telemetry("tiny")
     telemetry.on_iterations([step(1, 1.0, 1.1, token_budget=96, holds_starts=True)], "a")

@@ -110,6 +110,21 @@ def test_each_request_is_held_to_its_own_objective() -> None:
     assert value(telemetry, "goodput_tokens_total") == 5
 
 
+def test_failures_and_refusals_are_no_successes() -> None:
+    telemetry = Telemetry("tiny")
+    ends = [(200, "length"), (200, "disconnect"), (429, "overloaded"), (500, "server_error")]
+    for status, reason in ends:
+        request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
+        telemetry.on_request_start(request, 1.0, Deliveries())
+        telemetry.on_finish(request, RequestOutcome(status, reason, 0, 0), 9.0)
+    rendered = render([telemetry.metrics_now()]).decode()
+    assert rendered.count("legato_request_success_total{") == 1
+    assert rendered.count("legato_request_failure_total{") == 3
+    assert value(telemetry, "request_success_total", finished_reason="length") == 1
+    assert value(telemetry, "request_failure_total", status="429", reason="overloaded") == 1
+    assert "_created" not in rendered
+
+
 def test_goodput_omits_aborted_streams_and_counts_those_without_objectives() -> None:
     telemetry = Telemetry("tiny")
     for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
