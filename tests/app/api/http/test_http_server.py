@@ -96,6 +96,7 @@ async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection()
             assert await reader.read() == b"!"
             writer.close()
     finally:
+        app.go_on.set()  # or closing would wait for the answer
         await server.close()
 
 
