@@ -89,8 +89,8 @@ class QuantizedWeight:
         wide_TK = functional.pad(x_TK[:, order_K.long()].float(), (0, -in_features % group))
         wide_TGk = wide_TK.view(len(x_TK), -1, group)
         scale_TG1 = wide_TGk.abs().amax(-1, keepdim=True) / 127.5
-        divisor_TG1 = torch.where(scale_TG1 == 0, 1.0, scale_TG1)
-        rounded_TGk = (wide_TGk / divisor_TG1).round().clamp(-128, 127) * scale_TG1
+        inverse_TG1 = torch.where(scale_TG1 == 0, 0.0, 1.0 / scale_TG1)
+        rounded_TGk = (wide_TGk * inverse_TG1).round().clamp(-128, 127) * scale_TG1
         rounded_TK = torch.empty_like(x_TK, dtype=torch.float32)
         rounded_TK[:, order_K.long()] = rounded_TGk.flatten(1)[:, :in_features]
         return rounded_TK

@@ -82,8 +82,8 @@ class Loader:
             if head_VH is None:
                 raise RuntimeError("a tied head needs the embedding")
             # int4 is too coarse for the language-model head, which is stored as int8.
-            quantization = "none" if spec.quantization == "none" else "int8"
-            head = self.backend.pack_linear(head_VH, None, quantization)
+            stored = {"none": "none", "w8a8": "w8a8", "w4a8": "w8a8"}
+            head = self.backend.pack_linear(head_VH, None, stored.get(spec.quantization, "int8"))
             step()
         return StageWeights(
             layers=layers,

@@ -97,10 +97,10 @@ uint32_t largest_bits(const float* values, int64_t count) {
   return largest;
 }
 
-// The scale of whole numbers, and what values are multiplied by or, if `divides`, divided by.
+// The scale of whole numbers, and its inverse.
 struct Scaling {
   float scale;
-  float by;
+  float inverse;
 };
 
 // Of 16 bits. A power of two: exact for bf16 within a factor of 128 of the largest (f16: of 16).
@@ -115,18 +115,15 @@ Scaling to_16_bits(uint32_t largest) {
   return {scale, from_bits((254 + 14 - exponent) << 23)};
 }
 
-// Of 8 bits, as compressed-tensors rounds: divided, not multiplied by the inverse. Zeros stay zero
-// whatever divides them.
+// Of 8 bits.
 Scaling to_8_bits(uint32_t largest) {
   const float scale = from_bits(largest) / 127.5f;
-  return scale < 1e-30f ? Scaling{0.0f, 1e30f} : Scaling{scale, scale};
+  return scale < 1e-30f ? Scaling{0.0f, 0.0f} : Scaling{scale, 1.0f / scale};
 }
 
 // kUnit values to the nearest whole numbers, of at most `most`.
-template <bool kDivides>
 inline __m128i whole_numbers(const float* values, const Scaling& scaling, float most) {
-  const __m256 by = _mm256_set1_ps(scaling.by), given = _mm256_load_ps(values);
-  const __m256 scaled = kDivides ? _mm256_div_ps(given, by) : _mm256_mul_ps(given, by);
+  const __m256 scaled = _mm256_mul_ps(_mm256_load_ps(values), _mm256_set1_ps(scaling.inverse));
   // Of infinity the conversion would be negative. Packing bounds them below.
   const __m256i eight = _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(most)));
   return _mm_packs_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
@@ -159,8 +156,7 @@ void integer_row(const PackedLinear& linear, const T* x, To* to, float* scales, 
     const uint32_t largest = of_row > 0 ? of_row : largest_bits(values, group);
     const Scaling scaling = kRounds ? to_8_bits(largest) : to_16_bits(largest);
     for (int64_t k = 0; k < group; k += kUnit) {
-      store_numbers(whole_numbers<kRounds>(values + k, scaling, kRounds ? 127.0f : 32767.0f),
-                    to + k);
+      store_numbers(whole_numbers(values + k, scaling, kRounds ? 127.0f : 32767.0f), to + k);
     }
     *scales++ = scaling.scale;
     if (sums == nullptr && offsets == nullptr) continue;
