@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from app.api.context import Context
@@ -41,7 +42,11 @@ class Probes:
         for one in self._context.models.values():
             with suppress(EngineUnavailable):
                 found.append(shown(one.engine.card))
-        await call.reply_json({"object": "list", "data": found})
+        # What Anthropic's clients page by.
+        ends = {"has_more": False, "first_id": None, "last_id": None}
+        if found:
+            ends |= {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+        await call.reply_json({"object": "list", "data": found, **ends})
 
     async def model(self, call: Call) -> None:
         """One model by name."""
@@ -52,13 +57,16 @@ class Probes:
 
 
 def shown(card: ModelCard) -> dict[str, Any]:
-    """The model object."""
+    """The model object, of OpenAI's and of Anthropic's API at once."""
     parent = {} if card.parent is None else {"parent": card.parent}
     return {
         "id": card.name,
         "object": "model",
         "created": card.created_s,
         "owned_by": "legato",
+        "type": "model",
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(card.created_s, UTC).isoformat(),
         "max_model_len": card.max_model_len,
         "supports_embeddings": card.supports_embeddings,
         **parent,

@@ -132,6 +132,9 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     max_model_len: int
     supports_embeddings: bool
     parent: str | None = Field(default=None, description="Of an adapter: the model it changes.")
@@ -165,6 +168,9 @@ class UnloadAdapterResponse(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Status(BaseModel):

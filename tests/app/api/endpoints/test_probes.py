@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anthropic
+
 from tests.app.api.conftest import MODEL, Server
 from tests.app.api.test_errors_http import check
 
@@ -20,3 +24,12 @@ async def test_models(server: Server) -> None:
     assert [model.id for model in models.data] == [MODEL]
     model = await server.openai.models.retrieve(MODEL)
     assert model.created == 1_700_000_000
+
+
+async def test_models_for_anthropics_client(server: Server) -> None:
+    given: dict[str, Any] = {"base_url": server.url, "api_key": "none", "max_retries": 0}
+    async with anthropic.AsyncAnthropic(**given) as client:
+        page = await client.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert (model.created_at.timestamp(), page.has_next_page()) == (1_700_000_000, False)
