@@ -171,12 +171,13 @@ class Guard:
 
     def _check_host(self, host: bytes | None, scope: Scope) -> None:
         """Refuse foreign names. HTTP/1.0 needs none: health checkers send none, and browsers, whose
-        pages could come by a foreign name, always do."""
-        if host is None:
-            if scope.get("http_version") != "1.0":
-                raise ApiError(400, "A request of HTTP/1.1 needs a Host header.")
-            return
+        pages could come by a foreign name, always do. Where all names are served, proxies may turn
+        such a request into one of HTTP/1.1."""
         if self._hosts and "*" not in self._hosts:
+            if host is None and scope.get("http_version") == "1.0":
+                return
+            if host is None:
+                raise ApiError(400, "A request of HTTP/1.1 needs a Host header.")
             try:
                 name = urlsplit("//" + host.decode("latin-1")).hostname
             except ValueError:  # "[" without "]"
