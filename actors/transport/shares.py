@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 MEMORY = Path("/dev/shm")
-_DIES_WITHIN_S = 5.0
+_DIES_WITHIN_S = 8.0  # Ray waits five seconds for a stopped process before it kills it
 
 
 def shares_root(folder: Path = MEMORY) -> Path:
