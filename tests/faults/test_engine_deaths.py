@@ -106,13 +106,19 @@ async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
     """It is started again; an engine that is reported as ready is whole."""
     if (struck, blow) == ("ray::SchedulerActor.start", signal.SIGSTOP):
         monkeypatch.setattr("app.engine_client.link._SILENT_S", 15.0)
-    engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
     others = _called("ray::")  # of servers that other tests share
-    starting = asyncio.create_task(engine.start())
-    try:
+    for _ in range(5):  # a tiny model may load between two looks
+        engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
+        starting = asyncio.create_task(engine.start())
         while not (found := _called(struck) - others):
-            assert not starting.done()
-            await asyncio.sleep(0.01)
+            if starting.done():
+                break
+            await asyncio.sleep(0)
+        if found:
+            break
+        await starting
+        await engine.close()
+    try:
         os.kill(found.pop(), blow)
         assert not engine.is_ready()
         noticed_s = 40.0 if blow == signal.SIGSTOP else 0.0

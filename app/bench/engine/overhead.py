@@ -92,9 +92,10 @@ def overhead_figures(
 def gaps_between_steps(records: Sequence[dict[str, Any]], num_streams: int) -> list[float]:
     """Seconds between the end of a full step and the begin of the next, on the first stage.
 
-    records: iterations in order, as the console's feed has them.
+    records: iterations in order, as the console's feed has them. A full step decodes every stream,
+    with drafts or without.
     """
-    full = [r for r in records if r["num_decode_tokens"] == num_streams]
+    full = [r for r in records if r["num_requests"] == num_streams and r["num_prefill_tokens"] == 0]
     return [
         later["stages_s"][0][0] - earlier["stages_s"][0][1]
         for earlier, later in itertools.pairwise(full)

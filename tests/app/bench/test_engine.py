@@ -38,12 +38,18 @@ def test_without_gaps_the_cpu_figures_stand_alone() -> None:
 
 
 def test_gaps_lie_between_full_steps_that_follow_each_other() -> None:
-    def record(step: int, decodes: int, begin_s: float, end_s: float) -> dict[str, Any]:
-        return {"step": step, "num_decode_tokens": decodes, "stages_s": [[begin_s, end_s]]}
+    def record(
+        step: int, requests: int, begin_s: float, end_s: float, drafts: int = 0, prefill: int = 0
+    ) -> dict[str, Any]:
+        return {
+            "step": step, "num_requests": requests, "num_prefill_tokens": prefill,
+            "num_decode_tokens": requests + drafts, "stages_s": [[begin_s, end_s]],
+        }  # fmt: skip
 
     records = [
-        record(1, 1, 0.0, 1.0),  # not full
-        record(2, 2, 1.5, 2.0),
+        record(0, 2, 0.0, 0.5, prefill=9),
+        record(1, 1, 0.75, 1.0),  # not full
+        record(2, 2, 1.5, 2.0, drafts=3),
         record(3, 2, 2.25, 3.0),
         record(5, 2, 9.0, 9.5),  # another came between
         record(6, 2, 9.75, 10.0),
