@@ -67,7 +67,7 @@ class Engine:
             self._config.scheduler_on(info.backend),
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            max_model_len=self._max_model_len(info, num_blocks),
+            max_model_len=self._max_model_len(info, num_blocks, fronts is not None),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,
         )
@@ -105,9 +105,9 @@ class Engine:
         """Returns when the replica has closed its socket and the stages have ended."""
         await self._finished.wait()
 
-    def _max_model_len(self, info: StageInfo, num_blocks: int) -> int:
+    def _max_model_len(self, info: StageInfo, num_blocks: int, in_fleet: bool) -> int:
         try:
-            return self._config.max_model_len(info, num_blocks)
+            return self._config.max_model_len(info, num_blocks, in_fleet=in_fleet)
         except ValueError as error:
             raise StagesFailed(str(error)) from error
 

@@ -58,7 +58,7 @@ class EngineConfig:
         prediction counts as hung: the stages are killed and rebuilt, and requests replayed.
     request_deadline_s: a request that takes longer ends with an error.
     whole_context: do not start where the KV cache holds no request of `max_model_len`; otherwise
-        that becomes what it holds.
+        an engine that is alone lowers that to what it holds.
     drafts_if_exact: no drafts if the stages' backend turns out not to be batch-invariant.
     standby: keep processes that have imported everything for the next rebuild (on CPUs: Ray gives a
         GPU to one process).
@@ -109,8 +109,11 @@ class EngineConfig:
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
         return max(2, min(*counts, self.scheduler.max_requests * length + 1))
 
-    def max_model_len(self, info: StageInfo, num_blocks: int) -> int:
-        """The longest request, in tokens, which the KV cache must hold. Raises ValueError."""
+    def max_model_len(self, info: StageInfo, num_blocks: int, *, in_fleet: bool = False) -> int:
+        """The longest request, in tokens, which the KV cache must hold. Raises ValueError.
+
+        in_fleet: other engines may hold more, to which fronts send what this one refuses.
+        """
         longest = min(self.scheduler.max_model_len, info.max_model_len)
         room = num_blocks * self.scheduler.block_size
         if room >= longest:
@@ -120,6 +123,8 @@ class EngineConfig:
                 f"model.max_model_len: the KV cache holds {room} tokens, not {longest} (see "
                 "kv.memory_gib)"
             )
+        if in_fleet:
+            return longest
         logger.warning(
             "the KV cache holds %d tokens, so requests may have that many, not the model's %d (see "
             "kv.memory_gib)", room, longest,

@@ -81,7 +81,7 @@ class Loader:
             head_VH = vocabulary_VH if tied else self._vocabulary(names.head)
             if head_VH is None:
                 raise RuntimeError("a tied head needs the embedding")
-            # int4 is too coarse for the language-model head, which is stored as int8.
+            # int4 is too coarse for the language-model head, whose weight has 8 bits.
             stored = {"none": "none", "w8a8": "w8a8", "w4a8": "w8a8"}
             head = self.backend.pack_linear(head_VH, None, stored.get(spec.quantization, "int8"))
             step()

@@ -34,6 +34,7 @@ def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         assert config.max_model_len(info, 127) == 127 * 16
     assert "holds 2032 tokens" in caplog.text
+    assert config.max_model_len(info, 127, in_fleet=True) == 2048
     named = replace(config, whole_context=True)
     assert named.max_model_len(info, 128) == 2048
     with pytest.raises(ValueError, match=r"model.max_model_len: the KV cache holds 2032 tokens"):

@@ -7,12 +7,13 @@ import socket
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from app.cli.main import PANELS, app
-from app.cli.serve import _cause
+from app.cli.serve import _answers, _cause
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
@@ -56,6 +57,17 @@ def test_shipped_configs_are_valid(config: Path) -> None:
     found = json.loads(shown.stdout)
     for resolved in found if isinstance(found, list) else [found]:
         assert resolved["stage"]["model_path"].startswith(str(ROOT / "configs/models"))
+
+
+def test_it_serves_once_every_model_answers() -> None:
+    def answers(status: int, body: dict[str, object]) -> bool:
+        transport = httpx.MockTransport(lambda request: httpx.Response(status, json=body))
+        return _answers(httpx.Client(base_url="http://here", transport=transport))
+
+    assert answers(200, {"status": "ready"})
+    assert answers(200, {"status": "ready", "models": {"a": True, "b": True}})
+    assert not answers(200, {"status": "ready", "models": {"a": True, "b": False}})
+    assert not answers(503, {"error": {}})
 
 
 def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> None:
