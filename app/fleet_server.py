@@ -53,7 +53,7 @@ class Front(HttpReplica):
     their engines are found. engines: passed only so that Serve starts them."""
 
     engines: Sequence[FleetClient]
-    fleet_adapters: FleetAdapters | None = None
+    fleet_adapters: Sequence[FleetAdapters] = ()
 
     async def __init__(  # type: ignore[misc]  # Serve awaits
         self, each: Sequence[Mapping[str, Any]], fleets: Sequence[str], *engines: DeploymentHandle
@@ -61,20 +61,25 @@ class Front(HttpReplica):
         parsed = [parse(args) for args in each]
         configs = [resolve(settings) for settings in parsed]
         self.settings = parsed[0]
-        clients, self.models = [], {}
+        sections = {served_name(settings): settings.adapters for settings in parsed}
+        clients, controls, self.models = [], [], {}
         for settings, config, fleet in zip(parsed, configs, fleets, strict=True):
             client = _client(settings, config, fleet)
             clients.append(client)
             folder = config.stage.model_path
             text = await asyncio.to_thread(load_text, folder, settings.model)
-            self.models[client.name] = ServedModel(client, text)
-        self.engines = clients
-        if (found := self.settings.adapters) is not None:
-            folders = dict(zip(found.paths, dict(configs[0].adapters).values(), strict=True))
-            self.adapters = self.fleet_adapters = FleetAdapters(
-                clients[0], _registry(fleets[0]), found.max_adapters, folders
-            )
-            self.fleet_adapters.start()
+            adapters = None
+            if (slots := settings.adapters) is not None:
+                folders = dict(zip(slots.paths, dict(config.adapters).values(), strict=True))
+                adapters = FleetAdapters(
+                    client, _registry(fleet), slots.max_adapters, folders, sections
+                )
+                controls.append(adapters)
+            self.models[client.name] = ServedModel(client, text, adapters)
+        self.engines, self.fleet_adapters = clients, controls
+        for control in controls:
+            control.beside = [other for other in controls if other is not control]
+            control.start()
         await asyncio.gather(*[client.start() for client in clients])
         await self.open(configs)
         freeze_gc_heap()
@@ -96,8 +101,8 @@ class Front(HttpReplica):
             raise ValueError("user_config: belongs to the deployment Engine")
 
     async def __del__(self) -> None:
-        if self.fleet_adapters is not None:
-            self.fleet_adapters.close()
+        for control in self.fleet_adapters:
+            control.close()
         await self.close()
 
 

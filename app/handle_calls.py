@@ -44,6 +44,7 @@ class ServedModel(NamedTuple):
 
     engine: ReplicaEngine
     text: TextProcessor
+    adapters: AdapterControl | None = None  # None: it has no slots
 
 
 class HandleCalls:
@@ -52,16 +53,16 @@ class HandleCalls:
     """
 
     models: Mapping[str, ServedModel]
-    adapters: AdapterControl | None = None
 
     def _served(self, model: str | None) -> tuple[EngineClient, TextProcessor]:
         if model is None:
-            return next(iter(self.models.values()))
-        if self.adapters is not None and model in self.adapters.adapters:
-            return self.adapters.adapters[model], next(iter(self.models.values())).text
-        if model not in self.models:
-            raise ValueError(f"model: {model!r} is not served here; {', '.join(self.models)} are")
-        return self.models[model]
+            model = next(iter(self.models))
+        for name, (engine, text, adapters) in self.models.items():
+            if name == model:
+                return engine, text
+            if adapters is not None and model in adapters.adapters:
+                return adapters.adapters[model], text
+        raise ValueError(f"model: {model!r} is not served here; {', '.join(self.models)} are")
 
     async def generate(
         self, prompt: str | list[int], *, model: str | None = None, **params: Any

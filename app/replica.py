@@ -86,11 +86,9 @@ class HttpReplica(HandleCalls):
             options = at_address(options, self.settings.listen_address[0])
         running = Running()
         contexts = {
-            name: Context(engine, text, options, self.telemetry[name], running)
-            for name, (engine, text) in self.models.items()
+            name: Context(engine, text, options, self.telemetry[name], running, adapters=adapters)
+            for name, (engine, text, adapters) in self.models.items()
         }
-        for context in contexts.values():
-            context.adapters = self.adapters
         if len(contexts) > 1:
             for context in contexts.values():
                 context.models = contexts

@@ -53,14 +53,14 @@ class LLMServer(HttpReplica):
         text_task = asyncio.create_task(
             asyncio.to_thread(load_text, config.stage.model_path, self.settings.model)
         )
+        adapters = None
         if self.settings.adapters is None:
             self.engine = LiveEngine(config, name)
         else:
-            names = tuple(self.settings.adapters.paths)
-            self.engine = self.adapters = AdapterEngine(config, name, names)
+            self.engine = adapters = AdapterEngine(config, name, self.settings.adapter_names)
         self.engines = [self.engine]
         await self.engine.start()
-        self.models = {name: ServedModel(self.engine, await text_task)}
+        self.models = {name: ServedModel(self.engine, await text_task, adapters)}
         await self.open([config])
         freeze_gc_heap()
         shorten_time_slices()

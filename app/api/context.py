@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.scheduling.request import Objective
@@ -28,7 +28,8 @@ class Running:
 @dataclass(slots=True)
 class Context:
     """The application's parts for one model. models: every one behind this address by its name,
-    this one among them; empty where it is alone. adapters: each is a model as well."""
+    this one among them; empty where it is alone. adapters: of this model; each is a model as well.
+    """
 
     engine: EngineClient
     text: TextProcessor
@@ -38,22 +39,24 @@ class Context:
     models: dict[str, Context] = field(default_factory=dict)
     adapters: AdapterControl | None = None
 
+    @property
+    def every(self) -> Mapping[str, Context]:
+        """The contexts of all models, by name; raises EngineUnavailable for one without a card."""
+        return self.models or {self.engine.card.name: self}
+
     def of(self, name: str | None) -> Context:
-        """The context of this model; without a name, of the first one. Raises 404 for an unknown
-        name."""
+        """The context of this model or adapter; without a name, of the first model. Raises 404 for
+        an unknown name."""
         if name is None:
             return self
-        if self.models:
-            found = self.models.get(name)
-        else:
-            found = self if name == self.engine.card.name else None
-        if found is None and self.adapters is not None and name in self.adapters.adapters:
-            return replace(self, engine=self.adapters.adapters[name])
-        if found is None:
-            raise ApiError(
-                404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
-            )
-        return found
+        if name in self.every:
+            return self.every[name]
+        for base in self.every.values():
+            if base.adapters is not None and name in base.adapters.adapters:
+                return replace(base, engine=base.adapters.adapters[name])
+        raise ApiError(
+            404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
+        )
 
     def check_length(self, text: str, param: str) -> None:
         """Raises 400 for a text that is too long in any case, before it is tokenized."""

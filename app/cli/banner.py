@@ -26,7 +26,7 @@ def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> No
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": name, "messages": [message], "stream": True})
     out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    models = ", ".join(map(served_name, each))
+    models = ", ".join(name for one in each for name in (served_name(one), *one.adapter_names))
     out.print(
         f"\n[bold]Legato[/] serves [bold]{models}[/] at [bold]{address}[/]  ({ready_in(ends_s)})"
     )

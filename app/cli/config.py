@@ -84,8 +84,9 @@ the files that were whole.
 
 Several models behind one address are a list, `models`, in the place of `model`
 ([example](serve/two_models.yaml)). Each entry has a section `model` and, where it differs,
-`parallel`, `scheduling`, `slo`, `kv`, `speculation`, `engine` and `fleet`; what it leaves out is
-taken from beside `models`. Its engines are the deployment `Engine-NAME`, with replicas and scaling
+`parallel`, `scheduling`, `slo`, `kv`, `speculation`, `engine`, `fleet` and `adapters`; what it
+leaves out is taken from beside `models`, except for `adapters`, whose names are unique at the
+address. Its engines are the deployment `Engine-NAME`, with replicas and scaling
 of their own. With `fleet.way` engines are a deployment per role: `Engine-prefill` and
 `Engine-decode` (`Engine-NAME-prefill`, ...) or `Engine-both` ([example](serve/split.yaml)).
 

@@ -18,7 +18,7 @@ from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
 from app.settings.model_folder import SettingsError, hub_model, pin_models
-from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
+from app.settings.models import engine_groups, entry_of, is_fleet, parse_each, resolve_each
 from app.settings.schema import Settings
 
 
@@ -80,8 +80,7 @@ def check_models(config: dict[str, Any], whole: bool = False) -> list[EngineConf
             try:
                 _check_files(settings, resolved, whole)
             except ValueError as error:
-                where = f"models.{number}: " if "models" in args else ""
-                raise SettingsError(f"{where}{error}") from error
+                raise SettingsError(f"{entry_of(args, number)}{error}") from error
         application["args"] = pin_models(args)
         found += of_each
     return found

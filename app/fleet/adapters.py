@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -28,15 +29,24 @@ _AGAIN_AFTER_S = 30.0  # an engine that could not load one is asked again
 
 
 class FleetAdapters:
-    """Implements `client.AdapterControl`. paths: of the settings, by name, in order of slots."""
+    """Implements `client.AdapterControl` for one model. paths: of the settings, by name, in order
+    of slots. models: all at this address, by name, and the settings of their adapters."""
 
     def __init__(
-        self, fleet: FleetClient, registry: Registry, max_adapters: int, paths: dict[str, str]
+        self,
+        fleet: FleetClient,
+        registry: Registry,
+        max_adapters: int,
+        paths: Mapping[str, str],
+        models: Mapping[str, object],
     ) -> None:
         self._fleet = fleet
         self._registry = registry
         self._max_adapters = max_adapters
-        settings = repr((max_adapters, list(paths.items()))).encode()
+        self._models = models
+        self.beside: Sequence[FleetAdapters] = ()  # of the other models: no two have the same name
+        # Those of all models, so that no adapter is kept whose name another model's settings take.
+        settings = repr((max_adapters, list(paths.items()), sorted(models.items()))).encode()
         self._of = blake2b(settings, digest_size=8).hexdigest()
         self._first = tuple(
             AdapterEntry(slot, name, folder, folder)
@@ -75,9 +85,17 @@ class FleetAdapters:
         refused = [error for error in errors if not isinstance(error, EngineUnavailable)]
         if refused or len(errors) == len(found):
             raise (refused or errors)[0]
-        while not await self._change((*self._entries.values(), entry)):
-            if await self._place_for(name) != slot and self._is_taken(slot):
+        is_listed = False
+        while not is_listed:
+            await self._place_for(name)  # raises if another load took the name
+            if self._is_taken(slot):
                 raise RequestRefused("another load took the slot: try again", param="lora_name")
+            is_listed = await self._change((*self._entries.values(), entry))
+        try:
+            await self._check_name(name, self.beside)
+        except RequestRefused:  # loaded for another model at the same time
+            await self.unload_adapter(name)
+            raise
 
     async def unload_adapter(self, name: str) -> int:
         """The number of running requests is that of this front."""
@@ -90,9 +108,7 @@ class FleetAdapters:
 
     async def _place_for(self, name: str) -> int:
         """The slot of a new adapter of this name; raises RequestRefused."""
-        await self._refresh()
-        if name in self._entries or name == self._fleet.name:
-            raise RequestRefused(f"a model {name!r} is served already", param="lora_name")
+        await self._check_name(name, (self, *self.beside))
         free = [slot for slot in range(self._max_adapters) if not self._is_taken(slot)]
         if not free:
             raise RequestRefused(
@@ -103,6 +119,12 @@ class FleetAdapters:
         # Requests may still run on an adapter that was unloaded: an empty slot is better.
         held = {slot for one in self._fleet.snapshots for slot, _ in one.adapters}
         return min(free, key=lambda slot: (slot in held, slot))
+
+    async def _check_name(self, name: str, controls: Sequence[FleetAdapters]) -> None:
+        """Raises RequestRefused for the name of a model or of one of these adapters."""
+        await asyncio.gather(*[control._refresh() for control in controls])
+        if name in self._models or any(name in control._entries for control in controls):
+            raise RequestRefused(f"a model {name!r} is served already", param="lora_name")
 
     def _is_taken(self, slot: int) -> bool:
         return any(entry.slot == slot for entry in self._entries.values())

@@ -5,6 +5,7 @@
       - model: {path: configs/models/large, name: large}
         parallel: {pipeline_stages: 2}
         slo: {tbt_ms: 200}
+        adapters: {max_adapters: 2, paths: {pirate: adapters/pirate}}
     scheduling: {max_requests: 64}   # of every model without its own
 
 An entry is like `args`; missing keys are taken from the level of `models`. Each model has its own
@@ -28,7 +29,9 @@ from app.settings.model_folder import SettingsError, hub_model
 from app.settings.schema import Settings
 
 # Allowed keys of an entry; the others apply to the address.
-OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "engine", "fleet")
+OWN: Final = (
+    "model", "parallel", "scheduling", "slo", "kv", "speculation", "engine", "fleet", "adapters",
+)  # fmt: skip
 
 
 def served_name(settings: Settings) -> str:
@@ -65,7 +68,7 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(args)]
     shared = {key: value for key, value in args.items() if key != "models"}
     if shared.get("adapters") is not None:
-        raise SettingsError("adapters: not yet with `models`; leave one of them out")
+        raise SettingsError("adapters: with `models`, put them into the entries of their models")
     entries = args["models"]
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise SettingsError("models: must be a list of at least one model")
@@ -90,15 +93,14 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def parse_each(args: Mapping[str, Any]) -> list[Settings]:
     """`app.settings.load.parse` for every model."""
-    if "models" not in args:
-        return [parse(args)]
     found = []
     for number, whole in enumerate(expand(args)):
         try:
             found.append(parse(whole))
         except SettingsError as error:
-            raise SettingsError(f"models.{number}: {error}") from error
+            raise SettingsError(f"{entry_of(args, number)}{error}") from error
     _check_names([served_name(settings) for settings in found])
+    _check_adapter_names(args, found)
     return found
 
 
@@ -109,9 +111,13 @@ def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
         try:
             found.append(resolve(settings))
         except SettingsError as error:
-            where = f"models.{number}: " if "models" in args else ""
-            raise SettingsError(f"{where}{error}") from error
+            raise SettingsError(f"{entry_of(args, number)}{error}") from error
     return found
+
+
+def entry_of(args: Mapping[str, Any], number: int) -> str:
+    """What the error of a model's settings begins with: its entry, if there are several."""
+    return f"models.{number}: " if "models" in args else ""
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -122,6 +128,18 @@ def _check_names(names: Sequence[str]) -> None:
             raise SettingsError(
                 f"models: {count} are {of} {name!r}; give each a `model.name` of its own"
             )
+
+
+def _check_adapter_names(args: Mapping[str, Any], each: Sequence[Settings]) -> None:
+    """Check that no adapter is named as a model, or as an adapter of another one."""
+    taken = {served_name(settings): "a model" for settings in each}
+    for number, settings in enumerate(each):
+        of = f"an adapter of {served_name(settings)!r}"
+        for name in settings.adapter_names:
+            if name in taken:
+                key = f"{entry_of(args, number)}adapters.paths.{name}"
+                raise SettingsError(f"{key}: the name is that of {taken[name]}; choose another")
+            taken[name] = of
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,9 @@ class Settings(_Section):
     fleet: FleetSettings | None = Field(
         None, description="Absent: every replica is a front and an engine in one."
     )
-    adapters: AdapterSettings | None = Field(None, description="Absent: none; not with `models`.")
+    adapters: AdapterSettings | None = Field(
+        None, description="Absent: none. With `models`, in their entries."
+    )
     batches: BatchSettings | None = Field(BatchSettings(), description="null: none.")
     listen: str | None = Field(
         None,
@@ -272,6 +274,11 @@ class Settings(_Section):
         if value is not None and not 1 <= int(value.rpartition(":")[2]) <= 65535:
             raise ValueError("the port must lie between 1 and 65535")
         return value
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Those of `adapters.paths`."""
+        return () if self.adapters is None else tuple(self.adapters.paths)
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -20,7 +20,6 @@ from app.engine_client.adapters import AdapterEngine
 from app.engine_client.client import EngineClient, GenerationRequest
 from app.settings.load import parse
 from app.settings.model_folder import SettingsError
-from app.settings.models import resolve_each
 from app.text.processor import TextProcessor
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts
@@ -228,8 +227,6 @@ def test_settings_that_cannot_be(tiny_model: Callable[..., Path]) -> None:
     args: dict[str, Any] = {"model": {"path": str(tiny_model("llama"))}}
     with pytest.raises(SettingsError, match="2 paths for 1 slots"):
         parse({**args, "adapters": {"max_adapters": 1, "paths": {"a": "x", "b": "y"}}})
-    with pytest.raises(SettingsError, match="adapters: not yet with `models`"):
-        resolve_each({"models": [args], "adapters": {"max_adapters": 1}})
 
 
 def texts_of(folder: Path, answers: Sequence[Sequence[int]]) -> list[str]:

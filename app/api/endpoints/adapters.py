@@ -20,11 +20,14 @@ class AdapterChanges:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def _control(self, call: Call) -> AdapterControl:
+    def _controls(self, call: Call) -> Mapping[str, AdapterControl]:
+        """Of every model with slots, by its name."""
         call.check_admin()
-        if self._context.adapters is None:
+        every = self._context.every.items()
+        found = {name: one.adapters for name, one in every if one.adapters is not None}
+        if not found:
             raise invalid("This server has no adapter slots (setting `adapters`).", "lora_name")
-        return self._context.adapters
+        return found
 
     async def load(self, call: Call) -> None:
         """Answers once the adapter is ready."""
@@ -32,9 +35,19 @@ class AdapterChanges:
         await self._noted(call, changes, self._load(call, changes))
 
     async def _load(self, call: Call, changes: dict[str, Any]) -> Mapping[str, Any]:
-        control = self._control(call)
+        controls = self._controls(call)
         body = await call.read_json(LoadAdapterRequest)
         changes |= {"load_lora_adapter": body.lora_name, "lora_path": body.lora_path}
+        base = body.base_model_name
+        if base is None and len(controls) == 1:
+            (base,) = controls
+        if base is None or base not in controls:
+            raise invalid(
+                f"The adapter needs a model that has slots for it: {', '.join(controls)}.",
+                "base_model_name",
+            )
+        changes["base_model_name"] = base
+        control = controls[base]
         await control.load_adapter(body.lora_name, body.lora_path)
         return shown(control.adapters[body.lora_name].card)
 
@@ -44,15 +57,16 @@ class AdapterChanges:
         await self._noted(call, changes, self._unload(call, changes))
 
     async def _unload(self, call: Call, changes: dict[str, Any]) -> Mapping[str, Any]:
-        control = self._control(call)
+        controls = self._controls(call)
         body = await call.read_json(UnloadAdapterRequest)
         changes |= {"unload_lora_adapter": body.lora_name}
-        if body.lora_name not in control.adapters:
-            raise ApiError(
-                404, f"No adapter '{body.lora_name}' is loaded.", "lora_name", "model_not_found"
-            )
-        num_running = await control.unload_adapter(body.lora_name)
-        return {"id": body.lora_name, "num_running": num_running}
+        for control in controls.values():
+            if body.lora_name in control.adapters:
+                num_running = await control.unload_adapter(body.lora_name)
+                return {"id": body.lora_name, "num_running": num_running}
+        raise ApiError(
+            404, f"No adapter '{body.lora_name}' is loaded.", "lora_name", "model_not_found"
+        )
 
     async def _noted(
         self, call: Call, changes: dict[str, Any], work: Awaitable[Mapping[str, Any]]

@@ -35,13 +35,13 @@ class Probes:
         await call.reply_json({"status": "live"})
 
     async def models(self, call: Call) -> None:
-        """The list of models; of several, only those of which an engine has published a card."""
-        found = [] if self._context.models else [shown(self._context.engine.card)]
-        if self._context.adapters is not None:
-            found += [shown(one.card) for one in self._context.adapters.adapters.values()]
-        for one in self._context.models.values():
+        """The list of models, each before its adapters; of several, only those of which an engine
+        has published a card."""
+        found = list[dict[str, Any]]()
+        for one in self._context.every.values():
+            adapters = {} if one.adapters is None else one.adapters.adapters
             with suppress(EngineUnavailable):
-                found.append(shown(one.engine.card))
+                found += [shown(engine.card) for engine in (one.engine, *adapters.values())]
         # What Anthropic's clients page by.
         ends = {"has_more": False, "first_id": None, "last_id": None}
         if found:

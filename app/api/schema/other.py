@@ -154,6 +154,11 @@ class LoadAdapterRequest(Strict):
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="A folder of the server, as peft saves it."
     )
+    base_model_name: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="The model it changes; required where several have slots for adapters.",
+    )
 
 
 class UnloadAdapterRequest(Strict):

@@ -30,11 +30,13 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     monkeypatch.setattr(httpx, "Client", lambda **given: client(**given, transport=transport))
     monkeypatch.setenv("A_KEY", "secret")
     models = [{"model": {"path": "configs/models/demo", "name": name}} for name in ("a", "b")]
+    models[0]["adapters"] = {"max_adapters": 1, "paths": {"c": "folder"}}
     args = {"models": models, "api": {"api_keys": {"env:A_KEY": {}}}}
     config = {"applications": [{"args": args}]}
     banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
     assert asked == [("a", "Bearer secret"), ("b", "Bearer secret")]
     shown = capsys.readouterr().out
+    assert "serves a, c, b at" in shown
     assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
     assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
     assert "secret" not in shown

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,12 +73,18 @@ class Connection:
         return answer
 
 
-def front(*connections: Connection, slots: int = 2, **paths: str) -> FleetAdapters:
+def front(
+    *connections: Connection,
+    slots: int = 2,
+    name: str = "base",
+    models: Mapping[str, object] = MappingProxyType({"base": None}),
+    **paths: str,
+) -> FleetAdapters:
     fleet: Any = SimpleNamespace(
-        name="base", adapters={}, connections=list(connections),
+        name=name, adapters={}, connections=list(connections),
         snapshots=[connection.snapshot for connection in connections],
     )  # fmt: skip
-    return FleetAdapters(fleet, Registry("app/Engine"), slots, paths)
+    return FleetAdapters(fleet, Registry(f"app/{name}"), slots, paths, models)
 
 
 async def test_a_list_replaces_only_the_one_before_it(store: Store) -> None:
@@ -157,3 +164,58 @@ async def test_a_slot_that_nothing_holds_comes_first() -> None:
     assert engine.asked == [(0, "a"), (1, "b"), (2, "c"), (0, "d")]
     with pytest.raises(RequestRefused, match="all 3 adapter slots"):
         await one.load_adapter("e", "e")
+
+
+def two_models(**engines: Connection) -> list[FleetAdapters]:
+    """Those of a front for a model of each of these names."""
+    models = dict.fromkeys(engines)
+    controls = [front(engine, name=name, models=models) for name, engine in engines.items()]
+    for one in controls:
+        one.beside = [other for other in controls if other is not one]
+    return controls
+
+
+async def test_no_two_models_have_adapters_of_one_name() -> None:
+    engines = {"a": Connection("a"), "b": Connection("b")}
+    of_a, of_b = two_models(**engines)
+    another_of_a, another_of_b = two_models(**engines)
+    await of_a.load_adapter("x", "f")
+    for control in (of_b, another_of_b, another_of_a):  # others have not yet read the list
+        for name in ("x", "a", "b"):
+            with pytest.raises(RequestRefused, match=f"'{name}' is served already") as caught:
+                await control.load_adapter(name, "f")
+            assert caught.value.param == "lora_name"
+    await of_b.load_adapter("y", "f")
+    assert [engine.asked for engine in engines.values()] == [[(0, "f")], [(0, "f")]]
+    assert await another_of_b.unload_adapter("y") == 0
+    await another_of_a.load_adapter("y", "f")  # the name is free again, also for the other model
+
+
+async def test_of_two_models_that_take_a_name_at_a_time_one_has_it_at_most() -> None:
+    engines = {"a": Connection("a"), "b": Connection("b")}
+    (of_a, _), (_, of_b) = two_models(**engines), two_models(**engines)
+    loads = [one.load_adapter("x", "f") for one in (of_a, of_b)]
+    done = await asyncio.gather(*loads, return_exceptions=True)
+    await asyncio.gather(*[one._refresh() for one in (of_a, of_b)])
+    served = [one for one in (of_a, of_b) if "x" in one.adapters]
+    assert len(served) == done.count(None) <= 1
+    assert all("served already" in str(result) for result in done if result)
+
+
+async def test_a_name_is_loaded_once_at_a_time() -> None:
+    one = front(Connection(), slots=2)
+    done = await asyncio.gather(
+        one.load_adapter("x", "f"), one.load_adapter("x", "g"), return_exceptions=True
+    )
+    assert [str(result) for result in done if result] == ["a model 'x' is served already"]
+    assert list(one.adapters) == ["x"]
+
+
+async def test_the_list_is_that_of_all_settings_at_the_address() -> None:
+    """Else a model, or another model's adapter, could be named as one that was loaded before."""
+    engine = Connection()
+    for models in ({"base": None}, {"base": None, "x": None}, {"base": "other adapters"}):
+        one = front(engine, models=models)
+        await one._refresh()
+        assert not one.adapters
+        await one.load_adapter(f"a{len(models)}", "f")

@@ -33,6 +33,10 @@ def two(**second: Any) -> dict[str, Any]:
     }
 
 
+def adapters(*names: str) -> dict[str, Any]:
+    return {"adapters": {"max_adapters": 4, "paths": {name: f"folder-{name}" for name in names}}}
+
+
 def deployments(args: dict[str, Any]) -> list[str]:
     return [group.deployment for group in engine_groups(args)]
 
@@ -56,6 +60,17 @@ def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
     assert (first.fleet.routing, second.fleet.routing) == ("slack", "least_loaded")
     assert first.listen == second.listen
     assert deployments(args) == ["Engine-a", "Engine-org-b-c"]
+
+
+def test_every_model_has_adapters_of_its_own() -> None:
+    args = two(**adapters("x", "y"))
+    assert [settings.adapter_names for settings in parse_each(args)] == [(), ("x", "y")]
+    args["models"][0] |= {"adapters": {"max_adapters": 2, "max_rank": 8, "paths": {"z": "f"}}}
+    first, second = resolve_each(args)
+    assert (first.stage.max_adapters, first.stage.max_adapter_rank) == (2, 8)
+    assert (second.stage.max_adapters, second.stage.max_adapter_rank) == (4, 16)
+    folders = [[(slot, Path(path).name) for slot, path in one.adapters] for one in (first, second)]
+    assert folders == [[(0, "f")], [(0, "folder-x"), (1, "folder-y")]]
 
 
 def test_a_model_of_the_hub_is_served_by_its_name() -> None:
@@ -97,6 +112,15 @@ def test_every_role_is_a_deployment_of_its_own() -> None:
             {"models": [{"model": {"path": DEMO, "name": n}} for n in ("a b", "a-b")]},
             "2 are written 'a-b'",
         ),
+        (two() | adapters("x"), "adapters: with `models`, put them into the entries"),
+        (two(**adapters("x", "a")), "models.1: adapters.paths.a: the name is that of a model"),
+        (
+            {"models": [own | adapters("x") for own in two()["models"]]},
+            "models.1: adapters.paths.x: the name is that of an adapter of 'a'",
+        ),
+        (two(adapters={"max_adapters": 0}), "models.1: adapters.max_adapters: "),
+        (two(adapters={"max_adapter": 1}), "did you mean 'max_adapters'"),
+        ({"model": {"path": DEMO}, **adapters("demo")}, "adapters.paths.demo: the name is that"),
     ],
 )
 def test_what_cannot_be_is_named(args: dict[str, Any], said: str) -> None:

@@ -44,7 +44,9 @@ async def front_of() -> AsyncIterator[Callable[..., Any]]:
             router, finder = build_router("round_robin"), Finder(fleet.registry, this_node())
             client = FleetClient(finder, "tiny", str(fleet.folder), router, rebalance=False)
             await client.start()
-        adapters = FleetAdapters(client, fleet.registry, SLOTS["max_adapters"], paths)
+        adapters = FleetAdapters(
+            client, fleet.registry, SLOTS["max_adapters"], paths, {"tiny": None}
+        )
         adapters.start()
         made.append((adapters, client))
         return adapters
