@@ -84,11 +84,11 @@ the files that were whole.
 
 Several models behind one address are a list, `models`, in the place of `model`
 ([example](serve/two_models.yaml)). Each entry has a section `model` and, where it differs,
-`parallel`, `scheduling`, `slo`, `kv`, `speculation`, `engine`, `fleet` and `adapters`; what it
-leaves out is taken from beside `models`, except for `adapters`, whose names are unique at the
-address. Its engines are the deployment `Engine-NAME`, with replicas and scaling
-of their own. With `fleet.way` engines are a deployment per role: `Engine-prefill` and
-`Engine-decode` (`Engine-NAME-prefill`, ...) or `Engine-both` ([example](serve/split.yaml)).
+`parallel`, `scheduling`, `slo`, `kv`, `speculation`, `engine` and `fleet`; what it leaves out is
+taken from beside `models`. `adapters` are in the entries only, and no two of them have the same
+name. The engines of an entry are the deployment `Engine-NAME`, with replicas and scaling of their
+own. With `fleet.way` engines are a deployment per role: `Engine-prefill` and `Engine-decode`
+(`Engine-NAME-prefill`, ...) or `Engine-both` ([example](serve/split.yaml)).
 
 This file is the output of `legato config reference`.
 """
