@@ -147,7 +147,10 @@ def test_loaded_and_unloaded_over_http(
     assert listed(server) == base
     assert complete(server, "two").status_code == 404
     with caplog.at_level(logging.WARNING, "legato.audit"):
-        loaded = post(server, "load", lora_name="two", lora_path=str(folders[2]))
+        path = str(folders[2])
+        other = post(server, "load", lora_name="two", lora_path=path, base_model_name="zero")
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "base_model_name")
+        loaded = post(server, "load", lora_name="two", lora_path=path, base_model_name=server.model)
     assert loaded.status_code == 200, loaded.text
     assert loaded.json()["parent"] == server.model
     assert "load_lora_adapter" in caplog.text

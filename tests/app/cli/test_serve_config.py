@@ -147,6 +147,19 @@ def test_what_takes_seconds_to_check_is_left_to_config_check(tmp_path: Path) -> 
         check_models(_config(tmp_path, adapters), whole=True)
 
 
+def test_adapters_of_an_entry_are_checked_there(tmp_path: Path) -> None:
+    model = {"path": "configs/models/demo"}
+    slots = {"max_adapters": 1, "paths": {"x": str(tmp_path)}}
+    models = [{"model": {**model, "name": "a"}}, {"model": model, "adapters": slots}]
+    config = {"applications": [{"args": {"models": models}}]}
+    assert [resolved.stage.max_adapters for resolved in check_models(config)] == [0, 1]
+    with pytest.raises(SettingsError, match=r"^models.1: adapters.paths.x: .*adapter_config.json"):
+        check_models(config, whole=True)
+    slots["paths"] = {"x": str(tmp_path / "none")}
+    with pytest.raises(SettingsError, match=r"^models.1: adapters.paths.x: no folder"):
+        check_models(config)
+
+
 def test_folders_that_can_be_made_are_not_made_yet(tmp_path: Path) -> None:
     check_models(_config(tmp_path, {"telemetry": {"directory": "HERE/a/b"}}))
     assert list(tmp_path.iterdir()) == []
