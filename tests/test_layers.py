@@ -138,7 +138,7 @@ ROOMS: dict[str, tuple[str, str]] = {
 }
 
 # Folder -> packages it must not import.
-HEAVY = {"ray", "torch", "transformers", "triton", "flash_attn"}
+HEAVY = {"ray", "torch", "transformers", "triton", "flash_attn", "flash_attn_interface"}
 INPUT_OUTPUT = {
     "asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "socket",
     "subprocess", "sys", "tempfile", "threading", "time", "uuid",

@@ -46,7 +46,7 @@ class SchedulerConfig:
         metadata={"setting": Setting("Device KV blocks.", hidden=True, at_least=1)}
     )
     block_size: int = setting(
-        16, "Tokens per block; flash_attn needs 256.", section="kv", at_least=1
+        16, "Tokens per block; flash-attn 2.8 needs 256.", section="kv", at_least=1
     )
     num_host_blocks: int = setting(0, "Host KV blocks, for swapping.", hidden=True, at_least=0)
     tier_ranks: int = setting(0, "Ranks with a second tier; 0: none.", hidden=True, at_least=0)

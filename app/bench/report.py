@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-_PACKAGES = ("torch", "ray", "numpy", "transformers", "triton", "flash_attn")
+_PACKAGES = ("torch", "ray", "numpy", "transformers", "triton", "flash_attn", "flash_attn_3")
 _NOT_SETTINGS = {"as_json", "out", "api_key"}
 _FOLDER = Path(__file__).resolve().parent
 

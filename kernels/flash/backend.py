@@ -1,4 +1,5 @@
-"""Backend "flash_attn": attention by flash-attn over pages of 256, the rest as backend "triton"."""
+"""Backend "flash_attn": attention by FlashAttention-3, or by flash-attn 2.8 over pages of 256; the
+rest as backend "triton"."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import torch
 
 from kernels.device_time import graph_time_s
 from kernels.flash import library
+from kernels.flash.flash3 import Flash3Attention
 from kernels.flash.hybrid import SeqLens, measure_crossover, one_call, split_kv, two_calls
-from kernels.flash.library import FlashLibrary
+from kernels.flash.library import Flash3Library, FlashLibrary
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.triton.backend import TritonBackend, paged
 from kernels.triton.tiles import num_programs
@@ -20,32 +22,39 @@ _log = logging.getLogger(__name__)
 
 
 class FlashBackend(TritonBackend):
-    """Attention by flash-attn. Raises ImportError at construction where it is missing.
+    """Attention by `library.load`. Raises ImportError at construction where nothing is installed.
 
-    one_call_up_to: hybrid batches whose longest context is at most this take one call, others two;
-    None: measured when the cache is allocated on a GPU.
+    one_call_up_to: of flash-attn 2.8, hybrid batches whose longest context is at most this take one
+    call, others two; None: measured when the cache is allocated on a GPU.
     """
 
     name = "flash_attn"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
-    # A varlen launch has programs for the longest chunk a capture allows, for every slice and head:
-    # most would be empty. Hybrid batches therefore run uncaptured.
-    captures_hybrid = False
 
     def __init__(
-        self, flash: FlashLibrary | None = None, one_call_up_to: int | None = None
+        self,
+        flash: FlashLibrary | Flash3Library | None = None,
+        one_call_up_to: int | None = None,
     ) -> None:
-        super().__init__()
-        self._flash = library.load() if flash is None else flash
+        # Triton's attention is the exception here: whether one launch is faster is not measured.
+        super().__init__(one_launch=False)
+        flash = library.load() if flash is None else flash
+        self._page_multiple = flash.page_multiple
+        self._flash: FlashLibrary | Flash3Attention = (
+            Flash3Attention(flash) if isinstance(flash, Flash3Library) else flash
+        )
+        # A varlen launch of 2.8 has programs for the longest chunk a capture allows, for every
+        # slice and head: most would be empty. Its hybrid batches therefore run uncaptured.
+        self.captures_hybrid = isinstance(flash, Flash3Library)
         self.one_call_up_to = one_call_up_to
         self._lengths: tuple[Batch, SeqLens] | None = None
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
         if dtype not in library.DTYPES:
             return f"it computes in bfloat16 or float16, not {dtype}"
-        if block_size is not None and block_size % library.PAGE_MULTIPLE:
+        if block_size is not None and block_size % self._page_multiple:
             return (
-                f"it needs kv.block_size to be a multiple of {library.PAGE_MULTIPLE}, "
+                f"it needs kv.block_size to be a multiple of {self._page_multiple}, "
                 f"not {block_size}"
             )
         return None
@@ -60,9 +69,9 @@ class FlashBackend(TritonBackend):
         device: torch.device,
     ) -> list[KVLayer]:
         """Raises ValueError for a cache flash-attn cannot read."""
-        if problem := library.unsupported(shape.head_dim, dtype, block_size):
+        if problem := library.unsupported(shape.head_dim, dtype, block_size, self._page_multiple):
             raise ValueError(problem)
-        if self.one_call_up_to is None:
+        if self.one_call_up_to is None and isinstance(self._flash, FlashLibrary):
             self.one_call_up_to = 0
             if device.type == "cuda":
                 self.one_call_up_to = measure_crossover(
@@ -74,10 +83,14 @@ class FlashBackend(TritonBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        # flash-attn has no sinks and no chunks, and its ALiBi slopes cannot express rounded biases
-        # (Falcon's).
+        # Neither library has sinks; chunks are not asked of them; ALiBi slopes, of 2.8 only, cannot
+        # express rounded biases (Falcon's).
         foreign = shape.sinks_N is not None or shape.alibi_NP is not None or shape.chunked
-        if foreign or _splits_by_width(batch, shape):
+        if foreign:
+            return super().attention(q_TND, batch, layer, shape)
+        if isinstance(self._flash, Flash3Attention):
+            return self._flash(q_TND, batch, paged(layer), shape).flatten(1)
+        if _splits_by_width(batch, shape):
             return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
         if batch.max_length == 1:

@@ -75,7 +75,7 @@ def one_call(
         max_seqlen_k=batch.max_kv_length,
         softmax_scale=shape.scale,
         causal=True,
-        window_size=_window(shape, batch),
+        window_size=window_of(shape, batch),
         softcap=shape.softcap or 0.0,
         block_table=batch.block_tables_SB[first:],
     )
@@ -99,7 +99,7 @@ def split_kv(
         block_table=batch.block_tables_SB[:count],
         softmax_scale=shape.scale,
         causal=True,
-        window_size=_window(shape, batch),
+        window_size=window_of(shape, batch),
         softcap=shape.softcap or 0.0,
     )
     return out_S1ND.squeeze(1)
@@ -119,7 +119,7 @@ def two_calls(
     return torch.cat((decoded, one_call(flash, q_TND[count:], batch, lengths, layer, shape, count)))
 
 
-def _window(shape: AttentionShape, batch: Batch) -> tuple[int, int]:
+def window_of(shape: AttentionShape, batch: Batch) -> tuple[int, int]:
     """(left, right) tokens beside the token itself; -1: unlimited.
 
     A window that holds every context is none: with one, flash-attn reads K and V once per query

@@ -18,7 +18,9 @@ _FORBIDDEN = {
 }
 
 
-class _NoWaiting(TorchDispatchMode):
+class NoWaiting(TorchDispatchMode):
+    """Raises RuntimeError where a graph could not be captured."""
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -40,12 +42,12 @@ class EagerCapture:
 
     def __call__(self, work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
         self.num_captured += 1
-        with _NoWaiting():
+        with NoWaiting():
             output = work()
 
         def replay() -> None:
             self.num_replays += 1
-            with _NoWaiting():
+            with NoWaiting():
                 again = work()
             for name in ("x_TH", "residual_TH", "logits_SV", "tokens_S"):
                 kept, new = getattr(output, name), getattr(again, name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,13 @@ from actors.scheduling.request import SamplingParams
 from actors.stage.cuda.graphs import TILE, decode_sizes, hybrid_sizes
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
-from kernels import registry
 from kernels.flash import library
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
 from tests.actors.stage.weights import packed_folders
 from tests.gpu.captures import EagerCapture
+from tests.kernels.flash.fake_flash3 import FakeFlash3
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -184,8 +183,6 @@ def test_flash_attention_stage(
     """Tokens of backend `torch` in half precision; hybrid batches are never captured."""
     fake = FakeFlash()
     monkeypatch.setattr(library, "load", lambda: fake.library)
-    entry = replace(registry.BACKENDS["flash_attn"], packages=("triton",))
-    monkeypatch.setitem(registry.BACKENDS, "flash_attn", entry)
     spec = {**SMALL, "dtype": "float16", "block_size": 256, "max_model_len": 256}
     runner = make_runner(tiny_model("llama"), 8, backend="flash_attn", **spec)
     replays = captured(runner)[1] if capture else None
@@ -199,6 +196,31 @@ def test_flash_attention_stage(
     assert {name for name, _, _ in fake.calls} == {"varlen", "with_kvcache"}
     if replays is not None:
         assert 0 < replays.num_replays <= len(planner.results) - planner.num_hybrid_steps
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="FlashAttention-3 itself runs on Hopper GPUs")
+@pytest.mark.parametrize("variant", ["llama", "mistral"])
+def test_flash_attention_3_stage(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Tokens of backend `torch` in half precision, with every step captured; mistral's layers have
+    a window."""
+    fake = FakeFlash3()
+    monkeypatch.setattr(library, "load", lambda: fake.library)
+    spec = {**SMALL, "dtype": "float16", "graph_tokens": 32}
+    runner, capture = captured(make_runner(tiny_model(variant), backend="flash_attn", **spec))
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    torch_planner = MiniPlanner(
+        chain([make_runner(tiny_model(variant), **spec)]), chunk=8, budget=24
+    )
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == torch_planner.run(
+        make_prompts(LENGTHS), GREEDY
+    )
+    assert planner.num_hybrid_steps > 1
+    assert capture.num_replays == len(planner.results)
+    # One schedule a pass, captures included, and one call for each of the three layers.
+    assert len(fake.calls) == 3 * len(fake.schedules)
+    assert len(fake.schedules) == capture.num_captured + capture.num_replays
 
 
 def test_a_float8_cache_needs_a_backend_that_reads_it(tiny_model: Callable[..., Path]) -> None:
@@ -247,7 +269,10 @@ def test_half_precision_on_the_gpu(
 ) -> None:
     """Both GPU backends against `torch`, one stage or two that hand hidden states on."""
     if backend == "flash_attn":
-        pytest.importorskip("flash_attn", reason="flash-attn is not installed")
+        try:
+            library.load()
+        except ImportError as missing:
+            pytest.skip(str(missing))
     spec = {"dtype": "float16", "block_size": 256, "max_requests": 4, "device": "cuda"}
 
     def answers(name: str) -> list[list[int]]:

@@ -41,24 +41,24 @@ class FakeFlash:
         softcap: float,
         block_table: torch.Tensor,
     ) -> torch.Tensor:
-        _require(q.dim() == 3, "q must be (total tokens, heads, head dim)")
+        require(q.dim() == 3, "q must be (total tokens, heads, head dim)")
         _check(q, k, v, block_table)
         batch = len(block_table)
         for name, values in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-            _require(values.dtype == torch.int32, f"{name} must be int32")
-            _require(values.is_contiguous(), f"{name} must be contiguous")
-            _require(values.shape == (batch + 1,), f"{name} must have batch + 1 entries")
-        _require(int(cu_seqlens_q[-1]) == len(q), "cu_seqlens_q must end at the number of tokens")
+            require(values.dtype == torch.int32, f"{name} must be int32")
+            require(values.is_contiguous(), f"{name} must be contiguous")
+            require(values.shape == (batch + 1,), f"{name} must have batch + 1 entries")
+        require(int(cu_seqlens_q[-1]) == len(q), "cu_seqlens_q must end at the number of tokens")
         starts, seqlens_k = cu_seqlens_q.tolist(), cu_seqlens_k.diff().tolist()
         longest = int(cu_seqlens_q.diff().max())
-        _require(starts[0] == 0 and int(cu_seqlens_k[0]) == 0, "cumulative lengths start at 0")
-        _require(longest <= max_seqlen_q, "max_seqlen_q is too small")
-        _require(max(seqlens_k) <= max_seqlen_k, "max_seqlen_k is too small")
+        require(starts[0] == 0 and int(cu_seqlens_k[0]) == 0, "cumulative lengths start at 0")
+        require(longest <= max_seqlen_q, "max_seqlen_q is too small")
+        require(max(seqlens_k) <= max_seqlen_k, "max_seqlen_k is too small")
         self.calls.append(("varlen", batch, longest))
         out = torch.empty_like(q)
         for b in range(batch):
             rows = slice(starts[b], starts[b + 1])
-            out[rows] = _attend(
+            out[rows] = attend(
                 q[rows], k, v, block_table[b], seqlens_k[b], softmax_scale, causal,
                 window_size, softcap,
             )  # fmt: skip
@@ -77,40 +77,40 @@ class FakeFlash:
         window_size: tuple[int, int],
         softcap: float,
     ) -> torch.Tensor:
-        _require(q.dim() == 4, "q must be (batch, tokens, heads, head dim)")
+        require(q.dim() == 4, "q must be (batch, tokens, heads, head dim)")
         _check(q, k_cache, v_cache, block_table)
-        _require(cache_seqlens.dtype == torch.int32, "cache_seqlens must be int32")
-        _require(cache_seqlens.is_contiguous(), "cache_seqlens must be contiguous")
-        _require(len(q) == len(block_table) == len(cache_seqlens), "batches differ")
+        require(cache_seqlens.dtype == torch.int32, "cache_seqlens must be int32")
+        require(cache_seqlens.is_contiguous(), "cache_seqlens must be contiguous")
+        require(len(q) == len(block_table) == len(cache_seqlens), "batches differ")
         self.calls.append(("with_kvcache", len(q), q.shape[1]))
         out = torch.empty_like(q)
         for b, length in enumerate(cache_seqlens.tolist()):
-            out[b] = _attend(
+            out[b] = attend(
                 q[b], k_cache, v_cache, block_table[b], length, softmax_scale, causal,
                 window_size, softcap,
             )  # fmt: skip
         return out
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
         raise RuntimeError(message)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor) -> None:
-    _require(q.dtype in (torch.float16, torch.bfloat16), "only fp16 and bf16 are supported")
-    _require(q.dtype == k.dtype == v.dtype, "query, key and value must have the same dtype")
+    require(q.dtype in (torch.float16, torch.bfloat16), "only fp16 and bf16 are supported")
+    require(q.dtype == k.dtype == v.dtype, "query, key and value must have the same dtype")
     for x in (q, k, v):
-        _require(x.stride(-1) == 1, "the last dimension must be contiguous")
-    _require(k.dim() == 4 and k.shape == v.shape, "caches must be (blocks, page, kv heads, dim)")
-    _require(k.shape[1] % 256 == 0, "paged KV cache block size must be divisible by 256")
-    _require(q.shape[-1] <= 256 and q.shape[-1] % 8 == 0, "head dimension")
-    _require(q.shape[-2] % k.shape[2] == 0, "heads must be a multiple of kv heads")
-    _require(block_table.dtype == torch.int32, "block_table must be int32")
-    _require(block_table.stride(-1) == 1, "block_table's last dimension must be contiguous")
+        require(x.stride(-1) == 1, "the last dimension must be contiguous")
+    require(k.dim() == 4 and k.shape == v.shape, "caches must be (blocks, page, kv heads, dim)")
+    require(k.shape[1] % 256 == 0, "paged KV cache block size must be divisible by 256")
+    require(q.shape[-1] <= 256 and q.shape[-1] % 8 == 0, "head dimension")
+    require(q.shape[-2] % k.shape[2] == 0, "heads must be a multiple of kv heads")
+    require(block_table.dtype == torch.int32, "block_table must be int32")
+    require(block_table.stride(-1) == 1, "block_table's last dimension must be contiguous")
 
 
-def _attend(
+def attend(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
