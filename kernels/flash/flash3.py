@@ -61,7 +61,7 @@ class Flash3Attention:
                 headdim=shape.head_dim,
                 qkv_dtype=q_TND.dtype,
                 page_size=block_size,
-                has_softcap=shape.softcap is not None,
+                has_softcap=bool(shape.softcap),
                 **common,
             )
             self._schedules[shape] = schedule
