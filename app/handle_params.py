@@ -48,9 +48,13 @@ def parse_params(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelC
     stop_ids = tuple(values.pop("stop_token_ids", ()))
     if not values.pop("ignore_eos", False):
         stop_ids = (*stop_ids, *card.eos_token_ids)
-    values["max_tokens"] = min(int(values.get("max_tokens") or room), room)
-    if values["max_tokens"] < 1:
-        raise ValueError("max_tokens: must be at least 1")
+    wanted = values.get("max_tokens")
+    values["max_tokens"] = room if wanted is None else int(wanted)
+    if not 1 <= values["max_tokens"] <= room:
+        raise ValueError(
+            f"max_tokens: must lie in [1, {room}], as the prompt has {num_prompt_tokens} of "
+            f"{card.max_model_len} tokens"
+        )
     if not 0 <= float(values.get("temperature", 0.0)) <= 100:
         raise ValueError("temperature: must lie in [0, 100]")
     if isinstance(values.get("grammar"), Mapping):

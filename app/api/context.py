@@ -82,6 +82,23 @@ class Context:
             )
         self.check_ids(prompt, param)
 
+    def new_tokens(self, num_prompt_tokens: int, wanted: int | None, param: str) -> int:
+        """Most tokens to generate: those wanted, else what the context leaves. Raises 400 where it
+        leaves fewer: a shorter answer would look as if the caller's own limit had ended it."""
+        limit = self.engine.card.max_model_len
+        if wanted is None:
+            return limit - num_prompt_tokens
+        if num_prompt_tokens + wanted > limit:
+            raise invalid(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the messages, "
+                f"{wanted} in the completion). Lower {param} to {limit - num_prompt_tokens} or "
+                "less, leave it out, or shorten the messages.",
+                param,
+                "context_length_exceeded",
+            )
+        return wanted
+
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Raises 400 for a token id outside the vocabulary."""
         vocab_size = self.engine.card.vocab_size

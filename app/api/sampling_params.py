@@ -72,7 +72,7 @@ def sampling_params(
 ) -> SamplingParams:
     """Parameters for the engine; raises 400 naming what is wrong.
 
-    max_tokens is already cut to what the context leaves. An unseeded request gets a random seed.
+    max_tokens is within what the context leaves. An unseeded request gets a random seed.
     """
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options needs stream: true.", "stream_options")

@@ -137,7 +137,10 @@ def chat(
     api_key: Key = None,
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: MaxTokens = 512,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of an answer; what the context leaves if absent."),
+    ] = None,
     temperature: Temperature = 0.7,
 ) -> None:
     """Chat with a running server's model; an empty line or Ctrl-D ends."""
@@ -154,7 +157,9 @@ def chat(
             break
         messages.append({"role": "user", "content": line})
         answer = ""
-        body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
+        body: dict[str, Any] = {"messages": messages, "temperature": temperature}
+        if max_tokens is not None:
+            body["max_tokens"] = max_tokens
         try:
             for event in talk.stream("/v1/chat/completions", body):
                 for choice in event["choices"]:

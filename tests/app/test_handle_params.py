@@ -30,7 +30,7 @@ def test_an_unseeded_draw_gets_a_seed_of_its_own() -> None:
 def test_everything_that_may_be_said() -> None:
     call = parse_params(
         {
-            "max_tokens": 1000,
+            "max_tokens": 90,
             "top_k": 5,
             "logit_bias": {"4": -1.5},
             "grammar": {"kind": "regex", "text": "a+"},
@@ -44,7 +44,7 @@ def test_everything_that_may_be_said() -> None:
         10,
         CARD,
     )
-    assert call.sampling.max_tokens == 90  # what the context leaves
+    assert call.sampling.max_tokens == 90
     assert call.sampling.top_k == 5
     assert call.sampling.logit_bias == ((4, -1.5),)
     assert call.sampling.grammar == Grammar("regex", "a+")
@@ -59,7 +59,8 @@ def test_everything_that_may_be_said() -> None:
         ({"temprature": 1.0}, 10, "temprature"),
         ({}, 0, "prompt"),
         ({}, 100, "prompt"),
-        ({"max_tokens": -1}, 10, "max_tokens"),
+        ({"max_tokens": 0}, 10, "max_tokens"),
+        ({"max_tokens": 91}, 10, r"max_tokens: .*\[1, 90\].* 10 of 100"),
         ({"temperature": -0.1}, 10, "temperature"),
         ({"temperature": 1e9}, 10, "temperature"),
     ],

@@ -63,11 +63,10 @@ class Chat:
         context.check_prompt(prompt, "messages")
         output = plan_output(context, tools, grammar, rendered.text)
         grammar = await checked_grammar(grammar, context, grammar_param)
-        room = context.engine.card.max_model_len - len(prompt)
         sampling = sampling_params(
             body,
             context,
-            max_tokens=_max_tokens(body, context, n, room),
+            max_tokens=_max_tokens(body, context, n, len(prompt)),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=grammar,
         )
@@ -80,15 +79,18 @@ class Chat:
             await answer.reply(call)
 
 
-def _max_tokens(body: ChatRequest, context: Context, n: int, room: int) -> int:
+def _max_tokens(body: ChatRequest, context: Context, n: int, num_prompt_tokens: int) -> int:
     """Most tokens to generate: the requested number, else all that context and answer allow."""
-    given = body.max_completion_tokens or body.max_tokens
+    given, param = body.max_completion_tokens, "max_completion_tokens"
+    if given is None:
+        given, param = body.max_tokens, "max_tokens"
+    most = context.new_tokens(num_prompt_tokens, given, param)
     if body.logprobs and not body.stream:
         per_position = n * (1 + (body.top_logprobs or 0))
-        if given:
-            context.check_entries(per_position * min(given, room), "logprobs")
-        room = min(room, max(1, context.options.max_logprob_entries // per_position))
-    return min(given or room, room)
+        if given is not None:
+            context.check_entries(per_position * given, "logprobs")
+        most = min(most, max(1, context.options.max_logprob_entries // per_position))
+    return most
 
 
 class ChatWriter(ChoiceWriter):

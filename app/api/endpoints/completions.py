@@ -49,11 +49,11 @@ class Completions:
         n, best_of = _counts(body, context, len(prompts))
         grammar, grammar_param = requested_grammar(body)
         grammar = await checked_grammar(grammar, context, grammar_param)
-        wanted = _wanted_tokens(body, context, prompts, best_of)
+        counts = _new_tokens(body, context, prompts, best_of)
         completion_id = new_id("cmpl")
         requests = []
-        for number, prompt in enumerate(prompts):
-            sampling = _sampling(body, context, len(prompt), wanted, best_of > n, grammar)
+        for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
+            sampling = _sampling(body, context, count, best_of > n, grammar)
             request_id = f"{completion_id}-{number}"
             requests.append(generation_request(call, body, request_id, prompt, sampling, best_of))
         rules = TextRules(
@@ -98,38 +98,38 @@ def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tupl
     return n, best_of
 
 
-def _wanted_tokens(
+def _new_tokens(
     body: CompletionRequest, context: Context, prompts: Sequence[Sequence[int]], best_of: int
-) -> int:
-    """New tokens of each continuation, where the context has room for them; 0: the prompts alone.
+) -> list[int]:
+    """New tokens of the continuations of each prompt; 0: the prompts alone.
 
-    Raises 400 if nothing is wanted, or more log-probabilities than this server gives.
+    Raises 400 if nothing is wanted, more than the context leaves, or more log-probabilities than
+    this server gives.
     """
-    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens is 0 and echo is off: there is nothing to do.", "max_tokens")
+    counts = [context.new_tokens(len(prompt), body.max_tokens, "max_tokens") for prompt in prompts]
+    if body.max_tokens is None:
+        counts = [min(count, _DEFAULT_MAX_TOKENS) for count in counts]
     if body.logprobs is not None:
         echoed = sum(map(len, prompts)) if body.echo else 0
-        limit = context.engine.card.max_model_len
-        new = 0 if body.stream else sum(min(wanted, limit - len(prompt)) for prompt in prompts)
+        new = 0 if body.stream else sum(counts)
         check_entries(context, body.logprobs, best_of * (echoed + new))
-    if wanted == 0 and not body.echo:
-        raise invalid("max_tokens is 0 and echo is off: there is nothing to do.", "max_tokens")
-    return wanted
+    return counts
 
 
 def _sampling(
     body: CompletionRequest,
     context: Context,
-    num_prompt_tokens: int,
-    wanted: int,
+    num_new_tokens: int,
     chooses: bool,
     grammar: Grammar | None,
 ) -> SamplingParams:
     """chooses: the best continuations will be chosen, by the log-probabilities of their tokens."""
-    room = context.engine.card.max_model_len - num_prompt_tokens
     return sampling_params(
         body,
         context,
-        max_tokens=min(max(wanted, 1), room),
+        max_tokens=max(num_new_tokens, 1),
         logprobs=0 if body.logprobs is None and chooses else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         grammar=grammar,

@@ -65,6 +65,7 @@ class Messages:
             seed=body.seed,
             stop=body.stop_sequences or None,
         )
+        # Cut instead of refused: this API's clients have to send one, and many send a large one.
         room = context.engine.card.max_model_len - len(prompt.tokens)
         sampling = sampling_params(
             fields,

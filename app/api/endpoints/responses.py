@@ -61,11 +61,10 @@ class Responses:
         context.check_prompt(prompt, "input")
         output = plan_output(context, tools, grammar, rendered.text)
         grammar = await checked_grammar(grammar, context, param)
-        room = context.engine.card.max_model_len - len(prompt)
         sampling = sampling_params(
             body,
             context,
-            max_tokens=min(body.max_output_tokens or room, room),
+            max_tokens=context.new_tokens(len(prompt), body.max_output_tokens, "max_output_tokens"),
             logprobs=None,
             grammar=grammar,
         )

@@ -41,6 +41,26 @@ def test_one_of_several_models_is_asked(two_models: None, chosen: list[str], use
     assert ChatClient("http://h", None, used).model == used
 
 
+@pytest.mark.parametrize(("chosen", "sent"), [([], None), (["--max-tokens", "7"], 7)])
+def test_an_answer_may_take_what_the_context_leaves(
+    monkeypatch: pytest.MonkeyPatch, chosen: list[str], sent: int | None
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "first"}]})
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, text='data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n')
+
+    made: Callable[..., httpx.Client] = httpx.Client
+    monkeypatch.setattr(
+        httpx, "Client", lambda **options: made(transport=httpx.MockTransport(answer), **options)
+    )
+    assert "Yes" in runner.invoke(app, ["chat", *chosen], input="Is it?\n\n").stdout
+    assert [body.get("max_tokens") for body in bodies] == [sent]
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
 def test_a_model_that_is_not_served_is_refused(two_models: None, command: list[str]) -> None:
     result = runner.invoke(app, [*command, "--model", "third"])

@@ -125,6 +125,21 @@ async def test_stop_string_of_one_of_two_ends_only_that_one(server: Server) -> N
     assert answer.usage.completion_tokens == 3 + 6
 
 
+@pytest.mark.parametrize("param", ["max_tokens", "max_completion_tokens"])
+async def test_more_tokens_than_the_context_leaves_are_refused(server: Server, param: str) -> None:
+    room = 4096 - (len("Hi") + 3)
+    body = {"model": MODEL, "messages": HELLO, param: room + 1}
+    refused = await server.http.post("/v1/chat/completions", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert "requested 4097 tokens" in error["message"]
+    for given in ({param: room}, {}):
+        body = {"model": MODEL, "messages": HELLO, **given}
+        answered = await server.http.post("/v1/chat/completions", json=body)
+        assert answered.status_code == 200
+        assert server.engine.seen[-1].sampling.max_tokens == room
+
+
 async def test_without_max_tokens_an_answer_ends_where_its_logprobs_would_be_too_many(
     start_server: StartServer,
 ) -> None:

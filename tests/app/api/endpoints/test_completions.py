@@ -175,9 +175,24 @@ async def test_stop_token_ids_are_not_shown(server: Server) -> None:
     assert body["usage"]["completion_tokens"] == 3
 
 
-async def test_max_tokens_is_cut_to_the_context(server: Server) -> None:
-    await complete(server, prompt="abc", max_tokens=100_000)
-    assert server.engine.seen[-1].sampling.max_tokens == 4096 - 3
+async def test_more_tokens_than_the_context_leaves_are_refused(server: Server) -> None:
+    body: dict[str, Any] = {"model": MODEL, "prompt": ["a", "abc"], "max_tokens": 4094}
+    refused = await server.http.post("/v1/completions", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "max_tokens")
+    assert error["code"] == "context_length_exceeded"
+    assert (
+        "4096 tokens. However, you requested 4097 tokens (3 in the messages, 4094 in"
+        in (error["message"])
+    )
+    assert not server.engine.seen
+    await complete(server, prompt="abc", max_tokens=4093)
+    assert server.engine.seen[-1].sampling.max_tokens == 4093
+
+
+async def test_the_default_number_of_tokens_is_cut_to_the_context(server: Server) -> None:
+    await complete(server, prompt=[97] * 4090)
+    assert server.engine.seen[-1].sampling.max_tokens == 6
 
 
 async def test_openai_client(server: Server) -> None:

@@ -167,6 +167,7 @@ async def test_stop_reasons(
     assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
     assert whole.content[0].text == "one STOP two"
     assert (await ask(max_tokens=3)).stop_reason == "max_tokens"
+    assert (await ask(max_tokens=20_000)).stop_reason == "end_turn"  # cut to the context
 
 
 @pytest.mark.parametrize(

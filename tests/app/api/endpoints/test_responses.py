@@ -134,6 +134,7 @@ async def test_response_text_format_constrains(server: Server) -> None:
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"max_output_tokens": 4096}, "max_output_tokens"),
     ],
 )
 async def test_responses_refuse_by_name(server: Server, extra: Any, param: str) -> None:
