@@ -120,7 +120,7 @@ def test_commands_find_what_came_with_them(legato: Run, environment: dict[str, s
     for name in ("bench_135m_adaptive", "two_stages"):  # the first has a shape and a cost model
         checked = legato("config", "check", f"configs/serve/{name}.yaml")
         assert checked.returncode == 0, checked.stderr
-    shown = json.loads(legato("config", "show").stdout)
+    shown = json.loads(legato("config", "show", "--resolved").stdout)
     assert shown["stage"]["model_path"] == f"{site}/configs/models/demo"
     for arguments in (
         ("--workload", "configs/workloads/laptop.yaml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import copy
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+import yaml
 from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
 from app.cli.serve_config import check_models, load_config, set_address
 from app.paths import DEMO_CONFIG
+from app.settings.filled_in import LEFT_OUT, filled_in
 from app.settings.model_folder import SettingsError
 from app.settings.schema import Settings, fields_of
 from app.terminal import WRONG_USAGE, fail
@@ -26,17 +29,19 @@ Target = Annotated[
 ]
 
 
-def _resolved(target: Path, whole: bool = False) -> list[EngineConfig]:
-    """The settings of every model of every application; ends the command if one is wrong.
+def _checked(target: Path, whole: bool = False) -> tuple[dict[str, Any], list[EngineConfig]]:
+    """The config as it was read, and the settings of every model of every application; ends the
+    command if one is wrong.
 
     whole: by what is in the models' folders too."""
     try:
-        config = load_config(target)
+        read = load_config(target)
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)  # it names the file
+    config = copy.deepcopy(read)
     try:
         set_address(config, None, None)
-        return check_models(config, whole)
+        return read, check_models(config, whole)
     except SettingsError as error:
         fail(f"{target}: {error}", code=WRONG_USAGE)
 
@@ -44,15 +49,36 @@ def _resolved(target: Path, whole: bool = False) -> list[EngineConfig]:
 @config.command()
 def check(target: Target = DEMO_CONFIG) -> None:
     """Validate a config as `legato serve` would; exit 2 with the key at fault."""
-    _resolved(target, whole=True)
+    _checked(target, whole=True)
     typer.echo(f"{target}: ok")
 
 
 @config.command()
-def show(target: Target = DEMO_CONFIG) -> None:
-    """Print the resolved engine settings (JSON), defaults filled in; of several models, a list."""
-    each = [dataclasses.asdict(resolved) for resolved in _resolved(target)]
-    typer.echo(json.dumps(each[0] if len(each) == 1 else each, indent=2, default=str))
+def show(
+    target: Target = DEMO_CONFIG,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved",
+            help="Instead what the engine makes of it, by its own names (JSON); of several models "
+            "a list.",
+        ),
+    ] = False,
+) -> None:
+    """Print a config with every default filled in (YAML): itself a config, to be saved and served.
+
+    API keys are printed as they are written.
+    """
+    config, found = _checked(target)
+    if resolved:
+        each = [dataclasses.asdict(one) for one in found]
+        typer.echo(json.dumps(each[0] if len(each) == 1 else each, indent=2, default=str))
+        return
+    applications = [{**a, "args": filled_in(a["args"])} for a in config["applications"]]
+    names = ", ".join(".".join(place) for place in LEFT_OUT)
+    typer.echo(f"# Where absent, they adapt to the rest: {names}.")
+    filled = {**config, "applications": applications}
+    typer.echo(yaml.safe_dump(filled, sort_keys=False, allow_unicode=True, width=1000), nl=False)
 
 
 @config.command()
@@ -66,8 +92,9 @@ _INTRODUCTION = """\
 
 A deployment is a Serve config ([serve/](serve)): `legato serve`, `serve run` and `serve deploy`
 read the same file. These are the keys of its `args`; `legato config check FILE` names what is wrong
-with one, and `legato config show FILE` prints what it comes to. Keys marked *live* also change
-while the engine runs, by a deployment's `user_config` or from the console.
+with one, and `legato config show FILE` prints it with every default, to be saved and used. Keys
+marked *live* also change while the engine runs, by a deployment's `user_config` or from the
+console.
 
 Paths are relative to the working folder. One that begins with `configs/` and does not exist there
 is the one that came with Legato.

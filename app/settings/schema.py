@@ -110,7 +110,9 @@ def _declared(section: str) -> Callable[[type[_AnySection]], type[_AnySection]]:
         setting = SETTINGS[field.name]
         if setting.hidden or setting.section != section:
             continue
-        kind = Literal[setting.choices] if setting.choices else KINDS[field.name]
+        kind: Any = Literal[setting.choices] if setting.choices else KINDS[field.name]
+        if setting.choices and field.default is None:
+            kind = kind | None
         default: dict[str, Any] = {"default": setting.in_yaml(field.default)}
         if field.default_factory is not dataclasses.MISSING:
             default = {"default_factory": field.default_factory}

@@ -53,10 +53,28 @@ def test_it_says_its_version() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
 def test_shipped_configs_are_valid(config: Path) -> None:
     assert runner.invoke(app, ["config", "check", str(config)]).exit_code == 0
-    shown = runner.invoke(app, ["config", "show", str(config)])
+    shown = runner.invoke(app, ["config", "show", "--resolved", str(config)])
     found = json.loads(shown.stdout)
     for resolved in found if isinstance(found, list) else [found]:
         assert resolved["stage"]["model_path"].startswith(str(ROOT / "configs/models"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_a_config_is_shown_as_one_that_means_the_same(config: Path, tmp_path: Path) -> None:
+    def show(*arguments: str | Path) -> str:
+        result = runner.invoke(app, ["config", "show", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(show(config))
+    given, found = yaml.safe_load(config.read_text()), yaml.safe_load(saved.read_text())
+    for application, filled in zip(given["applications"], found["applications"], strict=True):
+        assert filled["args"]["telemetry"]["events"] is False  # a default
+        application["args"] = filled["args"]
+    assert found == given
+    assert show(saved) == saved.read_text()
+    assert show("--resolved", saved) == show("--resolved", config)
 
 
 def test_it_serves_once_every_model_answers() -> None:
@@ -156,7 +174,7 @@ def test_a_model_folder_is_checked_from_any_folder(
 ) -> None:
     (tmp_path / "mine").symlink_to(ROOT / "configs/models/demo")
     monkeypatch.chdir(tmp_path)
-    shown = runner.invoke(app, ["config", "show", "mine"])
+    shown = runner.invoke(app, ["config", "show", "--resolved", "mine"])
     assert json.loads(shown.stdout)["stage"]["model_path"] == str(ROOT / "configs/models/demo")
     own = json.loads(shown.stdout)
     assert own["kv"]["gib"] is None, "the demo's memory is not another model's"

@@ -30,7 +30,7 @@ def test_check_downloads_and_describes(hub: LocalHub, tmp_path: Path) -> None:
 
 
 def test_settings_need_no_weights(hub: LocalHub, tmp_path: Path) -> None:
-    ran = run(hub, tmp_path, "-m", "app.cli.main", "config", "show", "org/demo")
+    ran = run(hub, tmp_path, "-m", "app.cli.main", "config", "show", "--resolved", "org/demo")
     stage = json.loads(ran.stdout)["stage"]
     commit = hub.commit_of("org/demo", "main")
     assert stage["hub_model"] == f"org/demo@{commit}"
