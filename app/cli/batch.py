@@ -19,7 +19,7 @@ from app.api.batches.lines import Line, LineError, parse_line
 from app.api.batches.runner import Answer, BatchRunner, Reply, SendError
 from app.bench.load.client import server_root
 from app.cli.talk import DEFAULT_URL, Key, Url, unreachable
-from app.terminal import FAILED, console, fail
+from app.terminal import FAILED, WRONG_USAGE, console, fail
 
 URLS: Final = (
     "/v1/chat/completions",
@@ -162,23 +162,23 @@ def read_lines(source: Path) -> list[Line]:
     try:
         texts = source.read_text().splitlines()
     except OSError as error:
-        fail(f"{source}: {error.strerror or error}")
+        fail(f"{source}: {error.strerror or error}", code=WRONG_USAGE)
     except UnicodeDecodeError as error:
-        fail(f"{source}: {error}")
+        fail(f"{source}: {error}", code=WRONG_USAGE)
     lines: list[Line] = []
     for number, text in enumerate(texts, 1):
         if text.strip():
             try:
                 lines.append(parse_line(text, URLS))
             except LineError as error:
-                fail(f"{source}:{number}: {error}")
+                fail(f"{source}:{number}: {error}", code=WRONG_USAGE)
     seen: set[str] = set()
     for line in lines:
         if line.custom_id in seen:
-            fail(f"{source}: custom_id {line.custom_id!r} appears twice")
+            fail(f"{source}: custom_id {line.custom_id!r} appears twice", code=WRONG_USAGE)
         seen.add(line.custom_id)
     if not lines:
-        fail(f"{source} holds no request")
+        fail(f"{source} holds no request", code=WRONG_USAGE)
     return lines
 
 

@@ -84,6 +84,9 @@ def root(
 
     [bold]legato serve[/] serves the demo model, [bold]legato serve FOLDER[/] your own;
     [bold]legato chat[/] in another terminal talks to it.
+
+    Exit status: 0 done; 1 failed while running; 2 wrong usage, or a setting that will not do,
+    whenever that was found.
     """
 
 

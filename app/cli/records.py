@@ -18,7 +18,7 @@ from app.simulate.what_if import what_if, what_if_table
 from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.records import read_records
 from app.telemetry.trace import perfetto
-from app.terminal import fail
+from app.terminal import WRONG_USAGE, fail
 
 if TYPE_CHECKING:
     from app.simulate.run.record import Steps
@@ -101,7 +101,10 @@ def replay(
     try:
         if not changes and cost_model is None:
             if as_json:
-                fail("--json: nothing is asked; give --policy, --budget or another setting")
+                fail(
+                    "--json: nothing is asked; give --policy, --budget or another setting",
+                    code=WRONG_USAGE,
+                )
             count = check_replay(read_events(file))
             typer.echo(f"{file}: {count} events replayed, every instruction identical")
             return
@@ -109,7 +112,7 @@ def replay(
         found = what_if(read_events(file), changes, model)
     except (ReplayMismatch, OSError, ValueError) as error:
         if not file.exists():  # pyarrow says no more than the name
-            fail(f"no file {str(file)!r}")
+            fail(f"no file {str(file)!r}", code=WRONG_USAGE)
         fail(f"{file}: {error}")
     if as_json:
         typer.echo(json.dumps(found.to_dict()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -33,17 +32,12 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
+from app.cli.start_failure import cause_of
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
-from app.settings.schema import in_section
-from app.terminal import WRONG_USAGE, console, fail, print_error
+from app.terminal import FAILED, WRONG_USAGE, console, fail, print_error
 
-# Ours whose messages are written for users: "module.Error: ".
-_OWN_ERROR = re.compile(
-    r"([a-z_]+\.)*(RayTaskError\()?(?P<name>ConfigError|EngineFailed|HubError|ModelError|SettingsError)"
-    r"\)?: "
-)
 _STATUS_PERIOD_S = 1.0
 _AFTER_DRAIN_S = 30.0  # for processes to end after their streams
 
@@ -104,7 +98,7 @@ def _run(
         signal.signal(number, stop)
     signal.signal(signal.SIGUSR1, lambda *_: asked.put(True))
     address = _url(config["http_options"])
-    client, code = None, 1
+    client, code = None, FAILED
     ends_s = [_age_s()]
     import ray  # here, because its import takes a second and reads the environment
 
@@ -258,7 +252,8 @@ def _age_s() -> float:
 
 
 def _wait(address: str, status: Status, done: threading.Event, ends_s: list[float]) -> str | None:
-    """Wait until every application runs and answers on the public address; else the problem.
+    """Wait until every application runs and answers on the public address; else the problem, or
+    SettingsError where a setting is at fault.
 
     Appends to ends_s when Serve had placed the replicas, and when they answered."""
     from ray import serve as ray_serve
@@ -280,7 +275,7 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
                 for deployment in application.deployments.values():
                     trouble = deployment.message or trouble
                 if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
-                    return _cause(trouble)
+                    return cause_of(trouble)
             if not is_placed and all(a.deployments for a in applications.values()):
                 is_placed = True
                 ends_s.append(_age_s())
@@ -300,14 +295,3 @@ def _answers(client: httpx.Client) -> bool:
     # Until HAProxy knows the replicas, a slower Python proxy answers in its place. Of several
     # models each must have an engine.
     return response.status_code == 200 and all(response.json().get("models", {}).values())
-
-
-def _cause(trouble: str) -> str:
-    """The last line of a remote traceback that names the cause, as a user would say it."""
-    lines = [line.strip() for line in trouble.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error:" in line or "Failed:" in line]
-    said = (telling or lines or ["the application failed to start"])[-1]
-    while own := _OWN_ERROR.match(said):  # one may wrap another
-        said = said[own.end() :]
-        said = in_section(said) if own["name"] == "ConfigError" else said
-    return said

@@ -81,8 +81,12 @@ class Allowance:
         bucket.charge(amount)
 
 
+class ApiKeyError(ValueError):
+    """A key of the settings cannot be read here; the message names it."""
+
+
 def read_key(written: str) -> str:
-    """The key, from a variable or a file if it names one; raises ValueError naming it."""
+    """The key, from a variable or a file if it names one; raises ApiKeyError."""
     kind, _, name = written.partition(":")
     if kind == "env":
         key = os.environ.get(name, "")
@@ -91,11 +95,11 @@ def read_key(written: str) -> str:
             key = Path(name).read_text().strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"api.api_keys: {written}: {reason}") from error
+            raise ApiKeyError(f"api.api_keys: {written}: {reason}") from error
     else:
         return written
     if not key:
-        raise ValueError(f"api.api_keys: {written}: it holds no key")
+        raise ApiKeyError(f"api.api_keys: {written}: it holds no key")
     return key
 
 

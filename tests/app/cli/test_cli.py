@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.main import PANELS, app
-from app.cli.serve import _answers, _cause
+from app.cli.serve import _answers
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
@@ -135,25 +135,6 @@ def test_serve_says_at_once_that_a_port_is_taken() -> None:
     assert said in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("trouble", "said"),
-    [
-        ("app.engine_client.link.EngineFailed: no memory", "no memory"),
-        (
-            "x\nactors.scheduling.config.ConfigError: budget: unknown 'y'\n",
-            "scheduling.budget: unknown 'y'",
-        ),
-        (
-            "ray.exceptions.RayTaskError(EngineFailed): app.engine_client.EngineFailed: broken",
-            "broken",
-        ),
-        ("RuntimeError: out of luck", "RuntimeError: out of luck"),
-    ],
-)
-def test_why_a_server_did_not_start_is_said_without_names_of_code(trouble: str, said: str) -> None:
-    assert _cause(trouble) == said
-
-
 def test_generate_says_how_to_start_a_server() -> None:
     result = runner.invoke(app, ["generate", "hello", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1
@@ -245,7 +226,7 @@ def test_a_file_that_will_not_do_is_named_once(
     file = tmp_path / "some.txt"
     file.touch()
     result = runner.invoke(app, [part.replace("FILE", str(file)) for part in command])
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == 2
     assert result.output == f"error: {said.replace('FILE', str(file))}\n"
 
 
