@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from actors.scheduling.admission import build_admission, check_admission
 from actors.scheduling.budgets import build_budget, check_budget
@@ -18,19 +19,26 @@ from actors.scheduling.queue import build_order
 # The paper's objectives: multiples of the time of a decode step without prefill
 DECODE_STEPS: Mapping[str, float] = {"strict": 5.0, "relaxed": 25.0}
 STREAMS, CONTEXT = 32, 4096  # of that decode step, within the engine's limits
+_STANDS_IN: Mapping[str, Any] = {"name": "none", "tokens_s": [[1, 0.01], [1000, 0.1]]}
 
 
-def check_config(config: SchedulerConfig) -> None:
+def check_config(config: SchedulerConfig, *, is_measured: bool = True) -> None:
     """Raise ConfigError naming the first impossible value, unknown part, or option.
 
-    Called before anything starts. What budgets and admission make of the cost model and of the
-    size of the KV memory is checked by `build_core`.
+    is_measured: a cost model will be, where none is given. Called before anything starts: budget
+    and admission are built with one that stands in for it, so that their options are refused now.
+    What they make of the real one and of the size of the KV memory is checked by `build_core`.
     """
     config.check()
     policy = build_policy(config)
     build_order(policy.order if config.order == "auto" else config.order, config)
     check_budget(config)
     check_admission(config)
+    stands_in = _STANDS_IN if is_measured else None
+    cost = read_cost_model(config.cost_model or stands_in)
+    config = _by_rule(config, cost)
+    build_budget(config, cost)
+    build_admission(config, cost)
 
 
 def build_core(

@@ -73,9 +73,6 @@ def resolve(settings: Settings) -> EngineConfig:
     _check_way(settings.fleet, kv)
     config = model_config(settings.model.path)
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
-    if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
-        raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
-    _check_predictions(settings, scheduler)
     if settings.telemetry.events and settings.telemetry.directory is None:
         raise SettingsError("telemetry.events: has no effect without `telemetry.directory`")
     if scheduler.draft_model is not None:
@@ -202,6 +199,8 @@ def _check_predictions(settings: Settings, scheduler: SchedulerConfig) -> None:
     """Raises SettingsError for a part that predicts without a cost model."""
     if settings.engine.calibrate or scheduler.cost_model:
         return
+    if scheduler.tbt_rule:
+        raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
     for key, part in (("budget", scheduler.budget), ("admission", scheduler.admission)):
         if part in ("adaptive", "profiled", "predictive"):
             raise SettingsError(
@@ -293,8 +292,9 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
         max_model_len=max_model_len,
         **values,
     )
+    _check_predictions(settings, scheduler)
     try:
-        check_config(scheduler)
+        check_config(scheduler, is_measured=settings.engine.calibrate)
     except ConfigError as error:
         raise SettingsError(in_section(str(error))) from error
     return scheduler

@@ -12,6 +12,7 @@ from typing import Any
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.interfaces import EngineView, RequestView, StepTimePredictor
+from actors.scheduling.registry import within
 from actors.scheduling.request import Request
 
 
@@ -41,6 +42,9 @@ class PredictedPeak:
 
     expected_share: float = 1.0
     reserve: float = 0.02
+
+    def __post_init__(self) -> None:
+        within(0, 1, expected_share=self.expected_share, reserve=self.reserve)
 
     @classmethod
     def build(

@@ -22,6 +22,7 @@ from actors.scheduling.interfaces import (
     RequestView,
     StepTimePredictor,
 )
+from actors.scheduling.registry import within
 from actors.scheduling.request import Request
 
 MAX_RETRY_AFTER_S = 3600.0
@@ -111,6 +112,8 @@ class PredictiveAdmission:
     def __post_init__(self) -> None:
         if not 0.0 < self.confidence < 1.0:
             raise TypeError(f"confidence lies between 0 and 1, not {self.confidence}")
+        within(0, math.inf, max_wait_s=self.max_wait_s)
+        within(0, 1, margin=self.margin)
         self._corrections = tuple(Correction(self.confidence) for _ in Bottleneck)
 
     @classmethod

@@ -32,7 +32,9 @@ PROMISED = {"allowed_misses": 0.0005, "miss_cost": 0.06, "first_share": 0.75, "c
 @options_of(FixedBudget.build, AdaptiveBudget.build)
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
     """Adaptive with a cost model; fixed without one, and where its tokens are given."""
-    if isinstance(cost, OnlineCostModel) and config.token_budget is None:
+    is_fixed = config.token_budget is not None or options.get("tokens") is not None
+    if isinstance(cost, OnlineCostModel) and not is_fixed:
+        options.pop("tokens", None)
         defaults = {
             "efficiency": AUTO_EFFICIENCY,
             "allowed_misses": AUTO_ALLOWED_MISSES,
@@ -40,6 +42,9 @@ def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: An
             **(PROMISED if config.admission == "predictive" else {}),
         }
         return AdaptiveBudget.build(config, cost, **{**defaults, **options})
+    if others := sorted(options.keys() - {"tokens"}):
+        why = "where the tokens are given" if is_fixed else "without a cost model"
+        raise ConfigError("budget_options", f"{others[0]} has no effect {why}")
     return FixedBudget.build(config, None, **options)
 
 

@@ -34,6 +34,7 @@ from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
+from actors.scheduling.registry import within
 
 INFINITY = math.inf
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
@@ -115,6 +116,12 @@ class AdaptiveBudget:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
+        within(0.01, 1e9, smoothness=self.smoothness)
+        within(0, 1e9, growth=self.growth, caution=self.caution)
+        within(0, 1, headroom=self.headroom, efficiency=self.efficiency, ease=self.ease)
+        within(0, 1, allowed_misses=self.allowed_misses, miss_cost=self.miss_cost)
+        within(0, 1, first_share=self.first_share)
+        within(0, 0.1, pace=self.pace)  # nine times it is taken off at once
         most = self._most_alone = self.max_step_tokens
         if self.hands_over:
             self._most_alone = hand_over_tokens(self.cost.profile, most)

@@ -17,7 +17,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
-from actors.scheduling.registry import options_of
+from actors.scheduling.registry import options_of, within
 
 
 def largest_budget(
@@ -55,6 +55,7 @@ class FixedBudget:
     def build(
         cls, config: SchedulerConfig, cost: OnlineCostModel | None, tokens: int | None = None
     ) -> FixedBudget:
+        within(1, config.max_step_tokens, tokens=tokens)
         return cls(config.constant_budget if tokens is None else tokens)
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
@@ -86,6 +87,10 @@ def profiled_budget(
         raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")
     # The worst case: every slot in use, the KV cache shared evenly.
     kv_tokens = config.num_blocks * config.block_size
+    within(0, 1, quantile=options.get("quantile"))
+    within(1, config.max_requests, num_decodes=options.get("num_decodes"))
+    within(0, 1e9, context_tokens=options.get("context_tokens"))
+    within(1, config.max_step_tokens, max_tokens=options.get("max_tokens"))
     options.setdefault("num_decodes", config.max_requests)
     options.setdefault("context_tokens", min(4096, kv_tokens // config.max_requests))
     options.setdefault("max_tokens", config.max_step_tokens)

@@ -21,6 +21,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import EngineView, pending_tokens
 from actors.scheduling.plan import StepShape
+from actors.scheduling.registry import within
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ class ThrottledBudget:
         return cls(**{"most": config.constant_budget, **options})
 
     def __post_init__(self) -> None:
-        if self.iterations < 1 or self.least < 1 or not 0.0 <= self.threshold < 1.0:
-            raise TypeError("iterations and least are positive, threshold lies in [0, 1)")
+        within(1, 1e9, most=self.most, iterations=self.iterations, least=self.least)
+        if not 0.0 <= self.threshold < 1.0:
+            raise TypeError(f"threshold must lie in [0, 1), not {self.threshold!r}")
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         free = engine.num_free_blocks / engine.num_blocks

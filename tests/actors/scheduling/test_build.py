@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.build import build_core, check_config
 from actors.scheduling.config import ConfigError, SchedulerConfig
 
@@ -40,6 +41,51 @@ def test_a_rule_beside_an_objective_or_without_a_cost_model_is_refused() -> None
         build_core(replace(CONFIG, tbt_rule="strict", cost_model=None))
     with pytest.raises(ConfigError, match="tbt_rule: unknown 'lax'"):
         check_config(replace(CONFIG, tbt_rule="lax"))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "options", "said"),
+    [
+        ("budget", "fixed", {"tokens": 0}, "tokens must lie between 1 and 8192, not 0"),
+        ("budget", "fixed", {"tokens": 8193}, "tokens must lie between 1 and 8192, not 8193"),
+        (
+            "budget",
+            "auto",
+            {"tokens": 512, "ease": 0.9},
+            "ease has no effect where the tokens are given",
+        ),
+        ("budget", "auto", {"efficiency": 1.5}, "efficiency must lie between 0 and 1, not 1.5"),
+        ("budget", "adaptive", {"smoothness": 0.0}, "smoothness must lie between"),
+        ("budget", "adaptive", {"growth": -1}, "growth must lie between"),
+        ("budget", "adaptive", {"pace": 0.2}, "pace must lie between"),
+        ("budget", "profiled", {"quantile": 2.0}, "quantile must lie between 0 and 1"),
+        ("budget", "profiled", {"num_decodes": 0}, "num_decodes must lie between 1 and 64"),
+        ("budget", "throttled", {"iterations": 0}, "iterations must lie between"),
+        ("budget", "throttled", {"threshold": 1.0}, "threshold must lie in"),
+        ("admission", "predicted_peak", {"reserve": 1.5}, "reserve must lie between"),
+        ("admission", "predictive", {"confidence": 1.0}, "confidence lies between 0 and 1"),
+        ("admission", "predictive", {"action": "wait"}, "action is 'refuse' or 'queue'"),
+        ("admission", "predictive", {"margin": -0.1}, "margin must lie between"),
+        ("admission", "predictive", {"expected_share": 2.0}, "expected_share must lie between"),
+    ],
+)
+@pytest.mark.parametrize("costs", [None, COSTS], ids=["to be measured", "given"])
+def test_options_out_of_range_are_found_before_anything_starts(
+    part: str, name: str, options: dict[str, Any], said: str, costs: dict[str, Any] | None
+) -> None:
+    changes: dict[str, Any] = {part: name, f"{part}_options": options}
+    if name == "throttled":
+        changes["tbt_rule"] = "strict"  # an objective that is only known with the cost model
+    else:
+        changes["tbt_s"] = 0.1
+    with pytest.raises(ConfigError, match=f"^{part}_options: .*{said}"):
+        check_config(replace(CONFIG, cost_model=costs, num_blocks=1, **changes))
+
+
+def test_tokens_that_are_given_make_the_budget_fixed() -> None:
+    core = build_core(replace(CONFIG, tbt_s=0.1, budget_options={"tokens": 100}))
+    assert isinstance(core.builder.budget, FixedBudget)
+    assert core.builder.budget.tokens == 100
 
 
 def test_options_are_those_that_a_part_takes_from_nowhere_else() -> None:

@@ -215,6 +215,14 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"scheduling": {"budget": "y"}}, "scheduling.budget: unknown 'y'; known: adaptive, "),
         ({"scheduling": {"admission": "z"}}, "scheduling.admission: unknown 'z'; known: all, "),
         (
+            {"scheduling": {"budget_options": {"ease": 7}}},
+            "scheduling.budget_options: ease must lie between 0 and 1, not 7",
+        ),
+        (
+            {"scheduling": {"budget_options": {"ease": 0.9}}, "engine": {"calibrate": False}},
+            "scheduling.budget_options: ease has no effect without a cost model",
+        ),
+        (
             {"scheduling": {"budget_options": {"foo": 1}}},
             "scheduling.budget_options: unknown 'foo'; auto has allowed_misses, ",
         ),
