@@ -44,9 +44,23 @@ def load_config(target: Path) -> dict[str, Any]:
     return _read(found)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML forbids and its base takes: of a key given twice, the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    message = f"{key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # not text

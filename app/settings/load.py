@@ -51,7 +51,7 @@ def parse(args: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         lines = []
         for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"]) or "args"
+            key = ".".join(str(part) for part in problem["loc"] if part != "[key]") or "args"
             message = problem["msg"]
             if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 message = f"unknown setting{suggestion(problem['loc'])}"

@@ -11,11 +11,12 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
+from app.settings.adapters import AdapterSettings
 from app.settings.batches import BatchSettings
 from app.settings.fleet import FleetSettings
 
@@ -220,22 +221,6 @@ class TelemetrySettings(_Section):
         description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "
         "http://127.0.0.1:4318/v1/traces; none if absent.",
     )
-
-
-class AdapterSettings(_Section):
-    """LoRA adapters, each a model of its own name; more are loaded and unloaded live."""
-
-    max_adapters: int = Field(ge=1, le=1024, description="Slots: adapters loaded at a time.")
-    max_rank: int = Field(16, ge=1, le=1024, description="Memory of a slot is kept for this rank.")
-    paths: Mapping[str, str] = Field(
-        default_factory=dict, description="Folders as peft saves them, by name, loaded at start."
-    )
-
-    @model_validator(mode="after")
-    def _they_fit(self) -> AdapterSettings:
-        if len(self.paths) > self.max_adapters:
-            raise ValueError(f"{len(self.paths)} paths for {self.max_adapters} slots")
-        return self
 
 
 class Settings(_Section):

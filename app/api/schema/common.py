@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_INT64 = 2**63 - 1
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def _plain(name: str) -> str:
+    """Slashes are fine: /v1/models/{id} takes them."""
+    if not name.isprintable() or name != name.strip():
+        raise ValueError("write printable characters, and no white space at either end")
+    return name
+
+
+# By which requests name an adapter as their model.
+ServedName = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)]
 
 
 class Strict(BaseModel):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from app.api.schema.chat import Message, Tool
-from app.api.schema.common import ScheduleFields, Slo, Strict
+from app.api.schema.common import ScheduleFields, ServedName, Slo, Strict
 from app.api.schema.completions import TokenIds
 
 
@@ -140,17 +140,8 @@ class Model(BaseModel):
     parent: str | None = Field(default=None, description="Of an adapter: the model it changes.")
 
 
-def _plain(name: str) -> str:
-    """Slashes are fine: /v1/models/{id} takes them."""
-    if not name.isprintable() or name != name.strip():
-        raise ValueError("write printable characters, and no white space at either end")
-    return name
-
-
 class LoadAdapterRequest(Strict):
-    lora_name: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_plain)] = Field(
-        description="By which requests name it as their model."
-    )
+    lora_name: ServedName = Field(description="By which requests name it as their model.")
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="A folder of the server, as peft saves it."
     )

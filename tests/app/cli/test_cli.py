@@ -178,6 +178,10 @@ def test_a_model_folder_is_checked_from_any_folder(
         ),
         ("applications: [{import_path: a, args: [1]}]", "needs a mapping `args`"),
         ("applications: [{import_path: a, args: {}}]", "model: Field required"),
+        (
+            "applications: [{import_path: a, args: {adapters: {paths: {x: a, y: b, x: c}}}}]",
+            "'x' is given twice",
+        ),
     ],
 )
 def test_a_broken_config_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
