@@ -116,7 +116,8 @@ class Context:
         if num_entries > limit:
             raise invalid(
                 f"The answer may hold {num_entries} log-probabilities (tokens, and alternatives "
-                f"of each); at most {limit} are allowed: ask for fewer, or stream them.",
+                f"of each); at most {limit} are allowed (setting api.max_logprob_entries): ask for "
+                "fewer, or stream them.",
                 param,
                 "too_many_logprobs",
             )
@@ -134,8 +135,8 @@ class Context:
         self.running.num_requests -= 1
 
 
-def as_list(given: GivenPrompts, param: str, limit: int) -> list[str | list[int]]:
-    """Every prompt by itself; raises 400 for none or too many."""
+def as_list(given: GivenPrompts, param: str, limit: int, setting: str) -> list[str | list[int]]:
+    """Every prompt by itself; raises 400 for none, or for more than the limit of this setting."""
     prompts: list[str | list[int]]
     if isinstance(given, str):
         prompts = [given]
@@ -146,7 +147,7 @@ def as_list(given: GivenPrompts, param: str, limit: int) -> list[str | list[int]
     if not prompts:
         raise invalid(f"'{param}' is empty.", param, "empty_prompt")
     if len(prompts) > limit:
-        raise invalid(f"At most {limit} prompts are allowed.", param)
+        raise invalid(f"At most {limit} prompts are allowed (setting {setting}).", param)
     return prompts
 
 

@@ -34,13 +34,17 @@ def stop_strings(request: SamplingFields, context: Context, param: str = "stop")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop
     options = context.options
     if len(stops) > options.max_stops:
-        raise invalid(f"At most {options.max_stops} stop strings are allowed.", param)
+        raise invalid(
+            f"At most {options.max_stops} stop strings are allowed (setting api.max_stops).", param
+        )
     for stop in stops:
         if not stop:
             raise invalid("A stop string is empty.", param)
         if len(stop) > options.max_stop_chars:
             raise invalid(
-                f"A stop string is longer than {options.max_stop_chars} characters.", param
+                f"A stop string is longer than {options.max_stop_chars} characters (setting "
+                "api.max_stop_chars).",
+                param,
             )
     return tuple(stops)
 
@@ -50,7 +54,8 @@ def stop_token_ids(request: SamplingFields, context: Context) -> tuple[int, ...]
     own = request.stop_token_ids or []
     if len(own) > context.options.max_stop_token_ids:
         raise invalid(
-            f"At most {context.options.max_stop_token_ids} stop token ids are allowed.",
+            f"At most {context.options.max_stop_token_ids} stop token ids are allowed (setting "
+            "api.max_stop_token_ids).",
             "stop_token_ids",
         )
     context.check_ids(own, "stop_token_ids")
@@ -105,7 +110,9 @@ async def checked_grammar(grammar: Grammar | None, context: Context, param: str)
         return None
     if len(grammar.text) > context.options.max_grammar_chars:
         raise invalid(
-            f"The grammar is longer than {context.options.max_grammar_chars} characters.", param
+            f"The grammar is longer than {context.options.max_grammar_chars} characters (setting "
+            "api.max_grammar_chars).",
+            param,
         )
     try:
         await context.text.grammars.check(grammar)
@@ -181,7 +188,10 @@ def _logit_bias(request: SamplingFields, context: Context) -> tuple[tuple[int, f
     if not request.logit_bias:
         return ()
     if len(request.logit_bias) > context.options.max_logit_bias:
-        raise invalid(f"At most {context.options.max_logit_bias} biases.", "logit_bias")
+        raise invalid(
+            f"At most {context.options.max_logit_bias} biases (setting api.max_logit_bias).",
+            "logit_bias",
+        )
     bias: list[tuple[int, float]] = []
     for key, value in request.logit_bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 9):

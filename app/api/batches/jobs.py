@@ -181,7 +181,11 @@ class Batches:
         """Raises LineError."""
         limits = self._limits
         if len(text) > limits.max_line_bytes:
-            raise LineError(f"longer than {limits.max_line_bytes} bytes", None, "line_too_long")
+            raise LineError(
+                f"longer than {limits.max_line_bytes} bytes (setting api.max_body_bytes)",
+                None,
+                "line_too_long",
+            )
         if text.count(b"{") + text.count(b"[") + text.count(b":") > limits.max_json_nodes:
             try:
                 check_size(text, limits.max_json_nodes)

@@ -43,7 +43,7 @@ class Completions:
     async def __call__(self, call: Call) -> None:
         body = await call.read_json(CompletionRequest)
         context = self._context.of(body.model)
-        given = as_list(body.prompt, "prompt", context.options.max_prompts)
+        given = as_list(body.prompt, "prompt", context.options.max_prompts, "api.max_prompts")
         prompts = await tokenized(given, context, "prompt")
         echoes = await _echoes(context, given) if body.echo else []
         n, best_of = _counts(body, context, len(prompts))

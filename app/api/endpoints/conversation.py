@@ -23,7 +23,10 @@ from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile,
 def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[dict[str, Any]]:
     """Plain data for the template: parts joined to text, a call's arguments as an object."""
     if len(messages) > options.max_messages:
-        raise invalid(f"At most {options.max_messages} messages are allowed.", "messages")
+        raise invalid(
+            f"At most {options.max_messages} messages are allowed (setting api.max_messages).",
+            "messages",
+        )
     return [_plain(message, number) for number, message in enumerate(messages)]
 
 

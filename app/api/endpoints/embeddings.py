@@ -29,7 +29,9 @@ class Embeddings:
         context = self._context.of(body.model)
         if not context.engine.card.supports_embeddings:
             raise invalid("This model gives no embeddings.", "model", "unsupported_model")
-        given = as_list(body.input, "input", context.options.max_embedding_inputs)
+        given = as_list(
+            body.input, "input", context.options.max_embedding_inputs, "api.max_embedding_inputs"
+        )
         prompts = await tokenized(given, context, "input")
         num_tokens = sum(map(len, prompts))
         call.admit_tokens(num_tokens)

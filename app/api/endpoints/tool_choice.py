@@ -81,7 +81,9 @@ def plan_tool_calls(
 ) -> ToolPlan:
     """The plan for a non-empty list of tools."""
     if len(tools) > options.max_tools:
-        raise invalid(f"At most {options.max_tools} tools are allowed.", "tools")
+        raise invalid(
+            f"At most {options.max_tools} tools are allowed (setting api.max_tools).", "tools"
+        )
     names = [tool.function.name for tool in tools]
     if len(set(names)) != len(names):
         raise invalid("Two tools have the same name.", "tools")

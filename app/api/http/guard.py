@@ -163,11 +163,13 @@ class Guard:
     def _check_headers(self, scope: Scope) -> None:
         headers = scope["headers"]
         if len(headers) > self._options.max_header_count:
-            raise ApiError(431, f"More than {self._options.max_header_count} headers.")
+            limit = f"{self._options.max_header_count} headers (setting api.max_header_count)"
+            raise ApiError(431, f"More than {limit}.")
         size = sum(len(key) + len(value) for key, value in headers)
         size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         if size > self._options.max_header_bytes:
-            raise ApiError(431, f"Headers larger than {self._options.max_header_bytes} bytes.")
+            limit = f"{self._options.max_header_bytes} bytes (setting api.max_header_bytes)"
+            raise ApiError(431, f"Headers larger than {limit}.")
 
     def _check_host(self, host: bytes | None, scope: Scope) -> None:
         """Refuse foreign names. HTTP/1.0 needs none: health checkers send none, and browsers, whose

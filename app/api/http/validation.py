@@ -23,12 +23,19 @@ def check_size(body: bytes, max_nodes: int) -> None:
     if bare.count(b"{") + bare.count(b"[") + bare.count(b":") > max_nodes:
         param = _parameter_at(body, max_nodes=max_nodes)
         where = f" up to '{param}'" if param else ""
-        raise invalid(f"More than {max_nodes} objects, lists and members{where}.", param)
+        raise invalid(
+            f"More than {max_nodes} objects, lists and members{where} (setting "
+            "api.max_json_nodes).",
+            param,
+        )
 
 
 def unreadable(body: bytes, reason: str) -> ApiError:
     """The error for a body that is not JSON. reason: the parser's message."""
-    param = _parameter_at(body, max_depth=_MAX_DEPTH) if "recursion" in reason else None
+    param = None
+    if "recursion" in reason:
+        param = _parameter_at(body, max_depth=_MAX_DEPTH)
+        reason = f"objects and lists may be nested {_MAX_DEPTH + 1} deep, which no setting changes"
     where = f" in '{param}'" if param else ""
     return invalid(f"The body is not readable JSON{where}: {reason}.", param, "invalid_json")
 

@@ -140,6 +140,17 @@ async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param:
             {"logprobs": True, "top_logprobs": 21},
             "20 alternatives to a token are given (setting api.max_logprobs)",
         ),
+        ({"max_logprob_entries": 1}, {"logprobs": True, "max_tokens": 2}, "max_logprob_entries"),
+        ({"max_messages": 1}, {"messages": 2 * CHAT["messages"]}, "max_messages"),
+        ({"max_tools": 0}, {"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
+        ({"max_stops": 0}, {"stop": "a"}, "max_stops"),
+        ({"max_stop_chars": 1}, {"stop": "ab"}, "max_stop_chars"),
+        ({"max_stop_token_ids": 0}, {"stop_token_ids": [1]}, "max_stop_token_ids"),
+        ({"max_logit_bias": 0}, {"logit_bias": {"1": 1}}, "max_logit_bias"),
+        ({"max_grammar_chars": 1}, {"guided_regex": "ab"}, "max_grammar_chars"),
+        ({"max_json_nodes": 5}, {}, "max_json_nodes"),
+        ({"max_header_count": 2}, {}, "max_header_count"),
+        ({"max_header_bytes": 20}, {}, "max_header_bytes"),
     ],
 )
 async def test_a_limit_says_what_it_limits_and_which_setting_it_is(
@@ -147,7 +158,29 @@ async def test_a_limit_says_what_it_limits_and_which_setting_it_is(
 ) -> None:
     server = await start_server(ApiOptions(**limits))
     answer = await server.http.post("/v1/chat/completions", json={**CHAT, **extra})
-    assert words in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert words in message
+    for name in limits:
+        assert f"(setting api.{name})" in message
+
+
+async def test_a_limit_of_prompts_names_its_setting(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(max_prompts=1, max_embedding_inputs=1))
+    for path, key, name in (
+        ("/v1/completions", "prompt", "max_prompts"),
+        ("/v1/embeddings", "input", "max_embedding_inputs"),
+    ):
+        answer = await server.http.post(path, json={"model": MODEL, key: ["a", "b"]})
+        assert f"(setting api.{name})" in answer.json()["error"]["message"]
+
+
+async def test_a_body_that_is_nested_too_deep_is_told_how_deep_it_may_be(server: Server) -> None:
+    for depth, is_read in ((200, True), (202, False)):
+        nested = b"[" * (depth - 1) + b"]" * (depth - 1)
+        body = b'{"model": "' + MODEL.encode() + b'", "prompt": "a", "metadata": ' + nested + b"}"
+        answer = await server.http.post("/v1/completions", content=body, headers=JSON)
+        says_so = "'metadata': objects and lists may be nested 200 deep" in answer.text
+        assert says_so is not is_read
 
 
 @pytest.mark.parametrize(
