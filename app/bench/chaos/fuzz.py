@@ -20,7 +20,8 @@ from app.bench.chaos.bad_bytes import BadBytes, bad_bytes
 from app.bench.chaos.bad_requests import BadRequest, bad_requests, tokens_asked
 from app.bench.chaos.own_server import own_server
 from app.bench.chaos.probe import probing
-from app.bench.load.client import first_model, server_root
+from app.bench.load.client import authorization, first_model, server_root
+from app.bench.load.serve import ApiKey
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
 from app.paths import DEMO_CONFIG
@@ -73,13 +74,18 @@ def _explains(text: bytes, bad: BadRequest) -> bool:
 class Fuzzer:
     """Sends bad requests and bytes, `places` at a time."""
 
-    def __init__(self, url: str, num_requests: int, seed: int, places: int) -> None:
+    def __init__(
+        self, url: str, num_requests: int, seed: int, places: int, api_key: str | None = None
+    ) -> None:
         self._url = url
         self._num_left = num_requests
         self._places = places
-        document = httpx.get(f"{url}/openapi.json", timeout=30.0).json()
-        self._requests: Iterator[BadRequest] = bad_requests(document, seed, first_model(url))
-        model = httpx.get(f"{url}/v1/models", timeout=30.0).json()["data"][0]
+        self._headers = headers = authorization(api_key)
+        document = httpx.get(f"{url}/openapi.json", timeout=30.0, headers=headers).json()
+        name = first_model(url, api_key)
+        self._requests: Iterator[BadRequest] = bad_requests(document, seed, name)
+        listed = httpx.get(f"{url}/v1/models", timeout=30.0, headers=headers)
+        model = listed.json()["data"][0]
         self._context = int(model.get("max_model_len", _CONTEXT))
         self._bytes: Iterator[BadBytes] = bad_bytes(seed)
         self.count = FuzzCount()
@@ -90,7 +96,7 @@ class Fuzzer:
         begin_s = time.monotonic()
         connector = aiohttp.TCPConnector(limit=0)
         async with (
-            probing(self._url) as live,
+            probing(self._url, self._headers) as live,
             aiohttp.ClientSession(connector=connector) as session,
         ):
             raw_places = max(1, round(_RAW_SHARE * self._places))
@@ -113,7 +119,7 @@ class Fuzzer:
         while self._claim_one():
             bad = next(self._requests)
             url = yarl.URL(self._url + bad.path, encoded=True)
-            headers = {"content-type": bad.content_type}
+            headers = {"content-type": bad.content_type, **self._headers}
             limit = aiohttp.ClientTimeout(total=answers_within_s(bad, self._context))
             try:
                 async with session.request(
@@ -172,6 +178,7 @@ def command(
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one of the demo model.")
     ] = None,
+    api_key: ApiKey = None,
     places: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 4,
     as_json: Json = False,
     out: Out = None,
@@ -182,7 +189,7 @@ def command(
     100 ms, waits for a core left out.
     """
     if url is not None:
-        found = measure(server_root(url), requests, seed, places)
+        found = measure(server_root(url), requests, seed, places, api_key)
     else:
         with own_server(DEMO_CONFIG, {}, Path("out/fuzz-server.log")) as server:
             found = measure(server.url, requests, seed, places)
@@ -211,11 +218,13 @@ def lag_text(lag: Mapping[str, Any] | None) -> str:
     return f"{late}; it waited {lag['waited_for_core_s']:.1f} s for a core"
 
 
-def measure(url: str, num_requests: int, seed: int, places: int) -> dict[str, Any]:
+def measure(
+    url: str, num_requests: int, seed: int, places: int, api_key: str | None = None
+) -> dict[str, Any]:
     """Raises MeasurementError where nothing answers. A server that does not tell of its event loop
     is judged by its answers alone."""
     try:
-        fuzzer = Fuzzer(url, num_requests, seed, places)
+        fuzzer = Fuzzer(url, num_requests, seed, places, api_key)
     except (httpx.HTTPError, ValueError) as error:
         raise MeasurementError(f"no schema at {url}/openapi.json: {error}") from error
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

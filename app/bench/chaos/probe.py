@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,11 +54,11 @@ class LagReading:
     run_delay_s: float
 
 
-def read_lag(url: str) -> LagReading | None:
+def read_lag(url: str, headers: Mapping[str, str]) -> LagReading | None:
     """None of a server whose `/metrics` lack it. Raises MeasurementError where nothing
     answers."""
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S)
+        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S, headers=headers)
     except httpx.HTTPError as error:
         raise MeasurementError(f"{url}/metrics: {error}") from error
     found = read_samples(answer.text) if answer.is_success else None
@@ -89,13 +90,16 @@ def lag_between(before: LagReading, after: LagReading) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
+async def probing(
+    url: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> AsyncGenerator[dict[str, Any], None]:
     """Probes while the block runs; what was seen is in the dictionary once it has ended.
 
-    loop_lag: as in `lag_between`; None if the server does not report it.
+    headers: for `/metrics`, where the server asks for a key. loop_lag: as in `lag_between`; None if
+    the server does not report it.
     """
     found: dict[str, Any] = {}
-    before = await asyncio.to_thread(read_lag, url)
+    before = await asyncio.to_thread(read_lag, url, headers)
     child = await asyncio.create_subprocess_exec(
         *own_command("app.bench.chaos.probe", url),
         env=own_environment(),
@@ -108,7 +112,7 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
         with suppress(ProcessLookupError):
             output, _ = await child.communicate(b"")
             found |= json.loads(output)
-        after = await asyncio.to_thread(read_lag, url)
+        after = await asyncio.to_thread(read_lag, url, headers)
         found["loop_lag"] = lag_between(before, after) if before and after else None
 
 

@@ -13,7 +13,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ import typer
 
 from app.bench.engine.cpu_usage import CpuMeter, CpuUsage, wait_until_idle
 from app.bench.load.client import Job, LoadClient, Trace, first_model, server_root
-from app.bench.load.serve import DEFAULT_URL, Model
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
 
@@ -30,6 +30,7 @@ from app.bench.terminal import Json, Out, console, output, table
 def command(
     context: typer.Context,
     url: Annotated[str, typer.Option(help="A server on this machine.")] = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     streams: Annotated[int, typer.Option(min=1, help="Streams that run together.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per stream.")] = 400,
@@ -39,8 +40,8 @@ def command(
     out: Out = None,
 ) -> None:
     """CPU per streamed token and per iteration by process; CPU while idle."""
-    model = model or first_model(url)
-    client = LoadClient(url, model, first_token=20, vocab=200)  # in any vocabulary
+    model = model or first_model(url, api_key)
+    client = LoadClient(url, model, first_token=20, vocab=200, api_key=api_key)  # in any vocabulary
     with console.status("warming up") as status:
         _serve(client, [Job(0.0, 16, 16)] * 4)
         wait_until_idle()
@@ -119,7 +120,7 @@ def _records(url: str, client: LoadClient, jobs: list[Job]) -> list[dict[str, An
 
     def read() -> None:
         try:
-            records.extend(_feed(server_root(url), stop))
+            records.extend(_feed(server_root(url), client.headers, stop))
         except httpx.HTTPError as error:
             console.print(f"the console's feed gives no gaps between steps: {error}", markup=False)
 
@@ -133,8 +134,8 @@ def _records(url: str, client: LoadClient, jobs: list[Job]) -> list[dict[str, An
     return records
 
 
-def _feed(root: str, stop: threading.Event) -> Iterator[dict[str, Any]]:
-    with httpx.stream("GET", f"{root}/console/feed", timeout=30) as answer:
+def _feed(root: str, headers: Mapping[str, str], stop: threading.Event) -> Iterator[dict[str, Any]]:
+    with httpx.stream("GET", f"{root}/console/feed", timeout=30, headers=headers) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: "):

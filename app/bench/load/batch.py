@@ -18,9 +18,16 @@ from typing import Annotated, Any, Final
 import httpx
 import typer
 
-from app.bench.load.client import Job, LoadClient, Trace, first_model, server_root
+from app.bench.load.client import (
+    Job,
+    LoadClient,
+    Trace,
+    authorization,
+    first_model,
+    server_root,
+)
 from app.bench.load.figures import LoadFigures, load_figures
-from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -81,7 +88,7 @@ def batch_lines(jobs: Sequence[Job], model: str, seed: int | None = None) -> str
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-async def run_batch(url: str, lines: str, folder: Path) -> float:
+async def run_batch(url: str, lines: str, folder: Path, api_key: str | None = None) -> float:
     """Requests that `legato batch` answers per second. Raises MeasurementError if one fails."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text(lines)
@@ -91,7 +98,7 @@ async def run_batch(url: str, lines: str, folder: Path) -> float:
         *(*command, "--url", url),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=own_environment(),
+        env=own_environment() | ({"LEGATO_API_KEY": api_key} if api_key else {}),
     )
     try:
         printed, problem = await process.communicate()
@@ -112,13 +119,18 @@ def rate_of(totals: Mapping[str, Any]) -> float:
 
 
 async def run_beside(
-    client: LoadClient, jobs: Sequence[Job], url: str, lines: str, folder: Path
+    client: LoadClient,
+    jobs: Sequence[Job],
+    url: str,
+    lines: str,
+    folder: Path,
+    api_key: str | None = None,
 ) -> tuple[list[Trace], float]:
     """Live requests that arrive while the batch runs, and the batch's requests per second."""
     done = asyncio.Event()
     live = asyncio.create_task(client.run(jobs, until=done))
     try:
-        rate = await run_batch(url, lines, folder)
+        rate = await run_batch(url, lines, folder, api_key)
     finally:
         done.set()
         traces = await live
@@ -135,9 +147,11 @@ def busy_seconds(metrics: str) -> float:
     return sum(values)
 
 
-def _busy_seconds(url: str) -> float:
+def _busy_seconds(url: str, api_key: str | None) -> float:
+    headers = authorization(api_key)
     try:
-        return busy_seconds(httpx.get(f"{server_root(url)}/metrics", timeout=10).text)
+        answer = httpx.get(f"{server_root(url)}/metrics", timeout=10, headers=headers)
+        return busy_seconds(answer.text)
     except httpx.HTTPError as error:
         raise MeasurementError(f"{server_root(url)}/metrics: {error}") from error
 
@@ -145,6 +159,7 @@ def _busy_seconds(url: str) -> float:
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     qps: Qps = 2.0,
     seconds: Seconds = 30.0,
@@ -157,29 +172,29 @@ def command(
     out: Out = None,
 ) -> None:
     """A batch beside a live load on one engine: what it costs and how fast it is."""
-    model = model or first_model(url)
-    client = LoadClient(url, model)
+    model = model or first_model(url, api_key)
+    client = LoadClient(url, model, api_key=api_key)
     batch_jobs = Load(batch_lengths, 1.0, num_requests, seed=seed + 1).jobs()
     lines = batch_lines(batch_jobs, model)
     say_duration(seconds + num_requests / 10, seconds + num_requests, "three parts")
     with tempfile.TemporaryDirectory(prefix="legato-batch-") as name:
         folder = Path(name)
         with console.status("the live load alone"):
-            busy_s = _busy_seconds(url)
+            busy_s = _busy_seconds(url, api_key)
             alone = load_figures(
                 asyncio.run(client.run(Load(lengths, qps, seconds, seed=seed).jobs())),
                 tbt_ms=tbt_ms,
             )
             alone.check_measured()
-            busy_s = _busy_seconds(url) - busy_s
+            busy_s = _busy_seconds(url, api_key) - busy_s
         with console.status("the batch alone"):
-            alone_qps = asyncio.run(run_batch(url, lines, folder))
+            alone_qps = asyncio.run(run_batch(url, lines, folder, api_key))
         busy_share = min(1.0, busy_s / alone.span_s)
         most_s = 10 * num_requests / alone_qps / max(1.0 - busy_share, 0.1)
         live = Load(lengths, qps, most_s, seed=seed).jobs()
         with console.status("both"):
             traces, beside_qps = asyncio.run(
-                run_beside(client, live, url, batch_lines(batch_jobs, model), folder)
+                run_beside(client, live, url, batch_lines(batch_jobs, model), folder, api_key)
             )
     beside = load_figures(traces, tbt_ms=tbt_ms)
     beside.check_measured()

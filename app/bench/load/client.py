@@ -132,7 +132,7 @@ class LoadClient:
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
     ) -> None:
-        self._headers = {"content-type": "application/json", **authorization(api_key)}
+        self.headers = {"content-type": "application/json", **authorization(api_key)}
         self._extra = dict(extra or {})
         self.root = server_root(url)
         self._endpoint = self.root + "/v1/completions"
@@ -218,7 +218,7 @@ class LoadClient:
         if on_start is not None:
             on_start(trace)
         try:
-            async with session.post(self._endpoint, data=body, headers=self._headers) as response:
+            async with session.post(self._endpoint, data=body, headers=self.headers) as response:
                 if response.status != 200:
                     trace.error = f"{response.status}: {error_message(await response.text())}"
                 else:

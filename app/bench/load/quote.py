@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, error_message, first_model, open_loop
-from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
+from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -110,7 +110,8 @@ class QuotedLoad:
             "max_tokens": job.num_output_tokens,
             "slo": self._slo,
         }
-        async with session.post(self._client.root + "/v1/slo/quote", json=body) as response:
+        url, headers = self._client.root + "/v1/slo/quote", self._client.headers
+        async with session.post(url, json=body, headers=headers) as response:
             if response.status != 200:
                 why = error_message(await response.text())
                 raise MeasurementError(f"no quote: {response.status}: {why}")
@@ -177,6 +178,7 @@ def _share(held: Sequence[bool]) -> float | None:
 def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Model = None,
     qps: Qps = 2.0,
     seconds: Seconds = 40.0,
@@ -190,10 +192,10 @@ def command(
     out: Out = None,
 ) -> None:
     """The server's quotes compared with measurements: TTFT, refusals, Retry-After."""
-    model = model or first_model(url)
+    model = model or first_model(url, api_key)
     given = {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}
     slo = {name: value for name, value in given.items() if value is not None}
-    client = LoadClient(url, model, extra={"slo": slo})
+    client = LoadClient(url, model, extra={"slo": slo}, api_key=api_key)
     jobs = Load(lengths, qps, seconds, seed=seed).jobs()
     say_duration(seconds, 1.5 * seconds, f"{len(jobs)} requests, a quote before each")
     with console.status(f"{qps:g} requests/s"):

@@ -244,7 +244,8 @@ def test_help_has_a_short_name(command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     ["status", "chat", "generate", "batch", "capacity"]
-    + [f"bench {name}" for name in ("serve", "stall", "overload", "classes", "shift")],
+    + [f"bench {name}" for name in ("serve", "stall", "overload", "classes", "shift")]
+    + [f"bench {name}" for name in ("batch", "quote", "fuzz", "overhead")],
 )
 def test_who_talks_to_a_server_takes_a_key_by_one_name(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "120"})
