@@ -26,6 +26,7 @@ def statistics(core: Core) -> dict[str, float]:
         "num_free_host_blocks": running.swap.host.num_free,
         "num_drafts": core.speculation.num_drafts,
         "num_accepted_drafts": core.outcomes.num_accepted_drafts,
-        "tokens_per_s": requests.tokens_per_s,
+        # A mean over steps, which stays as it was while none is run.
+        "tokens_per_s": 0.0 if core.is_idle else requests.tokens_per_s,
         **({} if core.tier is None else core.tier.statistics()),
     }

@@ -107,7 +107,8 @@ def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]
             "num_waiting": snapshot.num_waiting,
             "num_blocks": snapshot.num_blocks,
             "num_free_blocks": snapshot.num_free_blocks,
-            "tokens_per_s": snapshot.tokens_per_s,
+            # A mean over steps, which stays as it was while none is run.
+            "tokens_per_s": snapshot.tokens_per_s if snapshot.num_running else 0.0,
             "least_slack_s": None if math.isinf(slack_s) else slack_s,
             "step_budget": answer.get("step_budget"),
             "prefill_rate": snapshot.outlook.prefill_rate,

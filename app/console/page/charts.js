@@ -107,3 +107,12 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
     g.fillRect(area.x + (at(line) + 1) * w, area.y, 1.5, area.h);
   }
 }
+
+const RATE_S = 5;
+// Decoded tokens a second, of the last seconds; idle_s: since the newest iteration came.
+export function rate(iterations, idle_s) {
+  if (iterations.length < 2) return "";
+  const now_s = iterations.at(-1).done_s + idle_s, begin_s = Math.max(iterations[0].done_s, now_s - RATE_S);
+  const tokens = iterations.reduce((sum, i) => sum + (i.done_s > begin_s ? i.num_decode_tokens : 0), 0);
+  return now_s > begin_s ? `${(tokens / (now_s - begin_s)).toFixed(0)} tokens/s` : "";
+}

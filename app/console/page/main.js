@@ -1,6 +1,6 @@
 // The console: wires the page's controls to the server's own public API and feed.
 import { Chat } from "./chat.js";
-import { bars, histogram, lines } from "./charts.js";
+import { bars, histogram, lines, rate } from "./charts.js";
 import { showFleet } from "./fleet.js";
 import { Streams } from "./streams.js";
 
@@ -10,6 +10,7 @@ const iterations = [];
 const tbt = [];
 const ttft = [];
 let status = {};
+let cameAt = 0; // the newest iterations; none come while the engine is idle
 
 // Times are the server's: a browser that is busy, or far away, is late by itself.
 const record = { first(ms) { ttft.push(ms); if (ttft.length > 2000) ttft.shift(); } };
@@ -110,6 +111,7 @@ function feed() {
   source.onmessage = (event) => {
     const { iterations: fresh, gaps_s } = JSON.parse(event.data);
     iterations.push(...fresh);
+    cameAt = performance.now();
     const gaps = gaps_s.map((s) => 1000 * s);
     tbt.push(...gaps);
     tbt.splice(0, Math.max(0, tbt.length - 8000));
@@ -142,9 +144,7 @@ function draw() {
   });
   $("tbt-note").textContent = quantiles(tbt);
   $("ttft-note").textContent = quantiles(ttft);
-  const span = iterations.length > 1 ? iterations.at(-1).done_s - iterations[0].done_s : 0;
-  const tokens = iterations.reduce((sum, i) => sum + i.num_decode_tokens, 0);
-  $("rate").textContent = span ? `${(tokens / span).toFixed(0)} tokens/s` : "";
+  $("rate").textContent = rate(iterations, (performance.now() - cameAt) / 1000);
   streams.draw(objective);
   requestAnimationFrame(() => setTimeout(draw, 100));
 }

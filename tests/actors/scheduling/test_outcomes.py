@@ -16,6 +16,7 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.scheduling.statistics import statistics
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 
@@ -37,6 +38,17 @@ def test_abort_works_in_every_state() -> None:
     driver.drain()
     driver.abort(2)  # finished
     driver.check_everyone_finished()
+
+
+def test_an_idle_engine_computes_no_tokens_a_second_whatever_it_did_before() -> None:
+    driver = Driver(config())
+    driver.submit(request(1, prompt=6, output=20))
+    for _ in range(4):
+        driver.answer()
+    assert statistics(driver.core)["tokens_per_s"] > 0
+    driver.drain()
+    assert statistics(driver.core)["tokens_per_s"] == 0
+    assert driver.core.requests.tokens_per_s > 0, "a refusal's retry_after_s goes by it"
 
 
 def test_a_late_token_of_an_aborted_request_is_not_delivered() -> None:

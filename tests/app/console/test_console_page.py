@@ -142,3 +142,17 @@ def test_a_stream_that_rests_is_not_stalled_and_each_step_has_its_budget(
     assert resting == "done"
     assert going.endswith("ms ago")
     assert has_budget
+
+
+def test_the_rate_falls_to_nothing_once_no_more_steps_come(server: Server, browser: Any) -> None:
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    shown = browser.execute_async_script(
+        """const done = arguments[0];
+        import("/console/charts.js").then(({ rate }) => {
+          const step = (_, n) => ({ done_s: n / 10, num_decode_tokens: 4 });
+          const steps = Array.from({ length: 21 }, step);
+          done([rate([], 0), rate(steps, 0), rate(steps, 2), rate(steps, 5)]);
+        }, (problem) => done([String(problem)]));"""
+    )
+    assert shown == ["", "40 tokens/s", "20 tokens/s", "0 tokens/s"]

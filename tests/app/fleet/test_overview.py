@@ -44,3 +44,10 @@ def test_counts_are_added_up_and_each_engine_has_a_row() -> None:
     assert serving["prefill_rate"] == published.outlook.prefill_rate
     assert serving["num_running"] == published.num_running
     assert serving["least_slack_s"] is None or serving["least_slack_s"] == published.least_slack_s
+
+
+def test_an_idle_engine_computes_no_tokens_whatever_it_did_before() -> None:
+    for num_running, shown in ((0, 0.0), (2, 70.0)):
+        known = Known("a", snapshot("a", num_running=num_running, tokens_per_s=70.0))
+        found = overview({cast(Connection, known): {}}, StreamMoves())
+        assert found["engines"][0]["tokens_per_s"] == shown
