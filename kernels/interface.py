@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import AdapterModule, AdapterRuns
-from kernels.all_reduce import AllReduce, ShareFile
+from kernels.all_reduce import AllReduce, PeerMemory, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
@@ -160,6 +160,14 @@ class Backend(Protocol):
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """residual_TH += x_TH in place; returns the RMS norm of the sum."""
+        ...
+
+    def reduce_add_rms_norm(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float,
+        peers: PeerMemory,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """`add_rms_norm` of the sum of all ranks' x_TH, rounded to its dtype; None, and nothing
+        done, where this is not one operation, consistently on all ranks."""
         ...
 
     def layer_norm(

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from kernels import adapters as lora
 from kernels.adapters import AdapterModule, AdapterRuns
-from kernels.all_reduce import AllReduce, ShareFile
+from kernels.all_reduce import AllReduce, PeerMemory, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
@@ -116,6 +116,12 @@ class TorchBackend:
     ) -> torch.Tensor:
         residual_TH += x_TH
         return self.rms_norm(residual_TH, weight_H, eps)
+
+    def reduce_add_rms_norm(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float,
+        peers: PeerMemory,
+    ) -> torch.Tensor | None:  # fmt: skip
+        return None
 
     def layer_norm(
         self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float

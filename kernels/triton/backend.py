@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.all_reduce import PeerMemory
 from kernels.device_time import graph_time_s
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
@@ -30,6 +31,7 @@ from kernels.triton.dense import DenseLinear
 from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
+from kernels.triton.reduce_norm import reduce_add_rms_norm
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.tiles import ADAPTER_ROWS
 
@@ -79,6 +81,14 @@ class TritonBackend(TorchBackend):
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
     ) -> torch.Tensor:
         return rms_norm(x_TH, weight_H, eps, residual_TH)
+
+    def reduce_add_rms_norm(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float,
+        peers: PeerMemory,
+    ) -> torch.Tensor | None:  # fmt: skip
+        if not peers.holds(x_TH):
+            return None
+        return reduce_add_rms_norm(x_TH, residual_TH, weight_H, eps, peers)
 
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up_T2I)

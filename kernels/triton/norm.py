@@ -6,6 +6,21 @@ import triton.language as tl
 
 
 @triton.jit
+def store_rounded(row_ptr: tl.tensor, x_H: tl.tensor, h: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Write a row; returns it as stored, rounded to the row's dtype, in float32."""
+    rounded_H = x_H.to(row_ptr.dtype.element_ty)
+    tl.store(row_ptr + h, rounded_H, mask=inside)
+    return rounded_H.to(tl.float32)
+
+
+@triton.jit
+def normalized(x_H: tl.tensor, weight_H: tl.tensor, eps: tl.tensor, H: tl.constexpr) -> tl.tensor:
+    """The RMS norm of a row in float32; x is zero from H on."""
+    inverse_rms = tl.rsqrt(tl.sum(x_H * x_H, 0) / H + eps)
+    return x_H * inverse_rms * weight_H.to(tl.float32)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -19,20 +34,16 @@ def _rms_norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK_H)
     inside = h < H
-    x = tl.load(x_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
+    x_H = tl.load(x_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        x += tl.load(residual_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
-        # The norm is computed from the residual as stored, rounded to its dtype.
-        rounded = x.to(residual_ptr.dtype.element_ty)
-        tl.store(residual_ptr + token * H + h, rounded, mask=inside)
-        x = rounded.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, 0) / H + eps)
-    weight = tl.load(weight_ptr + h, mask=inside, other=0.0).to(tl.float32)
-    out = x * inverse_rms * weight
-    tl.store(out_ptr + token * H + h, out.to(out_ptr.dtype.element_ty), mask=inside)
+        x_H += tl.load(residual_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
+        # The norm is computed from the residual as stored.
+        x_H = store_rounded(residual_ptr + token * H, x_H, h, inside)
+    weight_H = tl.load(weight_ptr + h, mask=inside, other=0.0)
+    store_rounded(out_ptr + token * H, normalized(x_H, weight_H, eps, H), h, inside)
 
 
-def _num_warps(width: int) -> int:
+def num_warps_for(width: int) -> int:
     # About 16 elements per thread keeps several 16-byte loads in flight without spilling.
     return min(16, max(1, width // 512))
 
@@ -57,6 +68,6 @@ def rms_norm(
             H=H,
             BLOCK_H=block,
             ADD=residual_TH is not None,
-            num_warps=_num_warps(block),
+            num_warps=num_warps_for(block),
         )
     return out_TH
