@@ -86,7 +86,7 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, device)
     group.use_shared_memory(backend.shared_memory_all_reduce)
     if spec.symmetric_memory:
-        group.use_symmetric_memory(dtype)
+        group.use_symmetric_memory(dtype, config.hidden_size)
     return LoadedModel(
         config=config,
         part=part,

@@ -19,7 +19,7 @@ import torch.distributed
 
 from actors.transport.shared_memory import shared_file
 from actors.transport.symmetric import SymmetricMemory
-from kernels.all_reduce import AllReduce, ShareFile
+from kernels.all_reduce import AllReduce, PeerMemory, ShareFile
 
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed
@@ -71,13 +71,20 @@ class RankGroup:
             share = partial(shared_file, self._store, self.rank, self.size)
             self.sums = make(self.rank, self.size, share)
 
-    def use_symmetric_memory(self, dtype: torch.dtype) -> None:
+    @property
+    def peers(self) -> PeerMemory | None:
+        """For kernels that sum over ranks by themselves; None where they cannot."""
+        return None if self._symmetric is None else self._symmetric.peers
+
+    def use_symmetric_memory(self, dtype: torch.dtype, hidden_size: int) -> None:
         """From now on all-reduce small tensors of this type through symmetric memory. Every rank
         calls this; with one rank it does nothing."""
         if self._group is not None:
             store = dist.PrefixStore("symmetric", self._store)
             name = f"legato/{self._address}"
-            self._symmetric = SymmetricMemory(name, self._group, store, dtype, self._device)
+            self._symmetric = SymmetricMemory(
+                name, self._group, store, dtype, hidden_size, self._device
+            )
 
     def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
         """Ranks' columns side by side on rank 0; None elsewhere. Shapes are equal on all ranks."""

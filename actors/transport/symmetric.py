@@ -3,7 +3,7 @@
 A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is then most of their
 cost. Here every rank writes its part where its peers can read it, and one kernel adds them up: each
 rank all of it (one shot, least latency), or each rank a share, which all then collect (two shots,
-least traffic). Larger tensors use NCCL.
+least traffic). Larger tensors use NCCL. `peers` is for kernels that sum by themselves.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from typing import Any
 
 import torch
 
+from kernels.all_reduce import PEER_ROWS, PeerMemory
+
 ONE_SHOT_BYTES = 256 << 10  # up to here latency decides, beyond it traffic
 BUFFER_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 16  # the kernels move whole vectors
+_WINDOWS_BYTE = BUFFER_BYTES + 8 * PEER_ROWS  # where those of `peers` begin, behind its counts
 
 
 class SymmetricMemory:
     """One buffer per rank, mapped by all. Every rank makes the same calls in the same order."""
 
     def __init__(
-        self, name: str, group: Any, store: Any, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, name: str, group: Any, store: Any, dtype: torch.dtype, hidden_size: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         """name: the same on all ranks, used by no other group. group: the ranks' process group
-        (of one backend); store: torch.distributed's."""
+        (of one backend); store: torch.distributed's. hidden_size: of the rows of `peers`."""
         from torch._C._distributed_c10d import _SymmetricMemory
 
         self._name = name
@@ -34,10 +38,30 @@ class SymmetricMemory:
         # name of a registered process group.
         _SymmetricMemory.set_group_info(name, rank, size, store)
         self._group = _registered(name, group, store, device)
+        rows = min(PEER_ROWS, ONE_SHOT_BYTES // (hidden_size * dtype.itemsize))
+        num_bytes = _WINDOWS_BYTE + 2 * rows * hidden_size * dtype.itemsize
         self._buffer = _SymmetricMemory.empty_strided_p2p(
-            (BUFFER_BYTES // dtype.itemsize,), (1,), dtype, device, name
+            (num_bytes // dtype.itemsize,), (1,), dtype, device, name
         )
+        counts_P = self._buffer.view(torch.uint8)[BUFFER_BYTES:_WINDOWS_BYTE].view(torch.int64)
+        counts_P.zero_()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # before another rank, which the rendezvous awaits, adds
         self._mapping = _SymmetricMemory.rendezvous(self._buffer)
+        windows_2PH = self._buffer[_WINDOWS_BYTE // dtype.itemsize :].view(2, rows, hidden_size)
+        pointers = self._mapping.buffer_ptrs
+        within = (
+            self._buffer.data_ptr() - pointers[rank]
+        )  # where the buffer begins in what is mapped
+        self.peers = PeerMemory(
+            windows_2PH,
+            counts_P,
+            torch.zeros_like(counts_P),
+            torch.tensor(
+                [[p + within + byte for p in pointers] for byte in (BUFFER_BYTES, _WINDOWS_BYTE)],
+                device=device,
+            ),
+        )
 
     def close(self) -> None:
         """Forget the group's name."""

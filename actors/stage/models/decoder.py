@@ -134,23 +134,25 @@ class Decoder:
         """
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
-        reduce = self._group.all_reduce
-        residual_TH, added_TH = x_TH, None
+        residual_TH, part_TH, out_norm_H = x_TH, None, None
         for w, kv, shape in zip(self._weights.layers, self._kv, self._shapes, strict=True):
-            input_TH = self._sum_normed(added_TH, residual_TH, w.input_norm_H, w.input_norm_bias_H)
+            input_TH = self._reduced_normed(
+                part_TH, out_norm_H, residual_TH, w.input_norm_H, w.input_norm_bias_H
+            )
             attended_TX = self._attend(w, input_TH, batch, kv, shape)
             attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
             if self._form.parallel:
                 if w.post_norm_H is not None:
                     input_TH = self._normed(residual_TH, w.post_norm_H, w.post_norm_bias_H)
-                added_TH = reduce(attended_TH + self._mlp(w, input_TH, batch))
+                part_TH = attended_TH + self._mlp(w, input_TH, batch)
                 continue
-            attended_TH = self._result_normed(reduce(attended_TH), w.attention_out_norm_H)
-            input_TH = self._sum_normed(attended_TH, residual_TH, w.post_norm_H, w.post_norm_bias_H)
-            added_TH = self._result_normed(reduce(self._mlp(w, input_TH, batch)), w.mlp_out_norm_H)
-        if added_TH is None:  # a stage without layers passes its input on
-            added_TH = torch.zeros_like(residual_TH)
-        return added_TH, residual_TH
+            input_TH = self._reduced_normed(
+                attended_TH, w.attention_out_norm_H, residual_TH, w.post_norm_H, w.post_norm_bias_H
+            )
+            part_TH, out_norm_H = self._mlp(w, input_TH, batch), w.mlp_out_norm_H
+        if part_TH is None:  # a stage without layers passes its input on
+            return torch.zeros_like(residual_TH), residual_TH
+        return self._result_normed(self._group.all_reduce(part_TH), out_norm_H), residual_TH
 
     def _linear(
         self, linear: Linear, adapters: AdapterModule | None, x_TK: torch.Tensor, batch: Batch
@@ -204,6 +206,29 @@ class Decoder:
         if self._form.norm == "layer":
             return self._backend.layer_norm(x_TH, weight_H, bias_H, self._form.eps)
         return self._backend.rms_norm(x_TH, weight_H, self._form.eps)
+
+    def _reduced_normed(
+        self,
+        part_TH: torch.Tensor | None,
+        out_norm_H: torch.Tensor | None,
+        residual_TH: torch.Tensor,
+        weight_H: torch.Tensor | None,
+        bias_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`_sum_normed` of the sum of all ranks' parts, normed by out_norm_H: one operation where
+        the backend has it."""
+        if part_TH is None:
+            return self._sum_normed(None, residual_TH, weight_H, bias_H)
+        peers = self._group.peers
+        plain = out_norm_H is None and self._form.norm == "rms"
+        if peers is not None and plain and weight_H is not None:
+            normed_TH = self._backend.reduce_add_rms_norm(
+                part_TH, residual_TH, weight_H, self._form.eps, peers
+            )
+            if normed_TH is not None:
+                return normed_TH
+        result_TH = self._result_normed(self._group.all_reduce(part_TH), out_norm_H)
+        return self._sum_normed(result_TH, residual_TH, weight_H, bias_H)
 
     def _sum_normed(
         self,

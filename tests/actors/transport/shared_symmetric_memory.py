@@ -63,11 +63,16 @@ class SharedMemory:
         (group,) = [g for g in cls.groups.values() if g.peers[g.rank] is buffer]
         registered = _distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type]
         assert (registered.rank(), registered.size()) == (group.rank, group.size)
-        group.store.set(f"device {group.rank}", str(group.device.index))
+        index = group.rank if group.device.index is None else group.device.index
+        group.store.set(f"device {group.rank}", str(index))
         group.barrier()
         devices = {group.store.get(f"device {rank}") for rank in range(group.size)}
         assert len(devices) == group.size, "detected allocations from overlapping devices"
         return group
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        return [peer.data_ptr() for peer in self.peers]
 
     def barrier(self) -> None:
         self.num_barriers += 1

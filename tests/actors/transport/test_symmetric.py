@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def reduce_all(rank: int, address: str, answers: Any) -> None:
 
     operators = shared_symmetric_memory.install()
     group = RankGroup(rank, 2, address, torch.device("cpu", rank))
-    group.use_symmetric_memory(torch.float32)
+    group.use_symmetric_memory(torch.float32, 64)
     generator = torch.Generator().manual_seed(rank)
     for name, shape in ITEMS.items():
         x = torch.randn(shape, generator=generator)
@@ -41,22 +42,78 @@ def reduce_all(rank: int, address: str, answers: Any) -> None:
     del operators
 
 
-def test_sums_are_those_of_the_group() -> None:
+TOKENS = (1, 3, 3, 2, 5, 1, 1, 4, 5)
+WIDTH = 33
+
+
+def reduce_and_norm(rank: int, size: int, address: str, answers: Any) -> None:
+    from actors.transport.group import RankGroup
+    from kernels.triton.backend import TritonBackend
+    from tests.actors.transport import shared_symmetric_memory
+
+    operators = shared_symmetric_memory.install()
+    group = RankGroup(rank, size, address, torch.device("cpu", rank))
+    group.use_symmetric_memory(torch.float16, WIDTH)
+    assert group.peers is not None
+    for number, parts in enumerate(parts_of_calls(size)):
+        residual_TH = torch.full_like(parts[rank], number)
+        weight_H = torch.ones(WIDTH, dtype=torch.float16)
+        out_TH = TritonBackend().reduce_add_rms_norm(
+            parts[rank], residual_TH, weight_H, 1e-5, group.peers
+        )
+        assert out_TH is not None
+        whole = torch.ones(1024, dtype=torch.float16)  # over the same buffer, in between
+        assert group.all_reduce(whole).tolist() == [size] * 1024
+        answers.put((number, rank, (residual_TH.numpy(), out_TH.numpy())))
+    group.close()
+    del operators
+
+
+def parts_of_calls(size: int) -> list[list[torch.Tensor]]:
+    """Of each call, each rank's part."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [torch.randn(tokens, WIDTH, generator=generator).half() for _ in range(size)]
+        for tokens in TOKENS
+    ]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="processes share CPU memory")
+@pytest.mark.parametrize("size", [2, 3])
+def test_kernels_of_ranks_wait_for_each_other(size: int) -> None:
+    """Each rank runs its kernels as fast as it can, and all find the same numbers."""
+    pytest.importorskip("triton")
+    found = run_ranks(reduce_and_norm, size, len(TOKENS) * size, size)
+    for number, parts in enumerate(parts_of_calls(size)):
+        for rank in range(size):
+            for first, same in zip(found[number, 0], found[number, rank], strict=True):
+                assert first.tobytes() == same.tobytes()
+        expected_TH = sum(part_TH.float() for part_TH in parts) + number
+        residual_TH, out_TH = map(torch.from_numpy, found[number, 0])
+        torch.testing.assert_close(residual_TH.float(), expected_TH, rtol=2e-3, atol=4e-3)
+        squares_T1 = out_TH.float().square().mean(1, keepdim=True)
+        torch.testing.assert_close(squares_T1, torch.ones_like(squares_T1), rtol=2e-3, atol=0)
+
+
+def run_ranks(target: Any, size: int, count: int, *arguments: Any) -> dict[tuple[Any, int], Any]:
+    """What `target(rank, *arguments, address, answers)` answers, in processes, `count` times."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     address = free_address("127.0.0.1")
     processes = [
-        context.Process(target=reduce_all, args=(rank, address, answers), daemon=True)
-        for rank in range(2)
+        context.Process(target=target, args=(rank, *arguments, address, answers), daemon=True)
+        for rank in range(size)
     ]
     for process in processes:
         process.start()
-    count = 2 * (len(ITEMS) + 2)
-    found = {
-        (name, rank): value for name, rank, value in (answers.get(timeout=60) for _ in range(count))
-    }
+    found = [answers.get(timeout=60) for _ in range(count)]
     for process in processes:
         process.join(10)
+    return {(name, rank): value for name, rank, value in found}
+
+
+def test_sums_are_those_of_the_group() -> None:
+    found = run_ranks(reduce_all, 2, 2 * (len(ITEMS) + 2))
     generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
     for name, shape in ITEMS.items():
         expected = sum(torch.randn(shape, generator=g) for g in generators)
@@ -71,7 +128,8 @@ def test_one_rank_needs_no_buffer() -> None:
     from actors.transport.group import RankGroup
 
     group = RankGroup()
-    group.use_symmetric_memory(torch.float32)
+    group.use_symmetric_memory(torch.float32, 64)
+    assert group.peers is None
     x = torch.ones(4)
     assert group.all_reduce(x) is x
 
@@ -79,3 +137,9 @@ def test_one_rank_needs_no_buffer() -> None:
 @pytest.mark.parametrize("name", ["one_shot_all_reduce_out", "two_shot_all_reduce_"])
 def test_torch_still_has_the_operators(name: str) -> None:
     assert hasattr(torch.ops.symm_mem, name)
+
+
+def test_torch_still_has_the_addresses() -> None:
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    assert hasattr(_SymmetricMemory, "buffer_ptrs")
