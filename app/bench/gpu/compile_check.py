@@ -87,6 +87,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_quantized,
         check_stored,
     )
+    from app.bench.gpu.reduce_checks import draw, make_ranks
     from kernels.sampling import Adjustment
     from kernels.triton import blocks, logits, sampling
     from kernels.triton.backend import TritonBackend
@@ -104,6 +105,10 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             for with_norm in (False, True):
                 list(check_rope(case, backend, dtype, cpu, with_norm))
         list(check_elementwise(backend, dtype, cpu, 3, 4096))
+        for num_ranks, width in ((2, 4096), (8, 8192)):
+            [mine, *_] = make_ranks(num_ranks, 3, width, dtype, cpu)
+            (part_TH, *_), residual_TH, weight_H = draw(num_ranks, 3, width, dtype, cpu)
+            backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
         for mixture in expert_cases():
             check_experts(mixture, backend, dtype, cpu)
         for adapted in adapter_cases():

@@ -15,6 +15,7 @@ import torch
 from app.bench.gpu import checks
 from app.bench.gpu.adapter_checks import AdapterCase, check_adapters
 from app.bench.gpu.checks import AttentionCase, ExpertCase
+from app.bench.gpu.reduce_checks import draw, make_ranks
 from kernels.sampling import Adjustment
 from kernels.triton import blocks, logits, sampling
 from kernels.triton.backend import TritonBackend
@@ -42,6 +43,10 @@ def main() -> None:
         for tokens in (1, 2, 16, 33, 300):
             mixture = ExpertCase("", tokens, (4, 2, 64, 32))
             checks.check_experts(mixture, backend, dtype, device)
+        [mine, _] = make_ranks(2, 33, 4096, dtype, device)
+        for tokens in (1, 2, 16, 33):
+            (part_TH, _), residual_TH, weight_H = draw(2, tokens, 4096, dtype, device)
+            backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
         dense = backend.pack_linear(torch.zeros(64, 256, dtype=dtype), None)
         for tokens in (1, 2, 8, 16):
             dense(torch.zeros(tokens, 256, dtype=dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -42,6 +43,7 @@ KERNELS = {
     "_plan_kernel",
     "_prefill_kernel",
     "_quantized_linear_kernel",
+    "_reduce_norm_kernel",
     "_rms_norm_kernel",
     "_rope_and_cache_kernel",
     "_shrink_kernel",
@@ -65,7 +67,7 @@ def test_nothing_compiles_while_serving() -> None:
         "_expand_kernel", "_expert_linear_kernel", "_few_tokens_kernel", "_finish_kernel",
         "_hybrid_kernel", "_interval_kernel", "_list_kernel", "_mask_kernel", "_merge_kernel",
         "_move_kernel", "_place_kernel", "_plan_kernel", "_prefill_kernel",
-        "_rope_and_cache_kernel", "_shrink_kernel", "_sum_experts_kernel",
+        "_reduce_norm_kernel", "_rope_and_cache_kernel", "_shrink_kernel", "_sum_experts_kernel",
     }  # fmt: skip
     for counted in counts.values():  # gate and up, down
         assert counted.pop("_expert_linear_kernel") == 2
@@ -110,6 +112,35 @@ print({kernel.name: kernel.shared_bytes for kernel in compiled})
     shared_bytes = ast.literal_eval(done.stdout)
     assert shared_bytes.keys() >= {"_prefill_kernel", "_decode_kernel"}
     assert max(shared_bytes.values()) <= SHARED_BYTES[86]
+
+
+@pytest.mark.tensors
+def test_ranks_wait_between_writing_and_reading() -> None:
+    """In the machine's order, over all GPUs: the part's stores, a barrier of the program, the
+    release, the acquire in a loop, a barrier, and only then loads of all parts."""
+    script = """
+import torch
+from app.bench.gpu.reduce_checks import draw, make_ranks
+from kernels.triton.backend import TritonBackend
+from kernels.triton.compile import compiling_for
+
+size, cpu = (8, 3, 4096), torch.device("cpu")
+[mine, *_] = make_ranks(*size, torch.bfloat16, cpu)
+(part_TH, *_), residual_TH, weight_H = draw(*size, torch.bfloat16, cpu)
+with compiling_for(90) as compiled:
+    TritonBackend().reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
+print(compiled[0].ptx)
+"""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    # w: a vector is written, r: read, |: barrier. x, weight and residual: two vectors each.
+    kinds = {"w": r"st\.global\.v4", "r": r"ld\.global\.v4", "|": r"bar\.sync"}
+    kinds |= {"R": r"sys\.release|release\.sys", "A": r"sys\.acquire|acquire\.sys"}
+    found = re.findall("|".join(f"(?P<_{ord(k)}>{kind})" for k, kind in kinds.items()), done.stdout)
+    order = "".join([*kinds][[*map(bool, groups)].index(True)] for groups in found)
+    assert re.fullmatch(r"rrww\|+R\|*rrrr\|*A\|+(rr){8}ww\|+ww", order), order
 
 
 @pytest.mark.tensors

@@ -14,14 +14,19 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from triton.runtime import interpreter  # noqa: E402
 
-from app.bench.gpu.checks import BOUNDS, poisoned_outputs  # noqa: E402
-from kernels.all_reduce import PeerMemory  # noqa: E402
+from app.bench.gpu.reduce_checks import (  # noqa: E402
+    arrive_at,
+    check_reduce_norm,
+    draw,
+    make_ranks,
+    reduce_as,
+)
 from kernels.triton import reference  # noqa: E402
 from kernels.triton.backend import TritonBackend  # noqa: E402
-from tests.kernels.triton.peer_memory import arrive, arrive_at, make_ranks  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 HALF = torch.bfloat16 if ON_GPU else torch.float16
+BACKEND = TritonBackend()
 EPS = 1e-5
 
 
@@ -30,67 +35,39 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def inputs(
-    num_ranks: int, tokens: int, width: int, dtype: torch.dtype
-) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    parts = [torch.randn(tokens, width, device=DEVICE).to(dtype) for _ in range(num_ranks)]
-    residual_TH = torch.randn(tokens, width, device=DEVICE).to(dtype)
-    return parts, residual_TH, torch.randn(width, device=DEVICE).to(dtype)
-
-
-def call(
-    peers: list[PeerMemory], rank: int, parts: list[torch.Tensor],
-    residual_TH: torch.Tensor, weight_H: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(norm, residual) of one rank, when the others have arrived."""
-    for other, part_TH in enumerate(parts):
-        if other != rank:
-            arrive(peers, other, part_TH)
-    total_TH = residual_TH.clone()
-    with poisoned_outputs():
-        out_TH = TritonBackend().reduce_add_rms_norm(
-            parts[rank], total_TH, weight_H, EPS, peers[rank]
-        )
-    assert out_TH is not None
-    return out_TH, total_TH
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("size", [(1, 64), (3, 1000), (5, 33), (2, 4096)], ids=str)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_sum_residual_and_norm(num_ranks: int, size: tuple[int, int], dtype: torch.dtype) -> None:
-    peers = make_ranks(num_ranks, 6, size[1], dtype, DEVICE)
-    for rank in (0, num_ranks - 1, 0):
-        parts, residual_TH, weight_H = inputs(num_ranks, *size, dtype)
-        out_TH, total_TH = call(peers, rank, parts, residual_TH, weight_H)
-        expected_TH = torch.stack([p.double() for p in (*parts, residual_TH)]).sum(0)
-        assert reference.relative_error(total_TH, expected_TH) <= BOUNDS[dtype]
-        expected_TH = reference.rms_norm(total_TH, weight_H, EPS)
-        assert reference.relative_error(out_TH, expected_TH) <= BOUNDS[dtype]
+    results = list(check_reduce_norm(BACKEND, dtype, DEVICE, num_ranks, *size))
+    assert len(results) == 6
+    for result in results:
+        assert result.passed, result
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_bits_are_those_of_separate_operations(num_ranks: int) -> None:
     """A float32 sum in the order of ranks, rounded as one rank's product is, then added."""
     peers = make_ranks(num_ranks, 4, 1000, HALF, DEVICE)
-    parts, residual_TH, weight_H = inputs(num_ranks, 4, 1000, HALF)
-    out_TH, total_TH = call(peers, 1, parts, residual_TH, weight_H)
+    parts, residual_TH, weight_H = draw(num_ranks, 4, 1000, HALF, DEVICE)
+    out_TH, total_TH = reduce_as(1, peers, parts, residual_TH, weight_H, BACKEND)
     sum_TH = torch.zeros(4, 1000, device=DEVICE)
     for part_TH in parts:
         sum_TH += part_TH
-    separate_TH = TritonBackend().add_rms_norm(sum_TH.to(HALF), residual_TH, weight_H, EPS)
+    separate_TH = BACKEND.add_rms_norm(sum_TH.to(HALF), residual_TH, weight_H, EPS)
     assert torch.equal(total_TH, residual_TH)
     assert torch.equal(out_TH, separate_TH)
 
 
 def test_bits_depend_neither_on_rank_nor_on_batch() -> None:
-    parts, residual_TH, weight_H = inputs(4, 5, 1000, HALF)
-    first = call(make_ranks(4, 8, 1000, HALF, DEVICE), 0, parts, residual_TH, weight_H)
+    parts, residual_TH, weight_H = draw(4, 5, 1000, HALF, DEVICE)
+    peers = make_ranks(4, 8, 1000, HALF, DEVICE)
+    first = reduce_as(0, peers, parts, residual_TH, weight_H, BACKEND)
     for rank in range(4):
         peers = make_ranks(4, 8, 1000, HALF, DEVICE)
-        again = call(peers, rank, parts, residual_TH, weight_H)
+        again = reduce_as(rank, peers, parts, residual_TH, weight_H, BACKEND)
         rows = [part_TH[3:4] for part_TH in parts]
-        alone = call(peers, rank, rows, residual_TH[3:4], weight_H)
+        alone = reduce_as(rank, peers, rows, residual_TH[3:4], weight_H, BACKEND)
         for all_TH, same_TH, one_TH in zip(first, again, alone, strict=True):
             assert torch.equal(all_TH, same_TH)
             assert torch.equal(all_TH[3:4], one_TH)
@@ -130,11 +107,11 @@ def test_a_row_is_read_when_all_have_written_and_written_when_all_have_read(
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_atomic_rmw", watched)
     for tokens in (3, 1, 4, 2, 2, 3):
-        parts, residual_TH, weight_H = inputs(num_ranks, tokens, width, torch.float32)
+        parts, residual_TH, weight_H = draw(num_ranks, tokens, width, torch.float32, DEVICE)
         waiting += [(r, t, parts[r][t]) for r in range(1, num_ranks) for t in range(tokens)]
         before = looks
         expected_TH = residual_TH.double() + sum(part_TH.double() for part_TH in parts)
-        TritonBackend().reduce_add_rms_norm(parts[0], residual_TH, weight_H, EPS, mine)
+        BACKEND.reduce_add_rms_norm(parts[0], residual_TH, weight_H, EPS, mine)
         assert reference.relative_error(residual_TH, expected_TH) <= 1e-6
         assert looks - before == tokens * num_ranks
         assert not waiting
@@ -153,9 +130,8 @@ def test_what_does_not_fit_is_left_alone(shape: tuple[int, int], dtype: torch.dt
     [mine, _] = make_ranks(2, 4, 64, torch.float32, DEVICE)
     x_TH = torch.ones(shape, dtype=dtype, device=DEVICE)
     residual_TH, weight_H = x_TH.clone(), x_TH.new_ones(shape[1])
-    backend = TritonBackend()
-    assert backend.reduce_add_rms_norm(x_TH, residual_TH, weight_H, EPS, mine) is None
+    assert BACKEND.reduce_add_rms_norm(x_TH, residual_TH, weight_H, EPS, mine) is None
     assert torch.equal(x_TH, residual_TH)
     assert not mine.counts_P.any()
     columns = torch.ones(64, 4, device=DEVICE).T
-    assert backend.reduce_add_rms_norm(columns, columns.clone(), columns[0], EPS, mine) is None
+    assert BACKEND.reduce_add_rms_norm(columns, columns.clone(), columns[0], EPS, mine) is None
