@@ -33,7 +33,7 @@ def run_anatomy(add: Add) -> None:
 
 def run_checks(add: Add, name: str, device: torch.device) -> None:
     """Small and full cases in bfloat16, small ones in float32 too; beside attention elementwise
-    kernels, experts, adapters and products."""
+    kernels, experts, adapters, products and sums over ranks."""
     from app.bench.gpu import checks
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
     from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
@@ -43,6 +43,7 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
         check_quantized,
         check_stored,
     )
+    from app.bench.gpu.reduce_checks import check_reduce_norm
 
     backend = resolve(name)
     for dtype in (torch.bfloat16, torch.float32):
@@ -75,6 +76,10 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
                     add("checks", result)
                 for stored in STORED_CASES:
                     add("checks", check_stored(stored, dtype, device, tokens, (4096, 1024)))
+            for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
+                results = check_reduce_norm(backend, dtype, device, num_ranks, tokens, width)
+                for result in results:
+                    add("checks", result)
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:
