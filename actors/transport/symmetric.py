@@ -50,9 +50,7 @@ class SymmetricMemory:
         self._mapping = _SymmetricMemory.rendezvous(self._buffer)
         windows_2PH = self._buffer[_WINDOWS_BYTE // dtype.itemsize :].view(2, rows, hidden_size)
         pointers = self._mapping.buffer_ptrs
-        within = (
-            self._buffer.data_ptr() - pointers[rank]
-        )  # where the buffer begins in what is mapped
+        within = self._buffer.data_ptr() - pointers[rank]  # where the buffer begins in its mapping
         self.peers = PeerMemory(
             windows_2PH,
             counts_P,

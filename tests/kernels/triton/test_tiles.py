@@ -20,6 +20,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from app.bench.gpu import checks
 from app.bench.gpu.adapter_checks import AdapterCase, adapter_inputs
 from app.bench.gpu.checks import AttentionCase, ExpertCase
+from app.bench.gpu.reduce_checks import draw, make_ranks
+from kernels.all_reduce import PEER_ROWS
 from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.sampling import Adjustment
 from kernels.triton import blocks, logits, sampling
@@ -72,6 +74,9 @@ def launch_layers(backend: TritonBackend) -> None:
         x_TH = torch.empty(size)
         backend.add_rms_norm(x_TH, x_TH, torch.empty(size[1]), 1e-5)
         backend.silu_mul(x_TH)
+    [mine, _] = make_ranks(2, PEER_ROWS, 64, torch.float32, CPU)
+    (part_TH, _), residual_TH, weight_H = draw(2, PEER_ROWS, 64, torch.float32, CPU)
+    backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
     x_TH, experts = checks.expert_inputs(
         ExpertCase("", TOKENS // 64, (512, 10, 32, 32)), backend, torch.float32, CPU
     )
