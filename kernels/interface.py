@@ -110,6 +110,10 @@ class Backend(Protocol):
         tokens (None: not known yet); None where it can."""
         ...
 
+    def unsupported_quantization(self, quantization: str) -> str | None:
+        """Why one of `quantizations` cannot be computed on this machine; None where it can."""
+        ...
+
     def instruction_set(self, device: torch.device) -> str:
         """Name of the instruction set used on the device; another may round differently."""
         ...

@@ -1,4 +1,4 @@
-"""Integer-quantized weights, quantized at load or read from a GPTQ or AWQ checkpoint.
+"""Weights of integers or e4m3 with scales, quantized at load or read from a checkpoint.
 
 Shape suffixes: O output features, K input features, G groups of inputs sharing a scale.
 """
@@ -16,6 +16,8 @@ from torch.nn import functional
 # inputs; "none": x is not rounded.
 InputRounding = Literal["none", "group", "token"]
 ROUNDING = ("w8a8", "w4a8")  # quantizations of weights that round inputs
+FLOAT8_ROUNDING = "fp8_w8a8"  # the same in e4m3
+FLOAT8 = torch.float8_e4m3fn
 _MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
 
 
@@ -24,10 +26,10 @@ class QuantizedWeight:
     """weight[o, permutation[k]] = scales[o, g] * (values[o, k] - zeros[o, g]), g = k // group_size.
 
     values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4, and zeros, in float32, whole numbers
-    among them. group_size 0 means one scale per row (then G is 1 and there are no zeros); otherwise
-    it is a multiple of 8 up to 256, and scales are packed as float16, which the formats store.
-    permutation_K: the input order of GPTQ's "act order". input_rounding: of x to 8 bits before it
-    is multiplied (see `round_inputs`). Raises ValueError for anything else.
+    among them; or e4m3, 8 bits without zeros. group_size 0 means one scale per row (then G is 1 and
+    there are no zeros); otherwise it is a multiple of 8 up to 256, and scales of integers are
+    packed as float16, which the formats store. permutation_K: the input order of GPTQ's "act
+    order". input_rounding: of x to 8 bits before it is multiplied (see `round_inputs`). Raises ValueError for anything else.
     """
 
     values_OK: torch.Tensor
@@ -47,6 +49,8 @@ class QuantizedWeight:
             )
         if self.group_size == 0 and self.zeros_OG is not None:
             raise ValueError("zero points need a group size")
+        if self.values_OK.dtype == FLOAT8 and (self.bits != 8 or self.zeros_OG is not None):
+            raise ValueError("e4m3 has 8 bits and no zero points")
         if self.zeros_OG is not None:
             highest = 1 << (self.bits - 1)
             if not torch.equal(self.zeros_OG.round().clamp(-highest, highest - 1), self.zeros_OG):
@@ -75,8 +79,9 @@ class QuantizedWeight:
 
     def round_inputs(self, x_TK: torch.Tensor) -> torch.Tensor:
         """x as it is multiplied, in float32: the reference. Rounded values are whole numbers of 8
-        bits times a scale, which is the largest magnitude over 127.5. Groups are the weight's or,
-        if it has none, the widest that divides the inputs of 512, 384, 288, 256, 192, 128, else 64.
+        bits times a scale, which is the largest magnitude over 127.5, or numbers of e4m3 by the
+        largest over 448. Groups are the weight's or, if it has none, the widest that divides the
+        inputs of 512, 384, 288, 256, 192, 128, else 64.
         """
         if self.input_rounding == "none":
             return x_TK.float()
@@ -88,9 +93,14 @@ class QuantizedWeight:
         order_K = torch.arange(in_features) if self.permutation_K is None else self.permutation_K
         wide_TK = functional.pad(x_TK[:, order_K.long()].float(), (0, -in_features % group))
         wide_TGk = wide_TK.view(len(x_TK), -1, group)
-        scale_TG1 = wide_TGk.abs().amax(-1, keepdim=True) / 127.5
-        inverse_TG1 = torch.where(scale_TG1 == 0, 0.0, 1.0 / scale_TG1)
-        rounded_TGk = (wide_TGk * inverse_TG1).round().clamp(-128, 127) * scale_TG1
+        is_float8 = self.values_OK.dtype == FLOAT8
+        scale_TG1 = wide_TGk.abs().amax(-1, keepdim=True) / (448 if is_float8 else 127.5)
+        scaled_TGk = wide_TGk * torch.where(scale_TG1 == 0, 0.0, 1.0 / scale_TG1)
+        if is_float8:
+            codes_TGk = scaled_TGk.clamp(-448, 448).to(FLOAT8).float()
+        else:
+            codes_TGk = scaled_TGk.round().clamp(-128, 127)
+        rounded_TGk = codes_TGk * scale_TG1
         rounded_TK = torch.empty_like(x_TK, dtype=torch.float32)
         rounded_TK[:, order_K.long()] = rounded_TGk.flatten(1)[:, :in_features]
         return rounded_TK
@@ -161,8 +171,21 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     )
 
 
-def _form(weight: QuantizedWeight) -> tuple[int, int, str]:
-    return weight.bits, weight.group_size, weight.input_rounding
+def _form(weight: QuantizedWeight) -> tuple[torch.dtype, int, int, str]:
+    return weight.values_OK.dtype, weight.bits, weight.group_size, weight.input_rounding
+
+
+def quantize_rows(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
+    """Round to int8 ("w8a8") or e4m3 ("fp8_w8a8"), symmetric about 0, with a scale for each output
+    and, for inputs, one for each token. Raises ValueError for another quantization."""
+    if quantization not in ("w8a8", FLOAT8_ROUNDING):
+        raise ValueError(f"quantization {quantization!r} has no scale for each output")
+    wide_OK = weight_OK.float()
+    highest = 127 if quantization == "w8a8" else 448
+    scale_O1 = wide_OK.abs().amax(1, keepdim=True).clamp(min=1e-12) / highest
+    scaled_OK = (wide_OK / scale_O1).clamp(-highest, highest)
+    values_OK = scaled_OK.round().to(torch.int8) if highest == 127 else scaled_OK.to(FLOAT8)
+    return QuantizedWeight(values_OK, scale_O1, 8, 0, input_rounding="token")
 
 
 def fake_quantize(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:

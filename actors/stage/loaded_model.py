@@ -76,6 +76,8 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
             f"model.quantization: backend {backend.name!r} has no {spec.quantization!r}; it has "
             f"{', '.join(known)}"
         )
+    if problem := backend.unsupported_quantization(spec.quantization):
+        raise ModelError(f"model.quantization: {problem}")
     if spec.num_threads and device.type == "cpu":
         backend.set_num_threads(spec.num_threads)
     max_model_len = min(spec.max_model_len, config.max_model_len)

@@ -59,6 +59,9 @@ class TorchBackend:
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
         return None
 
+    def unsupported_quantization(self, quantization: str) -> str | None:
+        return None
+
     def instruction_set(self, device: torch.device) -> str:
         if device.type == "cuda":
             return torch.cuda.get_device_name(device)
@@ -91,6 +94,11 @@ class TorchBackend:
             # Group sizes or input orders differ: only a dense matrix can fuse them.
             weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
             return self.pack_linear(weight_OK.to(device), bias_O)
+        return self._packed(weight, bias_O, device)
+
+    def _packed(
+        self, weight: QuantizedWeight, bias_O: torch.Tensor | None, device: torch.device
+    ) -> Linear:
         order_K = weight.permutation_K
         return self.quantized_linear(
             pack_quantized(weight).to(device),

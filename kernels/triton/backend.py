@@ -19,6 +19,7 @@ from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
 from kernels.packing import QUANTIZATIONS, pack_weight
+from kernels.quantized import FLOAT8_ROUNDING, QuantizedWeight, quantize_rows
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
@@ -33,7 +34,8 @@ from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.reduce_norm import reduce_add_rms_norm
 from kernels.triton.rope import rope_and_cache
-from kernels.triton.tiles import ADAPTER_ROWS
+from kernels.triton.rounded import RoundedLinear
+from kernels.triton.tiles import ADAPTER_ROWS, LEAST_ROUNDED_FLOAT8_ARCH, target_arch
 
 
 class TritonBackend(TorchBackend):
@@ -47,7 +49,7 @@ class TritonBackend(TorchBackend):
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
     dense_linear = DenseLinear
-    quantizations: tuple[str, ...] = QUANTIZATIONS
+    quantizations: tuple[str, ...] = (*QUANTIZATIONS, "w8a8", FLOAT8_ROUNDING)
     quantized_linear = QuantizedLinear
 
     def __init__(self, one_launch: bool | None = None) -> None:
@@ -64,7 +66,25 @@ class TritonBackend(TorchBackend):
             if weight_OK.is_cuda and isinstance(linear, DenseLinear):
                 linear.warm()
             return linear
+        if quantization not in QUANTIZATIONS:
+            rounded = quantize_rows(weight_OK, quantization)
+            return RoundedLinear(rounded, bias_O, weight_OK.device)
         return QuantizedLinear(pack_weight(weight_OK, quantization), bias_O)
+
+    def unsupported_quantization(self, quantization: str) -> str | None:
+        if quantization == FLOAT8_ROUNDING and target_arch() < LEAST_ROUNDED_FLOAT8_ARCH:
+            have, need = (
+                f"{arch // 10}.{arch % 10}" for arch in (target_arch(), LEAST_ROUNDED_FLOAT8_ARCH)
+            )
+            return f"{quantization!r} needs a GPU of compute capability {need}, not {have}"
+        return None
+
+    def _packed(
+        self, weight: QuantizedWeight, bias_O: torch.Tensor | None, device: torch.device
+    ) -> Linear:
+        if weight.input_rounding == "none":
+            return super()._packed(weight, bias_O, device)
+        return RoundedLinear(weight, bias_O, device)
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns

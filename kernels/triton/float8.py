@@ -35,7 +35,11 @@ def from_e4m3(code: tl.tensor) -> tl.tensor:
 def to_e4m3(x: tl.tensor) -> tl.tensor:
     """float32 -> uint8 codes, saturating, rounding to nearest even."""
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)
-    bits = (x * 0.00390625).to(tl.float16).to(tl.uint16, bitcast=True)
-    magnitude = bits & 0x7FFF
-    rounded = (magnitude + 0x3F + ((magnitude >> 7) & 1)) >> 7
-    return (((bits >> 8) & 0x80) | rounded).to(tl.uint8)
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # Three bits behind the leading one, with the exponent's bias of 7 instead of 127.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2**-6 multiples of 2**-9, which is what the last bit of 2**14 is worth.
+    lifted = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0x3C800000, lifted, normal)
+    return (((bits >> 24) & 0x80) | code).to(tl.uint8)

@@ -16,6 +16,7 @@ _PROGRAMS_PER_MULTIPROCESSOR = 2
 # The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
 ADAPTER_ROWS = 16  # of a tile: see `adapter_tile`
+LEAST_ROUNDED_FLOAT8_ARCH = 89  # whose tensor cores multiply e4m3
 # Shared memory that a program may take, by compute capability; of others at least the last.
 _SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 _LEAST_SHARED_KIB = 99  # 8.6, 8.9, 12.0 and 12.1
@@ -176,6 +177,19 @@ def packed_tile(tokens: int, kind: str, dtype: torch.dtype) -> PackedTile:
         return PackedTile(rows, 128, True, 1, num_warps=8, num_stages=3)
     programs = 4 if kind == "int4" and rows == 16 else 2
     return PackedTile(rows, 64, rows > 32, programs, num_warps=4, num_stages=4)
+
+
+@functools.cache
+def rounded_tile(tokens: int) -> PackedTile:
+    """Of products of 8-bit codes with 8-bit inputs; programs 0: K is not split among programs.
+
+    Up to 64 tokens weights are on the left, whose rows are 64 for Hopper's tensor cores. Beyond, 96
+    KiB of shared memory fit the GPUs that have the least.
+    """
+    if tokens > 64:
+        return PackedTile(128, 128, False, 0, num_warps=8, num_stages=3)
+    rows = max(16, _power_of_two_at_least(tokens))
+    return PackedTile(rows, 64, True, 2, num_warps=4, num_stages=4)
 
 
 @functools.cache

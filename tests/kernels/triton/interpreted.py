@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -16,8 +18,14 @@ def multiply_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
 
+    def numbers(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.float8e4nv:
+            return operand.data
+        codes = torch.from_numpy(operand.data.view(np.uint8))
+        return codes.view(torch.float8_e4m3fn).float().numpy()
+
     def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
-        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
+        left, right = (numbers(operand).astype(d.data.dtype) for operand in (a, b))
         product = np.zeros_like(d.data)
         with np.errstate(invalid="ignore"):
             for k in range(left.shape[1]):
