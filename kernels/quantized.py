@@ -18,7 +18,7 @@ InputRounding = Literal["none", "group", "token"]
 ROUNDING = ("w8a8", "w4a8")  # quantizations of weights that round inputs
 FLOAT8_ROUNDING = "fp8_w8a8"  # the same in e4m3
 FLOAT8 = torch.float8_e4m3fn
-_MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
+MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class QuantizedWeight:
     among them; or e4m3, 8 bits without zeros. group_size 0 means one scale per row (then G is 1 and
     there are no zeros); otherwise it is a multiple of 8 up to 256, and scales of integers are
     packed as float16, which the formats store. permutation_K: the input order of GPTQ's "act
-    order". input_rounding: of x to 8 bits before it is multiplied (see `round_inputs`). Raises ValueError for anything else.
+    order". input_rounding: of x to 8 bits before it is multiplied (see `round_inputs`). Raises
+    ValueError for anything else.
     """
 
     values_OK: torch.Tensor
@@ -43,9 +44,9 @@ class QuantizedWeight:
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
             raise ValueError(f"{self.bits}-bit weights are not supported, only 4 and 8")
-        if self.group_size and (self.group_size % 8 or not 8 <= self.group_size <= _MAX_GROUP):
+        if self.group_size and (self.group_size % 8 or not 8 <= self.group_size <= MAX_GROUP):
             raise ValueError(
-                f"group size {self.group_size} is not a multiple of 8 up to {_MAX_GROUP}"
+                f"group size {self.group_size} is not a multiple of 8 up to {MAX_GROUP}"
             )
         if self.group_size == 0 and self.zeros_OG is not None:
             raise ValueError("zero points need a group size")

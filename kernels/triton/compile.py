@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,12 @@ class CompiledKernel:
         """The matrix instruction used: tcgen05 (Blackwell), wgmma (Hopper), mma.sync, or none."""
         known = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
         return next((name for name in known if name in self.ptx), None)
+
+    @property
+    def operands(self) -> list[str]:
+        """Types that `wgmma` or `mma.sync` multiply, as PTX names them: s8, e4m3, bf16, ..."""
+        pattern = r"(?:wgmma\.mma_async|mma\.sync)\S*\.(?:f32|f16|s32)\.(\w+)\.\1"
+        return sorted(set(re.findall(pattern, self.ptx)))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8
 from actors.stage.weights.source import CPU, DummySource, PackedSource, WeightSource
 from actors.stage.weights.stacked import StackedExperts
-from kernels.quantized import ROUNDING
+from kernels.quantized import FLOAT8_ROUNDING
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +101,7 @@ def _open_scaled(
     optional: set[str],
 ) -> tuple[WeightSource, PackedSource]:
     stored = config.quantization_config or {}
-    rounds = spec.quantization in ROUNDING
-    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks, rounds)
+    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks, spec.quantization)
     file = checkpoint.folder / "config.json"
     if not weights.layers:
         raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantized")
@@ -110,10 +109,12 @@ def _open_scaled(
         layers = weights.layers
         shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
     checkpoint.check(shapes, optional, (*IGNORED_ENDINGS, *SCALED_ENDINGS))
-    if weights.scheme.rounds_activations and not weights.rounds_inputs:
+    if weights.scheme.rounds_activations and weights.input_rounding == "none":
+        rounding = FLOAT8_ROUNDING if weights.scheme.kind == "float8" else "w8a8"
         _log.warning(
             "%s was made for rounded activations; here they keep their type, so results differ "
             "a little from its makers'%s", file,
-            " (`model.quantization: w8a8` rounds them)" if weights.scheme.by_token else "",
+            f" (`model.quantization: {rounding}` rounds them)"
+            if weights.scheme.input_rounding != "none" else "",
         )  # fmt: skip
     return weights, weights.packed

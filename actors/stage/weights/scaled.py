@@ -1,7 +1,8 @@
 """Folders of compressed-tensors and float8: weights with scales, read as stored and cut for a rank.
 
 Integers stay packed if the kernels represent them exactly, which requires scales that float16
-represents; all others are converted to the serving type. Each rank reads whole layers and keeps
+represents, and e4m3 if its inputs are to be rounded too; all others are converted to the serving
+type. Each rank reads whole layers and keeps
 its part.
 """
 
@@ -19,7 +20,7 @@ from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.schemes import Scheme, read_scheme
 from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
 from kernels.gptq_awq import unpack_compressed, unpack_int8
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import FLOAT8_ROUNDING, MAX_GROUP, ROUNDING, InputRounding, QuantizedWeight
 
 # Tensors beside a layer's weight. Scales of activations are not used.
 SCALED_ENDINGS = (
@@ -32,9 +33,9 @@ class ScaledWeights:
     """A `WeightSource` of all tensors, and a `PackedSource` of those that stay packed.
 
     shapes: of the whole model's tensors, by name. ranks: number of ranks that split input
-    features; a layer whose groups the split would cut is not packed. rounds_inputs: as the scheme
-    does, if that is by token. Raises ModelError naming the file for an unsupported scheme or
-    tensors that do not fit.
+    features; a layer whose groups the split would cut is not packed. quantization: that of the
+    settings, which may ask for inputs rounded as the scheme does. Raises ModelError naming
+    the file for an unsupported scheme or tensors that do not fit.
     """
 
     def __init__(
@@ -44,13 +45,16 @@ class ScaledWeights:
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
         ranks: int = 1,
-        rounds_inputs: bool = False,
+        quantization: str = "none",
     ) -> None:
         self.scheme: Scheme = read_scheme(config, checkpoint.folder / "config.json")
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._ranks = ranks
-        self.rounds_inputs = rounds_inputs and self.scheme.by_token
+        asked = (FLOAT8_ROUNDING,) if self.scheme.kind == "float8" else ROUNDING
+        self.input_rounding: InputRounding = (
+            self.scheme.input_rounding if quantization in asked else "none"
+        )
         self.layers = {
             name.removesuffix(".weight"): (shape[0], shape[1])
             for name, shape in shapes.items()
@@ -74,9 +78,17 @@ class ScaledWeights:
 
     @functools.cache  # noqa: B019 - lives only while loading, one entry per layer
     def is_packed(self, layer: str) -> bool:
-        if layer not in self.layers or self.scheme.kind == "float8":
+        if layer not in self.layers:
             return False
-        inputs, group = self.layers[layer][1], self.scheme.group
+        inputs, group = self.layers[layer][1], self._group
+        if self.scheme.kind == "float8":
+            return (
+                self.input_rounding != "none"
+                and group % 8 == 0
+                and group <= MAX_GROUP
+                and (self._ranks == 1 or not group or inputs % (group * self._ranks) == 0)
+                and self._checkpoint.is_e4m3(f"{layer}.weight")
+            )
         if group and inputs % (group * self._ranks):
             return False
         if self.scheme.act_order and self._ranks > 1:
@@ -88,8 +100,8 @@ class ScaledWeights:
     def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         try:
             weight = self._unpack(layer)
-            if self.rounds_inputs:
-                weight = replace(weight, input_rounding="token")
+            if self.input_rounding != "none":
+                weight = replace(weight, input_rounding=self.input_rounding)
             if part.rows is not None:
                 weight = weight.rows(*part.rows)
             if part.columns is not None and part.columns != (0, self.layers[layer][1]):
@@ -144,7 +156,10 @@ class ScaledWeights:
             raise self._unfit(layer, bad) from bad
 
     def _unpack(self, layer: str) -> QuantizedWeight:
-        scheme, scales_OG = self.scheme, self._scales(layer)
+        scheme = self.scheme
+        if scheme.kind == "float8":
+            return self._unpack_float8(layer)
+        scales_OG = self._scales(layer)
         values = self._raw(layer, self._name(layer).rpartition(".")[2])
         zeros = None if scheme.symmetric else self._raw(layer, "weight_zero_point")
         if scheme.kind == "int8":
@@ -154,6 +169,23 @@ class ScaledWeights:
         index_K = self._checkpoint.read_raw(order) if ordered else None
         inputs = self.layers[layer][1]
         return unpack_compressed(values, zeros, scales_OG, index_K, scheme.bits, inputs)
+
+    @property
+    def _group(self) -> int:
+        """Inputs that share a scale; 0: a whole row."""
+        return self.scheme.group if self.scheme.block is None else self.scheme.block[1]
+
+    def _unpack_float8(self, layer: str) -> QuantizedWeight:
+        values, rows = self._raw(layer, "weight"), self.layers[layer][0]
+        scales = self._raw(layer, self.scheme.scale).float()
+        if self.scheme.block is not None:
+            height = self.scheme.block[0]
+            scales = scales.view(-(-rows // height), -1).repeat_interleave(height, 0)[:rows]
+        elif self.scheme.one_scale:
+            scales = scales.reshape(1).expand(rows)
+        if not (torch.isfinite(values.float().sum()) and torch.isfinite(scales.sum())):
+            raise ValueError("it holds values that are not finite")
+        return QuantizedWeight(values, scales.reshape(rows, -1), 8, self._group)
 
     def _float8(self, layer: str) -> torch.Tensor:
         values = self._raw(layer, "weight")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.stage.models.config import ModelError
+from kernels.quantized import InputRounding
 
 FLOAT8 = "fp8"
 COMPRESSED = "compressed-tensors"
@@ -30,9 +31,7 @@ _WEIGHTS = {
     "num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder",
     "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "dynamic",
 }  # fmt: skip
-_BY_TOKEN = {
-    "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True,
-}  # fmt: skip
+_BY_TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
 _FLOAT8 = {
     "quant_method", "fmt", "weight_block_size", "activation_scheme", "modules_to_not_convert",
     "ignored_layers", "scale_fmt",
@@ -46,8 +45,9 @@ class Scheme:
     kind: "packed" (words of several numbers), "int8" or "float8". scale: ending of its tensor.
     group: inputs that share a scale, 0: a whole row. block: (rows, columns) that share a scale, if
     scales are per block. one_scale: one for the whole tensor. rounds_activations: the scheme
-    quantizes activations; here they keep their type, so results differ slightly. by_token: it
-    quantizes them to int8 with a scale for each token, which `quantization: w8a8` does too.
+    quantizes activations. input_rounding: how `quantization: w8a8` or, for float8, `fp8_w8a8` does
+    it; else they keep their type, so results differ slightly. Float8 whose activations have one
+    scale, static or not, gets one for each token, which rounds less.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Scheme:
     symmetric: bool = True
     act_order: bool = False
     rounds_activations: bool = False
-    by_token: bool = False
+    input_rounding: InputRounding = "none"
 
 
 def read_scheme(config: Mapping[str, Any], file: Path) -> Scheme:
@@ -75,10 +75,13 @@ def _float8(config: Mapping[str, Any], where: str) -> Scheme:
     _one_of(config, "activation_scheme", ("dynamic", "static", None), where)
     block = config.get("weight_block_size")
     if block is None:
-        return Scheme("float8", 8, "weight_scale", one_scale=True, rounds_activations=True)
+        return Scheme(
+            "float8", 8, "weight_scale", one_scale=True, rounds_activations=True,
+            input_rounding="token",
+        )  # fmt: skip
     return Scheme(
         "float8", 8, "weight_scale_inv", block=_block(block, f"{where}: weight_block_size"),
-        rounds_activations=True,
+        rounds_activations=True, input_rounding="group",
     )  # fmt: skip
 
 
@@ -138,16 +141,20 @@ def _of_group(group: Any, config: Mapping[str, Any], where: str) -> Scheme:
         rounds_activations=any(
             group.get(key) is not None for key in ("input_activations", "output_activations")
         ),
-        by_token=kind == "int" and group.get("output_activations") is None
-        and _is_by_token(group.get("input_activations")),
+        input_rounding="none" if group.get("output_activations") is not None
+        else _input_rounding(group.get("input_activations"), kind, strategy),
     )  # fmt: skip
 
 
-def _is_by_token(activations: Any) -> bool:
-    return (
-        isinstance(activations, dict)
-        and {key: activations.get(key) for key in _BY_TOKEN} == _BY_TOKEN
-    )
+def _input_rounding(activations: Any, kind: str, strategy: str) -> InputRounding:
+    if not isinstance(activations, dict):
+        return "none"
+    if (activations.get("type"), activations.get("num_bits")) != (kind, 8):
+        return "none"
+    if kind == "float":
+        return "group" if strategy == "block" else "token"
+    is_by_token = {key: activations.get(key) for key in _BY_TOKEN} == _BY_TOKEN
+    return "token" if is_by_token else "none"
 
 
 def _block(value: Any, where: str) -> tuple[int, int]:

@@ -82,9 +82,11 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_rope,
     )
     from app.bench.gpu.product_checks import (
+        ROUNDED_CASES,
         STORED_CASES,
         check_dense,
         check_quantized,
+        check_rounded,
         check_stored,
     )
     from app.bench.gpu.reduce_checks import draw, make_ranks
@@ -94,6 +96,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     from kernels.triton.cache import allocate
     from kernels.triton.compile import compiling_for
     from kernels.triton.dense import TILES as DENSE_TILES
+    from kernels.triton.tiles import LEAST_ROUNDED_FLOAT8_ARCH
 
     cpu, backend = torch.device("cpu"), TritonBackend()
     with compiling_for(arch) as compiled:
@@ -119,6 +122,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
             for stored in STORED_CASES:
                 check_stored(stored, dtype, cpu, tokens, (512, 256))
+            for rounded in ROUNDED_CASES:
+                if arch >= LEAST_ROUNDED_FLOAT8_ARCH or not rounded.float8:
+                    list(check_rounded(rounded, dtype, cpu, tokens, (4096, 256)))
         blocks.warm(allocate(1, 1, 16, attention_cases()[0].shape, dtype, cpu))
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
@@ -149,6 +155,7 @@ def command(
             "shared_bytes": kernel.shared_bytes,
             "cubin_bytes": kernel.cubin_bytes,
             "tensor_cores": kernel.tensor_cores,
+            "operands": kernel.operands,
         }
         for arch in progress(arches or ARCHITECTURES, "compiling")
         for kernel in compile_all(arch)

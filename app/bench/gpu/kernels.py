@@ -15,13 +15,16 @@ import torch
 from app.bench.ceilings import Ceilings
 from app.bench.gpu.checks import AttentionCase, ExpertCase, attention_inputs, expert_inputs
 from app.bench.gpu.hybrid_checks import shares_launch
+from app.bench.gpu.product_checks import ROUNDED_CASES
 from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.packing import pack_weight
+from kernels.quantized import FLOAT8_ROUNDING
 from kernels.torch.linear import TorchLinear
 from kernels.triton.backend import TritonBackend
 from kernels.triton.dense import DenseLinear
 from kernels.triton.linear import QuantizedLinear
+from kernels.triton.rounded import RoundedLinear
 from kernels.triton.sampling import sample_rows
 
 _LLAMA = (32, 8, 128)
@@ -167,6 +170,28 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
             num_bytes = 14_336 * 4096 // (2 if kind == "int4" else 1)
             yield row(f"linear {kind}", f"{tokens} tokens", num_bytes, product)
+    yield from _time_rounded(backend, ceilings, device)
+
+
+def _time_rounded(
+    backend: Backend, ceilings: Ceilings, device: torch.device
+) -> Iterator[KernelTime]:
+    """Products of 8-bit codes with rounded inputs, rounding included. The limit is that of bf16
+    operations, of which 8-bit ones take half the time."""
+    outputs, inputs = _LAYERS["gate_up"]
+    for case in ROUNDED_CASES:
+        if case.float8 and backend.unsupported_quantization(FLOAT8_ROUNDING):
+            continue
+        for tokens in (1, 16, 64, 128, 512, 2048):
+            x_TK = torch.randn(tokens, inputs, device=device).bfloat16()
+            num_bytes = outputs * inputs + 2 * tokens * (inputs + outputs)
+            works = [
+                partial(RoundedLinear(case.draw(outputs, inputs), None, device), x_TK)
+                for _ in range(num_rotating(num_bytes, device))
+            ]
+            limit_s = ceilings.limit_s(num_bytes, 2.0 * tokens * outputs * inputs)
+            label = f"gate_up, {tokens} tokens"
+            yield _timed(f"linear {case.name}", backend.name, label, works, limit_s, device)
 
 
 def _time_dense(

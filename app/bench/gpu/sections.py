@@ -38,12 +38,15 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
     from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
     from app.bench.gpu.product_checks import (
+        ROUNDED_CASES,
         STORED_CASES,
         check_dense,
         check_quantized,
+        check_rounded,
         check_stored,
     )
     from app.bench.gpu.reduce_checks import check_reduce_norm
+    from kernels.quantized import FLOAT8_ROUNDING
 
     backend = resolve(name)
     for dtype in (torch.bfloat16, torch.float32):
@@ -80,6 +83,11 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
                 results = check_reduce_norm(backend, dtype, device, num_ranks, tokens, width)
                 for result in results:
                     add("checks", result)
+                for rounded in ROUNDED_CASES:
+                    if rounded.float8 and backend.unsupported_quantization(FLOAT8_ROUNDING):
+                        continue
+                    for result in check_rounded(rounded, dtype, device, tokens, (4096, 1024)):
+                        add("checks", result)
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:

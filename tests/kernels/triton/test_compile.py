@@ -45,11 +45,14 @@ KERNELS = {
     "_quantized_linear_kernel",
     "_reduce_norm_kernel",
     "_rms_norm_kernel",
+    "_round_inputs_kernel",
+    "_rounded_linear_kernel",
     "_rope_and_cache_kernel",
     "_shrink_kernel",
     "_silu_mul_kernel",
     "_sum_experts_kernel",
     "_sum_parts_kernel",
+    "_sum_segments_kernel",
 }
 
 
@@ -167,7 +170,9 @@ def test_every_kernel_compiles(arch: int) -> None:
     assert {row["kernel"] for row in rows} == KERNELS - left_out
     assert all(row["cubin_bytes"] > 0 for row in rows)
     assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[arch]
-    for kernel in ("_prefill_kernel", "_hybrid_kernel", "_expert_linear_kernel"):
+    for kernel in (
+        "_prefill_kernel", "_hybrid_kernel", "_expert_linear_kernel", "_rounded_linear_kernel",
+    ):  # fmt: skip
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION.get(arch, "mma.sync")}, kernel
     if arch == 90:  # two programs share a multiprocessor
@@ -177,6 +182,11 @@ def test_every_kernel_compiles(arch: int) -> None:
     for kernel in ("_shrink_kernel", "_expand_kernel"):  # 16 rows: no group of warps' instruction
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {"mma.sync"}, kernel
+    rounded = [row for row in rows if row["kernel"] == "_rounded_linear_kernel"]
+    if arch != 100:  # whose instruction does not name the types
+        assert {operand for row in rounded for operand in row["operands"]} == (
+            {"s8"} if arch < 89 else {"s8", "e4m3"}
+        )
     # Tiles of x and of weights wait in shared memory, two stages of 64 + 128 rows at least: though
     # their addresses come from a table, the compiler knows weights to be aligned and prefetches.
     experts = [row["shared_bytes"] for row in rows if row["kernel"] == "_expert_linear_kernel"]

@@ -1,5 +1,5 @@
-"""Products of 8-bit codes with inputs rounded to 8 bits: against float64, alone as in any batch, and
-what is refused."""
+"""Products of 8-bit codes with inputs rounded to 8 bits: against float64, alone as in any batch,
+and what is refused."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ GROUP = 32
 BLOCK = 48  # cuts no tensor of the tiny models evenly
 DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 
+FLOAT_TENSOR = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": True}
+
 
 def compressed(form: str, activations: Any = None, **weights: Any) -> dict[str, Any]:
     kind = "float" if form == "float-quantized" else "int"
@@ -42,9 +44,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "w8a8": compressed("int-quantized", DYNAMIC, strategy="channel"),
     "w8a8-tensor": compressed("int-quantized", DYNAMIC, strategy="tensor"),
     "w8-groups-asymmetric": compressed("int-quantized", symmetric=False, **GROUPS),
-    "fp8-channel": compressed("float-quantized", DYNAMIC, strategy="channel"),
-    "fp8-tensor": compressed("float-quantized", strategy="tensor"),
-    "fp8-block": compressed("float-quantized", strategy="block", block_structure=[BLOCK, BLOCK]),
+    "fp8-channel": compressed("float-quantized", DYNAMIC | {"type": "float"}, strategy="channel"),
+    "fp8-tensor": compressed("float-quantized", FLOAT_TENSOR, strategy="tensor"),
+    "fp8-block": compressed(
+        "float-quantized", FLOAT_TENSOR | {"strategy": "group", "group_size": BLOCK},
+        strategy="block", block_structure=[BLOCK, BLOCK],
+    ),
     "deepseek": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [BLOCK, BLOCK],

@@ -1,0 +1,110 @@
+"""Folders whose inputs are rounded to 8 bits give, by the Triton kernels, the tokens of
+transformers with inputs rounded by the reference, and keep the bytes of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from actors.scheduling.request import SamplingParams
+from actors.stage.loaded_model import load_model
+from actors.stage.models.config import ModelError
+from actors.stage.spec import StageSpec
+from kernels.packing import pack_weight
+from kernels.quantized import InputRounding, QuantizedWeight, quantize_rows
+from kernels.triton import backend as triton_backend
+from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.weights import scaled_folders
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels do the sums")
+rounded = pytest.importorskip("kernels.triton.rounded")
+
+LENGTHS = (3, 21)
+NUM_TOKENS = 6
+# Method of the folder, setting, and how inputs are rounded.
+FOLDERS: list[tuple[str, str, InputRounding]] = [
+    ("w8a8", "w8a8", "token"),
+    ("fp8-channel", "fp8_w8a8", "token"),
+    ("fp8-tensor", "fp8_w8a8", "token"),
+    ("fp8-block", "fp8_w8a8", "group"),
+    ("deepseek", "fp8_w8a8", "group"),
+]
+
+
+def rounding(
+    model: transformers.PreTrainedModel, quantization: str, how: InputRounding
+) -> transformers.PreTrainedModel:
+    """The dense model, its linear layers' inputs rounded, and its head as it is stored at load."""
+    is_float8 = quantization == "fp8_w8a8"
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        weight = module.weight.data
+        if name != "lm_head":
+            group = scaled_folders.BLOCK if how == "group" else 0
+            num_groups = -(-weight.shape[1] // group) if group else 1
+            stored = QuantizedWeight(
+                weight.to(torch.float8_e4m3fn if is_float8 else torch.int8),
+                torch.ones(weight.shape[0], num_groups), 8, group, input_rounding=how,
+            )  # fmt: skip
+        elif is_float8:
+            module.weight = torch.nn.Parameter(pack_weight(weight, "int8").dequantize(weight.dtype))
+            continue
+        else:
+            stored = quantize_rows(weight, quantization)
+            module.weight = torch.nn.Parameter(stored.dequantize(weight.dtype))
+
+        def hook(
+            _: torch.nn.Module, given: tuple[torch.Tensor], stored: QuantizedWeight = stored
+        ) -> tuple[torch.Tensor]:
+            (x,) = given
+            return (stored.round_inputs(x.flatten(0, -2)).view(x.shape),)
+
+        module.register_forward_pre_hook(hook)
+    return model
+
+
+@pytest.mark.parametrize(("method", "quantization", "how"), FOLDERS)
+def test_greedy(tmp_path: Path, method: str, quantization: str, how: InputRounding) -> None:
+    skip_unless_available("triton")
+    model = rounding(scaled_folders.write(tmp_path, method), quantization, how)
+    expected = []
+    for prompt in make_prompts(LENGTHS):
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+            do_sample=False, eos_token_id=None,
+        )  # fmt: skip
+        expected.append(ids[0, len(prompt) :].tolist())
+    planner = MiniPlanner(make_chain(tmp_path, backend="triton", quantization=quantization))
+    greedy = SamplingParams(max_tokens=NUM_TOKENS)
+    assert planner.run(make_prompts(LENGTHS), greedy) == expected
+
+
+@pytest.mark.parametrize(("method", "quantization", "how"), FOLDERS)
+def test_weights_take_the_bytes_of_the_file(
+    tmp_path: Path, method: str, quantization: str, how: InputRounding
+) -> None:
+    """A byte for each number, and a float32 scale for each output and group."""
+    skip_unless_available("triton")
+    scaled_folders.write(tmp_path, method)
+    spec = StageSpec(str(tmp_path), backend="triton", dtype="float16", quantization=quantization)
+    layers = load_model(spec, lambda fraction: None).weights.layers
+    linears = [each for w in layers for each in (w.qkv, w.out, w.gate_up, w.down)]
+    for linear in linears:
+        assert isinstance(linear, rounded.RoundedLinear)
+        group = scaled_folders.BLOCK if how == "group" else linear.in_features
+        numbers = linear.in_features + 4 * -(-linear.in_features // group)
+        assert linear.num_bytes == linear.out_features * numbers
+
+
+def test_an_old_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_available("triton")
+    scaled_folders.write(tmp_path, "fp8-channel")
+    monkeypatch.setattr(triton_backend, "target_arch", lambda: 80)
+    message = "model.quantization: 'fp8_w8a8' needs a GPU of compute capability 8.9, not 8.0"
+    with pytest.raises(ModelError, match=message):
+        make_chain(tmp_path, backend="triton", quantization="fp8_w8a8")
