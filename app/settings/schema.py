@@ -47,7 +47,8 @@ class ModelSettings(_Section):
     quantization: Literal["none", "int8", "int4", "w8a8", "w4a8", "fp8", "fp8_w8a8"] = Field(
         "none",
         description="Weights quantized at load. w8a8, w4a8 (on CPUs) and fp8_w8a8 round "
-        "activations to 8 bits too; fp8 and fp8_w8a8 are for GPUs. GPTQ and AWQ folders need nothing here.",
+        "activations to 8 bits too; fp8 and fp8_w8a8 are for GPUs. GPTQ and AWQ folders need "
+        "nothing here.",
     )
     max_model_len: int | None = Field(
         None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
