@@ -86,13 +86,12 @@ def _rounded_linear_kernel(
     if WEIGHTS_FIRST:
         t = t[None, :]
         o = o[:, None]
-        SHAPE: tl.constexpr = (BLOCK_O, BLOCK_T)
     else:
         t = t[:, None]
         o = o[None, :]
-        SHAPE: tl.constexpr = (BLOCK_T, BLOCK_O)
     inside_T = t < T
     inside_O = o < OUT
+    SHAPE: tl.constexpr = (BLOCK_O, BLOCK_T) if WEIGHTS_FIRST else (BLOCK_T, BLOCK_O)
     NUM_STEPS: tl.constexpr = (K + STEP - 1) // STEP
     BY_ROW: tl.constexpr = X_GROUPS == 1 and GROUPS == 1
     IS_INT: tl.constexpr = codes_ptr.dtype.element_ty == tl.int8
