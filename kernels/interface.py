@@ -36,8 +36,7 @@ class Batch:
 
     starts_S and lengths_S are the `start` and `num_tokens` of the plan's slices (context and query
     lengths), so slice s attends causally to kv positions [0, starts + lengths), through its
-    block_tables row.
-    All integer tensors are int32 and contiguous, on the stage's device.
+    block_tables row. Integer tensors are int32 and contiguous, on the stage's device.
     """
 
     positions_T: torch.Tensor
@@ -208,8 +207,7 @@ class Backend(Protocol):
         ...
 
     def wait_for_memory(self, layers: Sequence[KVLayer], limit_s: float) -> None:
-        """Return when these caches are backed by memory, at the latest after limit_s: until then
-        steps may be slower."""
+        """Return once memory backs these caches, or after limit_s: before, steps may be slower."""
         ...
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
@@ -252,8 +250,7 @@ class Backend(Protocol):
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
-        """Norm q and k where weights are given, rotate them, store k and v in the cache; returns
-        q_TND.
+        """Norm q and k where weights are given, rotate them, cache k and v; returns q_TND.
 
         cos_sin_PD: float32 table by position, cos in the first half of D, sin in the second;
         rotation pairs feature i with i + D/2 (the Hugging Face layout).
@@ -286,8 +283,7 @@ class Backend(Protocol):
     def shared_memory_all_reduce(
         self, rank: int, num_ranks: int, share: ShareFile
     ) -> AllReduce | None:
-        """All-reduce among ranks of one machine; None where the backend or the machine has none,
-        consistently on all ranks."""
+        """All-reduce among ranks of one machine; None, on all of them, where there is none."""
         ...
 
     def graph_support(self) -> GraphSupport | None:

@@ -79,15 +79,15 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
                     add("checks", result)
                 for stored in STORED_CASES:
                     add("checks", check_stored(stored, dtype, device, tokens, (4096, 1024)))
-            for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
-                results = check_reduce_norm(backend, dtype, device, num_ranks, tokens, width)
-                for result in results:
-                    add("checks", result)
                 for rounded in ROUNDED_CASES:
                     if rounded.float8 and backend.unsupported_quantization(FLOAT8_ROUNDING):
                         continue
                     for result in check_rounded(rounded, dtype, device, tokens, (4096, 1024)):
                         add("checks", result)
+            for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
+                results = check_reduce_norm(backend, dtype, device, num_ranks, tokens, width)
+                for result in results:
+                    add("checks", result)
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:
