@@ -110,10 +110,11 @@ def replay(
             return
         model = None if cost_model is None else load_model(cost_model)
         found = what_if(read_events(file), changes, model)
-    except (ReplayMismatch, OSError, ValueError) as error:
-        if not file.exists():  # pyarrow says no more than the name
-            fail(f"no file {str(file)!r}", code=WRONG_USAGE)
+    except ReplayMismatch as error:
         fail(f"{file}: {error}")
+    except (OSError, ValueError) as error:
+        # Of a missing file pyarrow says no more than the name.
+        fail(f"{file}: {error}" if file.exists() else f"no file {str(file)!r}", code=WRONG_USAGE)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return

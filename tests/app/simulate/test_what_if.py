@@ -162,7 +162,7 @@ def test_the_command_says_what_it_rests_on(tmp_path: Path) -> None:
         (["--json"], "nothing is asked"),
     ):
         status, text = replay(*arguments)
-        assert status == 1
+        assert status == 2
         assert problem in text
     asked = ["--max-requests", "200", "--policy", "vllm", "--cost-model", str(model)]
     status, text = replay(*asked)
