@@ -173,8 +173,8 @@ class Drafter(Protocol):
     acceptance_rate: float
 
     @property
-    def has_guess(self) -> bool:
-        """Whether it guesses the tokens after the last known one."""
+    def rest(self) -> int:
+        """New tokens after which it may have a guess again; 0: it has one of the next token."""
         ...
 
     def follow(self, output: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ from actors.scheduling.speculation.text import Text
 _PRIOR = 0.5  # assumed acceptance rate before a request's first draft
 _SUFFIX = 32  # tokens that are looked for
 _LONG = 8  # tokens of a match in the request itself, beyond which no other text is searched
+_MOST_REST = 8  # tokens between searches that find nothing
 _AT_ONCE = 64  # tokens of an answer read by one call beside the allowance for prompts
 
 
@@ -20,7 +21,7 @@ class PromptLookup:
 
     Outputs that quote, edit or repeat text continue like their source. A match is followed token by
     token while it is right, which costs one comparison each; once it is wrong, the next is searched
-    from the last known token.
+    from the last known token, and where none is found, after 1, 2, 4 and then every 8 more.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class PromptLookup:
         "_source",
         "_text",
         "acceptance_rate",
+        "rest",
     )
 
     def __init__(
@@ -43,6 +45,7 @@ class PromptLookup:
     ) -> None:
         """output: tokens that were drawn before, which no guess is compared with."""
         self.acceptance_rate = _PRIOR
+        self.rest = 0
         self._known: Sequence[int] = (*prompt, *output) if output else prompt
         self._num_prompt = len(prompt)
         self._reading = reading or Reading()
@@ -51,10 +54,6 @@ class PromptLookup:
         # The text that the next token is guessed from, and where it stands in it
         self._source: Text | None = None
         self._place = 0
-
-    @property
-    def has_guess(self) -> bool:
-        return self._source is not None
 
     def follow(self, output: Sequence[int]) -> bool:
         text = self._text
@@ -68,7 +67,8 @@ class PromptLookup:
             self._search()
         new = output[known - self._num_prompt : known - self._num_prompt + _AT_ONCE]
         if new:
-            self._compare(new)
+            if self._source is not None:
+                self._compare(new)
             text.append(new)
             if self._source is None:
                 self._search()
@@ -81,11 +81,11 @@ class PromptLookup:
             self.acceptance_rate *= GUESS_MEMORY
             self.acceptance_rate += (1.0 - GUESS_MEMORY) * (token == guess)
             if token != guess:
-                self._source = None
+                self._source, self.rest = None, 0
                 return
         self._place += len(new)
         if len(guesses) < len(new):  # the source ends
-            self._source = None
+            self._source, self.rest = None, 0
 
     def _search(self) -> None:
         text, history = self._text, self._history
@@ -96,6 +96,7 @@ class PromptLookup:
             other, there, longer = history.find(suffix)
             if longer > length:
                 self._source, self._place = other, there
+        self.rest = 0 if self._source else min(2 * self.rest or 1, _MOST_REST)
 
     def _guesses(self, most: int) -> Sequence[int]:
         if self._source is None:

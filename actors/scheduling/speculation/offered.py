@@ -54,8 +54,8 @@ class Offered:
         self.asked_in, self.asked_at, self._has_brought = step_id, self._num_known, False
 
     @property
-    def has_guess(self) -> bool:
-        return bool(self._tokens)
+    def rest(self) -> int:
+        return 0 if self._tokens else 1
 
     def follow(self, output: Sequence[int]) -> bool:
         first, self._num_known = self._num_known, len(output)

@@ -26,7 +26,9 @@ _AHEAD_SHARE = 0.05
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 # Time of one search for a match, and the share of a step that those of its requests take.
 _SEARCH_S, _SEARCH_SHARE = 10e-6, 0.01
-_PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
+# The price of drafts is predicted anew after so many looks at decodes, or with a number of decodes
+# that has changed by this share.
+_PRICE_STEPS, _PRICE_CHANGE = 64, 0.125
 
 
 class Speculation:
@@ -38,7 +40,7 @@ class Speculation:
         self.num_drafts = 0  # planned so far
         self._least_rate = LEAST_CHANCE  # that a draft of the present decodes must have to pay
         self._search_every = 1  # tokens of a request that has no guess
-        self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
+        self._priced = (0, 0)  # the number of those decodes, and for how many looks it holds
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
@@ -185,10 +187,8 @@ class Speculation:
             state
             for state in decoding
             if (drafter := state.drafter) is None
-            or ((is_worth := drafter.acceptance_rate >= least) and drafter.has_guess)
-            or (len(state.output_token_ids) + state.request_id)
-            % (every if is_worth else LOOK_EVERY)
-            == 0
+            or not (rest := drafter.rest if drafter.acceptance_rate >= least else LOOK_EVERY)
+            or (len(state.output_token_ids) + state.request_id) % max(rest, every) == 0
         ]
 
     def _price(self, decoding: Sequence[RequestState]) -> None:
@@ -197,7 +197,7 @@ class Speculation:
         if self.cost_model is None or not decoding:
             return
         num_decodes, left = self._priced
-        if num_decodes == len(decoding) and left:
+        if left and abs(len(decoding) - num_decodes) <= _PRICE_CHANGE * num_decodes:
             self._priced = (num_decodes, left - 1)
             return
         num_decodes, most = len(decoding), self.config.most_drafts

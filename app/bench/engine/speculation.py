@@ -65,7 +65,7 @@ class Rates:
 class KnownAnswer:
     """A drafter for random weights: the known answer, each token right with a given probability."""
 
-    has_guess = True
+    rest = 0
 
     def __init__(self, answer: Sequence[int], chance: float, seed: int) -> None:
         self.acceptance_rate = chance

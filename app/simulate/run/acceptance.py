@@ -42,7 +42,7 @@ class ModeledDrafter:
     how often they are right."""
 
     __slots__ = ("_acceptance", "_known", "_num_prompt", "_request_id", "acceptance_rate")
-    has_guess = True
+    rest = 0
 
     def __init__(self, acceptance: Acceptance, request_id: int, num_prompt: int) -> None:
         self.acceptance_rate = _PRIOR

@@ -64,7 +64,7 @@ class Known:
     """Drafts the right answer, but for every `wrong`-th token."""
 
     acceptance_rate = 0.95
-    has_guess = True
+    rest = 0
 
     def __init__(self, answer: Answer, wrong: int) -> None:
         self._tokens, self._wrong, self._known = answer.tokens, wrong, 0

@@ -92,3 +92,16 @@ def test_tokens_from_before_a_failure_are_read_like_a_prompt() -> None:
     assert lookup.acceptance_rate == 0.5
     assert lookup.follow([*output, 10, 11, 12])
     assert lookup.draft(2) == (13, 14)
+
+
+def test_text_that_is_new_is_searched_ever_more_rarely_until_it_repeats() -> None:
+    lookup, output, rests = PromptLookup(tuple(range(100, 120))), list[int](), list[int]()
+    for token in range(6):
+        output.append(token)
+        lookup.follow(output)
+        rests.append(lookup.rest)
+    assert rests == [2, 4, 8, 8, 8, 8]
+    lookup.follow([*output, 0, 1, 2])
+    assert (lookup.rest, lookup.draft(2)) == (0, (3, 4))
+    lookup.follow([*output, 0, 1, 2, 99])  # wrong: the next is looked for at once
+    assert (lookup.rest, lookup.draft(1)) == (1, ())

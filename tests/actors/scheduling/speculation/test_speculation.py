@@ -45,7 +45,7 @@ def quoting(request_id: int, seed: int) -> Request:
 class Oracle:
     """A drafter that knows the answer, but for every `wrong`-th token. Of the fake stages."""
 
-    has_guess = True
+    rest = 0
 
     def __init__(self, request: Request, wrong: int) -> None:
         self.acceptance_rate = 0.9
