@@ -297,7 +297,7 @@ class Backend(Protocol):
         ...
 
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-        """One token id per row of adjusted float32 logits, which are left as they are."""
+        """One token id per row of adjusted float32 logits, which stay; -1: not finite."""
         ...
 
     def gumbel_argmax(

@@ -253,11 +253,10 @@ class DraftModel:
         assert logits_RV is not None
         rows = np.array([one.row for one in asking], np.intp)
         positions = np.array([one.last + 1 + number for one in asking], np.int64)
-        finite = torch.isfinite(logits_RV).all(dim=1).numpy()
-        logits_RV[torch.from_numpy(~finite)] = 0.0
         tokens = self._sampler.tokens(rows, positions, logits_RV)
-        self._input_batch.put_tokens(rows, positions, tokens)
-        return [int(token) for token in np.where(finite, tokens, -1)]
+        self._input_batch.put_tokens(rows, positions, tokens.clip(min=0))
+        found: list[int] = tokens.tolist()
+        return found
 
     def _note_filled(self, row: int, num_tokens: int) -> None:
         """The KV of this many leading tokens is there."""

@@ -157,7 +157,7 @@ class Head:
                 wanted = np.flatnonzero(self._input_batch.columns.logprobs_R[rows_S] >= 0)
                 kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
                 drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
-                if not _are_finite(raw_SV, drawn_S):
+                if drawn_S.min() < 0:
                     drawn_S.fill(-1)
                     raise NotFinite
                 if kept is not None:
@@ -207,7 +207,8 @@ class Sampler:
         positions_S: NDArray[np.int64],
         logits_SV: torch.Tensor,
     ) -> NDArray[np.int64]:
-        """One token per row for its position; float32 logits are adjusted in place."""
+        """One token per row for its position, -1 where it is not finite; float32 logits are
+        adjusted in place."""
         columns = self._input_batch.columns
         changed = adjusted(columns, rows_S, positions_S)
         if changed.size:
@@ -294,13 +295,6 @@ def samples_locally(
         | (columns.logprobs_R[rows_S] >= 0)
     )
     return alone_S
-
-
-def _are_finite(raw_SV: torch.Tensor, drawn_S: NDArray[np.int64]) -> bool:
-    """Whether these logits are finite, judged by those of the drawn tokens: an overflow before the
-    head makes every logit of its row infinite or none."""
-    drawn = torch.from_numpy(drawn_S).to(raw_SV.device)
-    return bool(torch.isfinite(raw_SV.gather(1, drawn[:, None])).all())
 
 
 def _rows(values: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:

@@ -79,16 +79,26 @@ def unpack_mask(mask_W: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row of adjusted float32 logits, which are left as they are."""
-    tokens_S = logits_SV.argmax(dim=-1).cpu().numpy()
+    """One token id per row of adjusted float32 logits, which are left as they are; -1 where its
+    logit is not finite."""
+    tokens_S = logits_SV.argmax(dim=-1)
     warm = np.flatnonzero(rows.temperature_S > 0)
     if warm.size:
-        tokens_S = tokens_S.copy()
-        tokens_S[warm] = _draw(logits_SV[torch.from_numpy(warm)], rows, warm)
-    return tokens_S
+        at = torch.from_numpy(warm).to(logits_SV.device)
+        tokens_S[at] = _draw(logits_SV[at], rows, warm)
+    drawn_S: NDArray[np.int64] = or_minus_one(tokens_S, logits_SV).cpu().numpy()
+    return drawn_S
 
 
-def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -> NDArray[np.int64]:
+def or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
+    """The tokens; -1 where a token's logit is not finite. An overflow before the head makes every
+    logit of its row infinite or none."""
+    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
+    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
+    return drawn_S.masked_fill(~is_finite_S, -1)
+
+
+def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -> torch.Tensor:
     device = logits_SV.device
 
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> torch.Tensor:
@@ -100,8 +110,7 @@ def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -
         scaled_SV = logits_SV / column(rows.temperature_S)
         kept_SV = kept_probabilities(scaled_SV, top_k_S1, top_p_S1, min_p_S1)
         scores_SV.masked_fill_(kept_SV == 0, float("-inf"))
-    picked: NDArray[np.int64] = scores_SV.argmax(dim=-1).cpu().numpy()
-    return picked
+    return scores_SV.argmax(dim=-1)
 
 
 def gumbel_argmax(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernels.random_stream import row_keys
 from kernels.sampling import SamplingRows
-from kernels.torch.sampling import inverse_temperatures
+from kernels.torch.sampling import inverse_temperatures, or_minus_one
 from kernels.triton import threshold
 from kernels.triton.depths import Chunks, bin_of, has_bin, intervals
 from kernels.triton.gumbel import fold_block
@@ -145,5 +145,6 @@ def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
     """One token id per row, as `kernels.torch.sampling.sample`; synchronizes with the GPU once."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
-    picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
+    drawn_S = or_minus_one(sample_rows(logits_SV, packed_R3), logits_SV)
+    picked: NDArray[np.int64] = drawn_S.cpu().numpy().astype(np.int64)
     return picked

@@ -19,6 +19,7 @@ from actors.stage.vocab_parallel import NO_SCORE, winners
 from actors.transport.group import RankGroup
 from kernels.graph_support import GraphSupport
 from kernels.sampling import SamplingRows
+from kernels.torch.sampling import or_minus_one
 from kernels.upload import upload
 
 
@@ -75,7 +76,7 @@ class GraphDraw:
         if self.num_ranks == 1:
             self._decoder.logits(normed_SH, logits_SV)
             _, drawn_S = self._support.draw(logits_SV, packed_S3, 0)
-            tokens_S = _or_minus_one(drawn_S, logits_SV)
+            tokens_S = or_minus_one(drawn_S, logits_SV)
         else:
             logits_SV.copy_(self._decoder.sharded_logits(normed_SH))
             tokens_S = self._exchange(logits_SV, packed_S3)
@@ -102,7 +103,7 @@ class GraphDraw:
     def sample(self, logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """int32 tokens of adjusted logits; -1 where they are not finite."""
         packed_R3 = upload(self._support.pack_rows(rows), self._device)
-        return _or_minus_one(self._support.draw(logits_RV, packed_R3, 0)[1], logits_RV)
+        return or_minus_one(self._support.draw(logits_RV, packed_R3, 0)[1], logits_RV)
 
     def put(
         self,
@@ -137,10 +138,3 @@ class GraphDraw:
 
     def _upload(self, numbers: NDArray[np.intp]) -> torch.Tensor:
         return upload(numbers.astype(np.int64), self._device)
-
-
-def _or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
-    """The tokens; -1, which fails the step, where a token's logit is not finite."""
-    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
-    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
-    return drawn_S.masked_fill(~is_finite_S, -1)

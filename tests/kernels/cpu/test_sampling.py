@@ -72,6 +72,18 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> Non
     assert drawn.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_draws_nothing(temperature: float) -> None:
+    logits = torch.arange(400.0).reshape(4, 100).sin()
+    for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        logits[row] = value
+    rows = uniform_rows(4, temperature=temperature)
+    for sample in (fast.sample, reference.sample):
+        drawn = sample(logits, rows).tolist()
+        assert drawn[:3] == [-1, -1, -1]
+        assert 0 <= drawn[3] < 100
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 7, 40])
 def test_top_k_keeps_exactly_k(top_k: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -114,9 +126,9 @@ def test_rows_without_a_choice() -> None:
     logits[4, 50:] = 1.0
     for temperature in (0.0, 1e-30, 1.0):
         drawn = fast.sample(logits, uniform_rows(5, temperature=temperature))
-        assert drawn[0] == 0
-        assert drawn[1] == 60
-        assert 0 <= drawn[2] < 100
+        assert drawn[0] == -1
+        assert drawn[1] == -1
+        assert -1 <= drawn[2] < 100
         assert drawn[3] == 99
         assert drawn[4] == 50 or temperature > 0
         assert temperature != 1e-30 or drawn[4] >= 50

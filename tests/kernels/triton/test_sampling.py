@@ -48,12 +48,14 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, ties: bool) -> No
     logits[6, : vocabulary // 2] = -torch.inf
     rows = rows_of(rng, 40, vocabulary)
     rows.temperature_S[5:7] = 1
+    logits[7] = -torch.inf
     before = logits.clone()
     with poisoned_outputs():
         drawn = triton_sampling.sample(logits.to(DEVICE), rows)
     assert drawn.tolist() == reference.sample(logits, rows).tolist()
     assert torch.equal(logits, before)
     assert drawn[5] == 0
+    assert drawn[7] == -1
 
 
 def test_parts_of_a_vocabulary_race_with_the_scores_of_the_torch_sampler() -> None:
