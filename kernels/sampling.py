@@ -73,3 +73,11 @@ class Adjustment:
             return None
         self.counts.advance(self.prompt if repeats else self.prompt[:0], self.output)
         return self.counts
+
+
+def or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
+    """The tokens; -1 where a token's logit is not finite. An overflow before the head makes every
+    logit of its row infinite or none."""
+    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
+    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
+    return drawn_S.masked_fill(~is_finite_S, -1)

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.random_stream import HASH_FACTORS, row_keys
-from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows, or_minus_one
 
 _32_BITS = 0xFFFFFFFF
 _MAX_NOISE_ELEMENTS = 1 << 18  # per chunk of rows
@@ -88,14 +88,6 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         tokens_S[at] = _draw(logits_SV[at], rows, warm)
     drawn_S: NDArray[np.int64] = or_minus_one(tokens_S, logits_SV).cpu().numpy()
     return drawn_S
-
-
-def or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
-    """The tokens; -1 where a token's logit is not finite. An overflow before the head makes every
-    logit of its row infinite or none."""
-    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
-    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
-    return drawn_S.masked_fill(~is_finite_S, -1)
 
 
 def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -> torch.Tensor:

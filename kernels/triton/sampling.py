@@ -16,8 +16,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from kernels.random_stream import row_keys
-from kernels.sampling import SamplingRows
-from kernels.torch.sampling import inverse_temperatures, or_minus_one
+from kernels.sampling import SamplingRows, or_minus_one
+from kernels.torch.sampling import inverse_temperatures
 from kernels.triton import threshold
 from kernels.triton.depths import Chunks, bin_of, has_bin, intervals
 from kernels.triton.gumbel import fold_block

@@ -18,8 +18,7 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.vocab_parallel import NO_SCORE, winners
 from actors.transport.group import RankGroup
 from kernels.graph_support import GraphSupport
-from kernels.sampling import SamplingRows
-from kernels.torch.sampling import or_minus_one
+from kernels.sampling import SamplingRows, or_minus_one
 from kernels.upload import upload
 
 
