@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from actors.fleet.scaling import EngineLoad, build_scaling, load_of
 from app.simulate.run.deployment import Autoscale
-
-if TYPE_CHECKING:
-    from app.simulate.run.fleet import SimulatedFleet
+from app.simulate.run.fleet import SimulatedFleet
 
 
 class Scaler:
-    """num_starting: engines that are wanted and do not serve yet. decisions: (time, engines
-    wanted). loads: what each was made from."""
+    """Starts and drains engines of a fleet by its timers, from construction on.
+
+    num_starting: engines that are wanted and do not serve yet. decisions: (time, engines wanted).
+    loads: those that each decision was made from.
+    """
 
     def __init__(self, fleet: SimulatedFleet, autoscale: Autoscale) -> None:
         self._fleet = fleet

@@ -1,7 +1,7 @@
 """The engines of one run and a front that knows them by their snapshots.
 
-Routing, scaling, failover and draining are the code of `actors.fleet` that live fronts run; this
-module decides only when things happen.
+Routing, failover and draining are the code of `actors.fleet` that live fronts run; this module
+decides only when things happen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, PrefixUp
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.request import Request
-from app.simulate.run.autoscale import Scaler
 from app.simulate.run.balance import leaving, relieved_at_once
 from app.simulate.run.deployment import Deployment
 from app.simulate.run.engine import SimulatedEngine, arrival_of
@@ -32,7 +31,7 @@ from app.simulate.run.timers import Timers
 
 
 class SimulatedFleet:
-    """The engines of one run, with their router and scaling policy."""
+    """The engines of one run, with their router; a `Scaler` may start and drain them."""
 
     def __init__(
         self, deployment: Deployment, record: RunRecord, seed: int, token_of: TokenOf | None
@@ -62,8 +61,6 @@ class SimulatedFleet:
         for _ in range(deployment.num_replicas):
             self._add(0.0)
         self._alone = self.all[0] if deployment.is_lone else None
-        scale = deployment.autoscale
-        self.scaler = None if scale is None else Scaler(self, scale)
         for time_s, index in deployment.failures:
             self._at(time_s, partial(self.fail, f"engine-{index}"))
         for time_s, index in deployment.drains:

@@ -14,6 +14,7 @@ from actors.fleet.scaling import EngineLoad
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
+from app.simulate.run.autoscale import Scaler
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.divided import DividedFleet
 from app.simulate.run.fleet import SimulatedFleet
@@ -153,6 +154,7 @@ def simulate(
     has_sessions = int(workload.sessions.max(initial=-1)) >= 0
     tokens = token_of or (_session_tokens(workload) if has_sessions else None)
     fleet = _kind_of(deployment)(deployment, record, seed, tokens)
+    scaler = None if deployment.autoscale is None else Scaler(fleet, deployment.autoscale)
     build = requests_of(workload, objective) if requests is None else requests.__getitem__
     arrivals = [*record.arrival_s, INFINITY]
     next_arrival_s = fleet.next_arrival_s = arrivals[0]
@@ -186,9 +188,9 @@ def simulate(
         record,
         fleet.all,
         fleet.replica_seconds,
-        fleet.scaler.decisions if fleet.scaler else [],
+        scaler.decisions if scaler else [],
         fleet.moved.moves,
-        fleet.scaler.loads if fleet.scaler else [],
+        scaler.loads if scaler else [],
         fleet.handover_totals(),
         fleet.move_totals(),
     )

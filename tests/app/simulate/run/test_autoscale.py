@@ -33,17 +33,13 @@ class Scaled:
             scheduler_config(FAST, token_budget=512), FAST, routing="round_robin", autoscale=SCALE
         )
         self.fleet = SimulatedFleet(deployment, RunRecord(count), 0, None)
+        self.scaler = Scaler(self.fleet, SCALE)
         self.requests = [requests_of(workload)(index) for index in range(count)]
 
     def submit(self, number: int, now_s: float = 0.0) -> None:
         """The next ones."""
         for _ in range(number):
             self.fleet.submit(self.requests.pop(0), now_s)
-
-    @property
-    def scaler(self) -> Scaler:
-        assert self.fleet.scaler is not None
-        return self.fleet.scaler
 
     @property
     def num_serving(self) -> int:
