@@ -14,7 +14,7 @@ from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import SamplingParams
 from app.api.context import Context, objective_of
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
-from app.api.http.call import Call, ClientGone
+from app.api.http.call import Call
 from app.api.http.errors import from_engine
 from app.api.schema.common import ScheduleFields
 from app.engine_client.client import EngineError, GenerationRequest, TokenChunk, TokenSink
@@ -135,7 +135,7 @@ class Generation:
         events, info = context.events, self.info
         clock = asyncio.get_running_loop().time
         events.on_request_start(info, self._call.arrived_s, self.deliveries)
-        status, reason = 200, "disconnect"
+        status, reason = 200, ""
         try:
             source = self._one(0, sink) if len(self._requests) == 1 else self._all()
             async with aclosing(source) as deltas:
@@ -147,18 +147,13 @@ class Generation:
                     yield delta
                     if delta.entries:  # slow to write: let other tasks run
                         await asyncio.sleep(0)
-        except EngineError as error:
+        except Exception as error:
             failure = from_engine(error)
             status, reason = failure.status, failure.code or failure.kind
             raise
-        except ClientGone:
-            reason = "disconnect"
-            raise
-        except GeneratorExit:
-            if not all(stream.finished for stream in self.streams):
-                reason = "disconnect"
-            raise
         finally:
+            if status == 200 and not all(stream.finished for stream in self.streams):
+                reason = "disconnect"  # closed or cancelled
             self._requests = []  # they refer to this
             context.end()
             self._call.charge(self.num_completion_tokens)
@@ -218,8 +213,6 @@ class Generation:
                     async for delta in deltas:
                         await queue.put(delta)
                 await queue.put(None)
-            except EngineError as error:
-                await queue.put(error)
             except Exception as error:  # raised by the reader below
                 await queue.put(error)
 

@@ -37,6 +37,7 @@ class HandEngine(EngineClient):
         self.script: Callable[[GenerationRequest, int], Sequence[int]] | None = None
         self.chunk_size = 1  # tokens per chunk
         self.gate: asyncio.Event | None = None  # every chunk after the first waits for it
+        self.at_gate = asyncio.Event()  # the reader has taken all chunks before the gate
         self.fail_at: int | None = None  # raise `failure` before this token
         self.failure: Exception = RuntimeError("boom")
         self.refusal: Exception | None = None
@@ -100,6 +101,7 @@ class HandEngine(EngineClient):
         position = 0
         while any(position < len(plan) for plan in plans):
             if self.gate is not None and position:
+                self.at_gate.set()
                 await self.gate.wait()
             else:
                 await asyncio.sleep(0)

@@ -94,6 +94,36 @@ async def test_a_client_that_leaves_frees_its_request(
     assert after.status_code == 200
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_between_the_ends_of_two_continuations(
+    start_server: StartServer, stream: bool
+) -> None:
+    """One has ended, so that it has a finish reason; the request has not."""
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.gate = asyncio.Event()
+    server.engine.script = lambda request, index: [97] if index == 0 else [97] * 9
+    body = {"prompt": "abc", "max_tokens": 9, "n": 2, "stream": stream}
+    _, writer = await post(server, body)
+    await server.engine.at_gate.wait()
+    writer.close()
+    await recorder.finished.wait()
+    assert recorder.log[-1][1] == RequestOutcome(200, "disconnect", 2, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_of_any_type_is_reported_as_one(
+    start_server: StartServer, stream: bool
+) -> None:
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.fail_at, server.engine.failure = 2, RuntimeError("not an engine's")
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 9, "stream": stream}
+    answer = await server.http.post("/v1/completions", json=body)
+    assert b"server_error" in answer.content
+    assert recorder.log[-1][1] == RequestOutcome(500, "server_error", 2, 0)
+
+
 async def test_a_hundred_leave_at_random_tokens(start_server: StartServer) -> None:
     server = await start_server()
 
