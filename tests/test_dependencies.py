@@ -36,7 +36,7 @@ DECLARED = [Requirement(line) for line in PROJECT["dependencies"]]
 BOUNDED = {"ray", "torch", "transformers", "starlette", "uvicorn", "uvloop", "typer", "xgrammar"}
 
 # What is called or overridden -> the parameters that are passed, and the file that relies on it.
-PROTOCOL, SERVER = "app/api/http/server.py", "app/api/http/http_server.py"
+PROTOCOL, SERVER = "app/api/http/connections.py", "app/api/http/http_server.py"
 STAGES = "actors/transport/graph_pipeline.py"
 HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
 NODE = "ray._private.node:Node"

@@ -32,7 +32,7 @@ from actors.stage.loaded_model import load_model
 from actors.stage.memory import available_bytes
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
-from actors.stage.step_inputs import AdapterSlots
+from actors.stage.step_inputs import AdapterTiling
 from actors.transport.group import RankGroup
 from kernels.random_stream import DRAW_VERSION
 
@@ -162,7 +162,7 @@ class StageRunner:
         max_hybrid_tokens = min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0
         graphs = StepGraphs(
             self._decoder, batch, spec.max_requests, max_hybrid_tokens, spec.is_first, draw,
-            AdapterSlots(spec.max_adapters, support.adapter_rows),
+            AdapterTiling(spec.max_adapters, support.adapter_rows),
         )  # fmt: skip
         graphs.capture(capture)
         self._graphs = graphs

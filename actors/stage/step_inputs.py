@@ -31,15 +31,18 @@ class GraphSize(NamedTuple):
     adapted: bool = False
 
 
-class AdapterSlots(NamedTuple):
-    """Slots of a stage, and rows of a tile (`kernels.adapters.tiles_of`)."""
+class AdapterTiling(NamedTuple):
+    """How a step's tokens are cut into tiles of one adapter each (`kernels.adapters.tiles_of`).
 
-    number: int
+    num_slots: of the stage. tile_rows: tokens of a tile.
+    """
+
+    num_slots: int
     tile_rows: int
 
-    def tiles(self, num_tokens: int) -> int:
-        """At most, in a step of so many tokens."""
-        return most_tiles(num_tokens, self.number, self.tile_rows)
+    def max_tiles(self, num_tokens: int) -> int:
+        """The most tiles of a step of num_tokens."""
+        return most_tiles(num_tokens, self.num_slots, self.tile_rows)
 
 
 class StepInputs:
@@ -50,10 +53,10 @@ class StepInputs:
     """
 
     def __init__(
-        self, largest: GraphSize, slots: AdapterSlots, tables: DeviceTables, device: torch.device
+        self, largest: GraphSize, tiling: AdapterTiling, tables: DeviceTables, device: torch.device
     ) -> None:
         max_tokens, max_slices, max_draws = largest[:3]
-        adapted_tokens = max_tokens if slots.number else 0
+        adapted_tokens = max_tokens if tiling.num_slots else 0
         sizes = {
             "positions": max_tokens,
             "tokens": max_tokens,
@@ -68,7 +71,7 @@ class StepInputs:
             "edits_at": max_slices,
             "edits": max_slices,
             "adapter_rows": adapted_tokens,
-            "adapter_tiles": 3 * slots.tiles(adapted_tokens),
+            "adapter_tiles": 3 * tiling.max_tiles(adapted_tokens),
         }
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
         offsets = list(accumulate(padded, initial=0))
@@ -85,7 +88,7 @@ class StepInputs:
             self._arrays[name] = flat[offset : offset + size]
             views[name] = self._device[offset : offset + size]
         self._max_slices = max_slices
-        self._slots = slots
+        self._tiling = tiling
         self._tables = tables
         self._positions_T = views["positions"]
         self._slot_mapping_T = views["slot_mapping"]
@@ -124,7 +127,7 @@ class StepInputs:
     def _runs(self, num_tokens: int) -> AdapterRuns:
         nothing = np.zeros(0, np.int32)
         rows_N = self._adapter_rows_N[:num_tokens]
-        tiles_B3 = self._adapter_tiles_B3[: self._slots.tiles(num_tokens)]
+        tiles_B3 = self._adapter_tiles_B3[: self._tiling.max_tiles(num_tokens)]
         return AdapterRuns(rows_N, nothing, nothing, tiles_B3, captured=True)
 
     def place_tables(self, num_slices: int) -> None:
@@ -185,9 +188,9 @@ class StepInputs:
         self._put("edits", blocks, self._max_slices, 0)
         if size.adapted and host.adapters is not None:
             rows_N, starts, slots = host.adapters
-            tiles = tiles_of(starts, slots, self._slots.tile_rows).ravel()
+            tiles = tiles_of(starts, slots, self._tiling.tile_rows).ravel()
             self._put("adapter_rows", rows_N, num_tokens, 0)
-            self._put("adapter_tiles", tiles, 3 * self._slots.tiles(num_tokens), 0)
+            self._put("adapter_tiles", tiles, 3 * self._tiling.max_tiles(num_tokens), 0)
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -33,7 +33,7 @@ from app.api.http.call import Call
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Endpoint, Guard, Ingress
 from app.api.http.keys import KeyRing
-from app.api.http.server import StalledClients
+from app.api.http.stalled_clients import StalledClients
 from app.api.http.turns import Turns
 from app.api.schema.openapi import document
 from app.paths import version

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Final
 
 from app.api.generation import Generation, timing_of
 from app.api.http.call import Call, ClientGone
+from app.api.http.connections import BodyWriter
 from app.api.http.errors import ApiError, from_engine
-from app.api.http.server import BodyWriter
 from app.api.schema.common import StreamOptions
 from app.engine_client.client import EngineError
 from app.text.incremental import TextDelta, TextStream

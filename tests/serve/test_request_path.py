@@ -174,5 +174,5 @@ def test_a_steady_token_comes_back_through_fewer(traced: tuple[str, Path]) -> No
         and not NOT_THE_WAY_BACK & {row[1], *row[2]}
     ]
     files = _files(back)
-    assert {"actors/engine/loop.py", "app/api/sse.py", "app/api/http/server.py"} <= files
+    assert {"actors/engine/loop.py", "app/api/sse.py", "app/api/http/connections.py"} <= files
     assert len(files) <= MOST_FILES_BACK, "\n".join(sorted(files))

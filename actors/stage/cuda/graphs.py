@@ -32,7 +32,7 @@ from actors.stage.drafts import Draws
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
-from actors.stage.step_inputs import AdapterSlots, GraphSize, StepInputs
+from actors.stage.step_inputs import AdapterTiling, GraphSize, StepInputs
 
 TILE = 128  # rows of a tile in the library's large matrix products
 
@@ -78,7 +78,7 @@ class StepGraphs:
         max_hybrid_tokens: int,
         is_first: bool,
         draw: GraphDraw | None,
-        slots: AdapterSlots,
+        tiling: AdapterTiling,
     ) -> None:
         """max_hybrid_tokens: largest captured hybrid batch, 0 for decodes only.
         draw: on the last stage."""
@@ -88,12 +88,12 @@ class StepGraphs:
         self._max_requests = max_requests
         self._decode_sizes = decode_sizes(max_requests)
         self._hybrid_sizes = hybrid_sizes(max_hybrid_tokens)
-        self._has_slots = slots.number > 0
+        self._has_slots = tiling.num_slots > 0
         self._max_draws = logit_rows(max_requests)
         max_tokens = max([max_requests, *self._hybrid_sizes])
         tables = input_batch.tables_on(decoder.device)
         largest = GraphSize(max_tokens, max_requests, self._max_draws, decodes=False)
-        self._inputs = StepInputs(largest, slots, tables, decoder.device)
+        self._inputs = StepInputs(largest, tiling, tables, decoder.device)
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
+from app.api.http.connections import BODY_WRITER, BodyWriter
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
-from app.api.http.server import BODY_WRITER, BodyWriter
 from app.api.http.validation import check_size, complaint, unreadable
 
 _PART_BYTES: Final = 1 << 18  # of a response that are sent at a time

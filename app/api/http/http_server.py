@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.http.server import Listener, RequestProtocol
+from app.api.http.connections import Listener, RequestProtocol
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 _BACKLOG: Final = 2048

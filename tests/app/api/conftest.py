@@ -19,8 +19,8 @@ from app.api.batches.limits import BatchLimits
 from app.api.context import Context
 from app.api.endpoints.batches import no_batches
 from app.api.events import ApiEvents
+from app.api.http.connections import RequestProtocol
 from app.api.http.options import ApiOptions
-from app.api.http.server import RequestProtocol
 from app.engine_client.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.app.api.hand_engine import HandEngine

@@ -12,7 +12,7 @@ import pytest
 
 from app.api import sse
 from app.api.events import ApiEvents, Deliveries, RequestInfo
-from app.api.http.server import RequestProtocol
+from app.api.http.connections import RequestProtocol
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.endpoints.test_completions import events_of, letters
 

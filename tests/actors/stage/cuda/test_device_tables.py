@@ -12,7 +12,7 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.input_batch import InputBatch
-from actors.stage.step_inputs import AdapterSlots, GraphSize, StepInputs
+from actors.stage.step_inputs import AdapterTiling, GraphSize, StepInputs
 
 CPU = torch.device("cpu")
 BLOCK, MAX_LEN, ROWS = 4, 64, 4
@@ -36,7 +36,7 @@ def in_use(batch: InputBatch, tables_SB: torch.Tensor, ids: list[int]) -> None:
 def test_they_follow_starts_growth_trims_and_releases(captured: bool) -> None:
     rng, batch = random.Random(3), InputBatch(ROWS, MAX_LEN, BLOCK)
     tables = batch.tables_on(CPU)
-    inputs = StepInputs(SIZE, AdapterSlots(0, 16), tables, CPU)
+    inputs = StepInputs(SIZE, AdapterTiling(0, 16), tables, CPU)
     inputs.clear()
     counts: dict[int, int] = {}
     for step in range(200):

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from app.api.http import server as server_module
+from app.api.http import connections
+from app.api.http.connections import MAX_HEAD_BYTES
 from app.api.http.http_server import HttpServer
-from app.api.http.server import MAX_HEAD_BYTES
 from tests.ports import free_port
 
 HOST = "127.0.0.1"
@@ -58,7 +58,7 @@ async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answ
 
 
 async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> None:
-    monkeypatch.setattr(server_module, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(connections, "HEAD_LIMIT_S", 0.2)
     port = free_port()
     server = HttpServer(Slow(b""), HOST, port)
     await server.open()
