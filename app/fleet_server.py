@@ -25,13 +25,14 @@ from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
 from actors.fleet.way_router import WayRouter
 from actors.transport.gc_utils import freeze_gc_heap
+from actors.transport.node_directory import this_node
 from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
 from app.fleet.adapters import FleetAdapters
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import Member, Registry, registry_of, this_node
+from app.fleet.registry import Member, Registry, registry_of
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS

@@ -20,6 +20,7 @@ from ray.experimental import internal_kv
 
 from actors.engine.peers import FrontAddress
 from actors.transport.addresses import new_local_address, new_secret
+from actors.transport.node_directory import this_node
 
 logger = logging.getLogger("legato.fleet")
 
@@ -149,10 +150,6 @@ class Registry:
 def registry_of(application: str, deployment: str) -> Registry:
     """deployment: of the engines."""
     return Registry(f"{application}/{deployment}")
-
-
-def this_node() -> str:
-    return str(ray.get_runtime_context().get_node_id())
 
 
 class Member:

@@ -39,9 +39,9 @@ class LiveFleet:
         self, router: Router, names: Collection[str] = ()
     ) -> AsyncGenerator[FleetClient, None]:
         """A new front of these engines, or of all. Raises MeasurementError if it lacks some."""
+        from actors.transport.node_directory import this_node
         from app.fleet.client import FleetClient
         from app.fleet.finder import Finder
-        from app.fleet.registry import this_node
 
         names = names or self.engines
         finder = Finder(_part_of(self._registry, names), this_node())

@@ -148,10 +148,11 @@ async def _all(
 @asynccontextmanager
 async def _engines(args: Mapping[str, Any], count: int) -> AsyncGenerator[Any, None]:
     """Start that many engines; yields a factory of fronts that know them all."""
+    from actors.transport.node_directory import this_node
     from app.engine_client.live import LiveEngine  # here, as they import Ray
     from app.fleet.client import FleetClient
     from app.fleet.finder import Finder
-    from app.fleet.registry import Member, Registry, this_node
+    from app.fleet.registry import Member, Registry
     from app.settings.load import parse, resolve
 
     settings = parse(args)

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import compose, load_model
 from app.simulate.hardware.shapes import MODELS
 from app.simulate.run.capacity import probe_load, search_capacity
+from app.simulate.run.processes import each
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.run.work import Work
 from app.simulate.workload.specs import TrafficSpec
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,24 +186,3 @@ def search_configs(
     asked = [(candidate, traffic, tbt_s, load_qps) for candidate in options]
     verdicts = each(judge, asked, workers, on_verdict)
     return sorted(verdicts, key=lambda v: (bool(v.impossible), v.num_devices, -v.capacity_qps))
-
-
-def each(
-    find: Callable[..., Found],
-    asked: Sequence[tuple[Any, ...]],
-    workers: int = 1,
-    on_found: Callable[[], None] | None = None,
-) -> list[Found]:
-    """`find(*arguments)` of each, in their order, in up to `workers` processes."""
-    done = on_found or (lambda: None)
-    if workers <= 1:
-        found = []
-        for arguments in asked:
-            found.append(find(*arguments))
-            done()
-        return found
-    with ProcessPoolExecutor(workers) as pool:
-        futures = [pool.submit(find, *arguments) for arguments in asked]
-        for _ in as_completed(futures):
-            done()
-        return [future.result() for future in futures]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.simulate.run.config_search import Candidate, CandidateResult, each, judge
+from app.simulate.run.config_search import Candidate, CandidateResult, judge
 from app.simulate.run.deployment import Division
+from app.simulate.run.processes import each
 from app.simulate.run.work import Work
 from app.simulate.workload.specs import TrafficSpec
 

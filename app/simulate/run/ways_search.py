@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.simulate.run.capacity import FoundCapacity, probe_load, search_capacity
-from app.simulate.run.config_search import Candidate, CandidateResult, each
+from app.simulate.run.config_search import Candidate, CandidateResult
 from app.simulate.run.kinds import TOLERANCE, Question
+from app.simulate.run.processes import each
 from app.simulate.run.record import Summary
 from app.simulate.run.simulation import Deployment
 from app.simulate.run.work import Work

@@ -12,7 +12,6 @@ computed again, or moves over an interconnect.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -22,6 +21,7 @@ from actors.scheduling.build import build_core
 from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.interconnect import INTERCONNECTS, kv_bytes_per_token, shape_of
 from app.simulate.run.deployment import Deployment, SharedKV
+from app.simulate.run.processes import in_order
 from app.simulate.run.simulation import scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, generate
@@ -151,11 +151,7 @@ def study(seed: int = 0, workers: int = 1) -> Iterator[MovingRow]:
         for key, link in product(CAPACITY_PER_GPU, links)
         if event == "drain" or key[1] == "sharegpt4"  # other outputs are short
     ]
-    if workers <= 1:
-        yield from (run_one(*case) for case in cases)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(run_one, *zip(*cases, strict=True))
+    return in_order(run_one, cases, workers)
 
 
 def as_markdown(rows: list[MovingRow]) -> str:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from actors.fleet.routers import ROUTERS
 from app.simulate.hardware.deployments import load_model
+from app.simulate.run.processes import in_order
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, about_documents, multi_turn
@@ -140,11 +140,7 @@ def study(
         for rate in TRACES[trace].rates
         for routing in routers
     ]
-    if workers == 1:
-        yield from (run_one(*job) for job in jobs)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(run_one, *zip(*jobs, strict=True))
+    return in_order(run_one, jobs, workers)
 
 
 def as_markdown(rows: list[RoutingRow]) -> str:

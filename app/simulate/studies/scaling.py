@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 
 from actors.fleet.scaling import Bounds, EngineLoad, Scaling, build_scaling
 from app.simulate.hardware.deployments import load_model
+from app.simulate.run.processes import each
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
@@ -74,10 +74,7 @@ class ScalingRow:
 def surface(traffic: str, num_requests: int = 400, seed: int = 0, workers: int = 1) -> list[Point]:
     """One engine in full at each load; the first fifth is not counted."""
     jobs = [(traffic, qps, num_requests, seed) for qps in TRAFFIC[traffic][0]]
-    if workers == 1:
-        return [point_at(*job) for job in jobs]
-    with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(point_at, *zip(*jobs, strict=True)))
+    return each(point_at, jobs, workers)
 
 
 def point_at(dataset: str, qps: float, num_requests: int, seed: int) -> Point:

@@ -15,10 +15,11 @@ from actors.fleet.roles import build_way
 from actors.fleet.routers import build_router
 from actors.fleet.snapshot import Role
 from actors.fleet.way_router import WayRouter
+from actors.transport.node_directory import this_node
 from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import Member, Registry, this_node
+from app.fleet.registry import Member, Registry
 from app.settings.load import parse, resolve
 from tests.app.fleet.live.waiting import until
 

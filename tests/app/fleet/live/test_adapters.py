@@ -14,11 +14,11 @@ import pytest
 
 from actors.fleet.routers import build_router
 from actors.scheduling.request import SamplingParams
+from actors.transport.node_directory import this_node
 from app.engine_client.client import EngineUnavailable, GenerationRequest, RequestRefused
 from app.fleet.adapters import FleetAdapters
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import this_node
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.app.fleet.live.waiting import until

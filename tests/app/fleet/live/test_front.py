@@ -13,10 +13,10 @@ import pytest
 
 from actors.fleet.routers import build_router
 from actors.scheduling.request import SamplingParams
+from actors.transport.node_directory import this_node
 from app.engine_client.client import EngineUnavailable, GenerationRequest, RequestRefused
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import this_node
 from tests.app.fleet.live.test_failover import at_rest, through
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
