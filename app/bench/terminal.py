@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -21,6 +21,21 @@ Out = Annotated[
 ]
 
 Item = TypeVar("Item")
+Number = TypeVar("Number", int, float)
+
+
+def numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
+    """An option's comma-separated numbers, read by `int` or `float`.
+
+    Raises typer.BadParameter naming the option.
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        whole = "whole " if kind is int else ""
+        raise typer.BadParameter(
+            f"{text!r}: use {whole}numbers, separated by commas", param_hint=option
+        ) from None
 
 
 def table(

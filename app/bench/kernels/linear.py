@@ -27,7 +27,7 @@ from app.bench.kernels.timing import (
     timed,
 )
 from app.bench.report import make_report, publish
-from app.bench.terminal import Json, Out, console, output, table
+from app.bench.terminal import Json, Out, console, numbers, output, table
 from kernels.cpu import library
 from kernels.cpu.linear import CpuLinear, pack_linear, time_linears
 
@@ -154,7 +154,7 @@ def command(
     if unknown := sorted(set(wanted) - set(names)):
         raise typer.BadParameter(f"{unknown[0]!r}: use {', '.join(names)}", param_hint="--layers")
     torch.set_num_threads(library.num_threads())
-    batch_sizes = [int(text) for text in rows.split(",")]
+    batch_sizes = numbers(rows, "--rows", int)
     cases: list[KernelCase] = []
     with console.status("packing weights"):
         for shape in MODELS[model]:

@@ -18,7 +18,7 @@ from app.bench.load.figures import LoadFigures, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
-from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.bench.terminal import Json, Out, console, numbers, output, say_duration, table
 from app.telemetry.definitions import kept_objectives
 
 REFUSED = "429"
@@ -102,10 +102,7 @@ def command(
     out: Out = None,
 ) -> None:
     """Goodput and kept objectives at multiples of a load that the server can serve."""
-    try:
-        factors = [float(factor) for factor in times.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{times!r} are no numbers", param_hint="--times") from None
+    factors = numbers(times, "--times", float)
     model = model or first_model(url, api_key)
     client = LoadClient(
         url, model, extra={"slo": {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}}, api_key=api_key

@@ -34,7 +34,7 @@ from app.bench.studies.kv_log import (
     read_rows,
 )
 from app.bench.studies.live_fleet import LiveFleet, args_of, block_bytes, live_fleet, router_of
-from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.bench.terminal import Json, Out, console, numbers, output, say_duration, table
 from app.engine_client.client import EngineClient
 from app.telemetry.definitions import quantile
 
@@ -166,7 +166,7 @@ def command(
 
     Exits with status 1 where such a stream has other tokens than on one engine alone.
     """
-    lengths = [int(length) for length in prompts.split(",")]
+    lengths = numbers(prompts, "--prompts", int)
     args = args_of(config, tbt_ms, 2000.0)
     say_duration(120, 240, "live engines, one thread each")
     found: dict[str, Any] = {"objective_ms": tbt_ms}

@@ -16,7 +16,7 @@ import typer
 
 from actors.fleet.routers import ROUTERS
 from app.bench.report import make_report, publish
-from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.bench.terminal import Json, Out, console, numbers, output, say_duration, table
 from app.simulate.studies.routing import TRACES, RoutingRow, study
 
 JUDGED = "slack"  # compared with the best of the other routers
@@ -104,16 +104,13 @@ def command(
     """TTFT and missed objectives of a large simulated fleet, by router."""
     names = routers.split(",") if routers else list(ROUTERS)
     chosen = traces.split(",") if traces else list(TRACES)
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"--seeds {seeds}: whole numbers, separated by commas") from None
+    run_seeds = numbers(seeds, "--seeds", int)
     rate = sum(sum(TRACES[trace].rates) for trace in chosen if trace in TRACES)
-    num_requests = rate * engines * seconds * len(names) * len(numbers)
+    num_requests = rate * engines * seconds * len(names) * len(run_seeds)
     likely_s = SECONDS_PER_REQUEST * num_requests / workers
     say_duration(likely_s / 2, 2 * likely_s, f"{engines} engines, {len(names)} routers")
     rows: list[RoutingRow] = []
-    for seed in numbers:
+    for seed in run_seeds:
         try:
             for row in study(engines, seconds, seed, workers, names, chosen):
                 rows.append(row)

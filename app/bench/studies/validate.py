@@ -33,7 +33,7 @@ from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.live_engine import NO_DRAFTS, local_engine, read_args, serve_jobs
 from app.bench.studies.policies import POLICY_OPTIONS
-from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.bench.terminal import Json, Out, console, numbers, output, say_duration, table
 from app.simulate.hardware.live_log import LiveStep, Slowdown, runs, slowdown
 from app.simulate.run.recorded import measured_deployment
 from app.simulate.run.simulation import simulate
@@ -183,7 +183,7 @@ def command(
     args = read_args(config, needs_cost_model=True)
     if stages is not None:
         args["parallel"] = {**(args.get("parallel") or {}), "pipeline_stages": stages}
-    loads = [Load(lengths, float(q), seconds, seed=seed) for q in qps.split(",")]
+    loads = [Load(lengths, rate, seconds, seed=seed) for rate in numbers(qps, "--qps", float)]
     names = policies.split(",")
     num_runs = len(names) * (repeats * len(loads) + 1)  # and a warm-up each
     what = f"{num_runs} live runs of {seconds:g} s, then as many simulated"

@@ -31,6 +31,23 @@ def test_every_command_explains_itself(command: str) -> None:
     assert f"legato {command}" in " ".join(result.output.replace("root", "legato").split())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "handover --prompts 500,abc",
+        "kernels linear --rows 1,2.5",
+        "overload --times 1,x",
+        "routers --seeds 1,",
+        "validate --qps fast",
+    ],
+)
+def test_what_is_no_number_is_refused_by_the_name_of_its_option(command: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *command.split()])
+    assert result.exit_code == 2, result.output
+    *_, option, given = command.split()
+    assert f"Invalid value for {option}: '{given}'" in result.output
+
+
 @pytest.mark.parametrize("module", COMMANDS.values())
 def test_every_command_reports_alike(module: str) -> None:
     parameters = signature(import_module(f"app.bench.{module}").command).parameters
