@@ -103,7 +103,7 @@ class HandleCalls:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, model: str | None = None, **params: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """As `generate`, of the model's answer to a conversation: [{"role", "content"}, ...]."""
+        """Like `generate`, for the answer to a conversation: [{"role", "content"}, ...]."""
         if not messages:
             raise ValueError("messages: must hold at least one")
         text_of = self._served(model)[1]

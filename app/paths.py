@@ -15,7 +15,7 @@ DEMO_CONFIG = Path("configs/serve/demo.yaml")  # of commands that are given no o
 
 
 def version() -> str:
-    """Of the installed package; "0" in a folder that is run without being installed."""
+    """The installed package's version; "0" in a folder that is run without being installed."""
     try:
         return metadata.version("legato-serve")
     except metadata.PackageNotFoundError:

@@ -64,7 +64,7 @@ class Questions:
             return _no_answer(ask, error)
 
     async def answer_later(self, ask: Ask) -> Answer:
-        """The same for the methods in ANSWERED_LATER, which are coroutines."""
+        """The answer of a method in ANSWERED_LATER, which is a coroutine."""
         try:
             return Answer(ask.ticket, await self._method(ask)(*ask.arguments))
         except Exception as error:  # of any type: the caller waits for an answer

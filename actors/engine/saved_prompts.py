@@ -20,8 +20,10 @@ class _Prompt:
 
 
 class SavedPrompts:
-    """Of an engine whose streams leave. Call `started` for each plan and `tell` after each event;
-    each block is told once, and none before those in front of it."""
+    """Tells fronts which blocks of the streams that will leave this engine are saved.
+
+    Call `started` for each plan and `tell` after each event. Each block is reported once, after
+    the blocks before it."""
 
     def __init__(self, core: Core, send: Callable[[KVSaved], None]) -> None:
         assert core.tier is not None

@@ -45,8 +45,8 @@ def misses_objective(engine: FleetEngine) -> bool:
 def sooner_elsewhere(
     waiting: Sequence[OpenStream], fleet: Fleet, router: Router, now_s: float
 ) -> list[StreamMove]:
-    """Of the requests that wait at one engine, those that will be late there, and that another
-    begins in time and much sooner. The fleet counts each as sent there.
+    """The requests waiting at one engine that will be late there, and that another engine begins in
+    time and much sooner. The fleet counts each as sent there.
 
     A request that is late anyway stays: elsewhere it would make others late. So does one whose
     prefix another engine would compute anew, unless that has time to spare.
@@ -87,8 +87,8 @@ def relieved(
     busy: Collection[str],
     num_going: int = 0,
 ) -> list[StreamMove]:
-    """Of the streams of one engine that misses an objective, those whose move begins now: about as
-    many as it must lose, and one to each engine that has room for it within all objectives there.
+    """The streams whose move away from an engine that misses an objective begins now: about as many
+    as it must lose, and one to each engine that has room for it within all objectives there.
 
     busy: engines that fetch KV of another. num_going: further streams that are about to leave this
     one. The tightest objectives go first. Where no KV is shared, a stream goes only if computing it

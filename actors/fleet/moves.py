@@ -95,7 +95,7 @@ def copies(
     now_s: float,
     busy: Collection[str],
 ) -> list[StreamMove]:
-    """Of these streams of a draining engine, those whose move begins now, by a copy of their KV.
+    """The streams of a draining engine whose move begins now, with a copy of their KV.
 
     An engine fetches for one stream at a time, so that the KV of many neither crowds its link nor
     fills its memory before they come. busy: engines that fetch for one now. A stream whose first
@@ -133,7 +133,7 @@ def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
 
 
 def arrival_elsewhere(stream: OpenStream, any_bits: bool = False) -> Arrival:
-    """As another engine would get it: one of the stream's class, or of any."""
+    """The arrival of a stream at another engine: at one of its class, or at any."""
     refused_by = stream.arrival.refused_by | {stream.engine_id}
     bits = None if any_bits else stream.bits
     return replace(stream.arrival, bits=bits, refused_by=refused_by)

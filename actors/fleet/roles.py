@@ -123,7 +123,8 @@ class Split(Way):
 
 
 class Flexible(Way):
-    """As split, but engines that decode also compute prompts, in chunks, from their streams' slack.
+    """Like `Split`, but engines that decode also compute prompts, in chunks, from their streams'
+    slack.
 
     A prompt is computed where its stream will decode, and nothing moves, unless a prefill engine is
     predicted to give the first token sooner by a share of at least `least_gain`, or the streams

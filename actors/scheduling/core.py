@@ -169,7 +169,7 @@ class Core:
 
     @property
     def holds_starts(self) -> bool:
-        """As of `TokenBudget`."""
+        """See `TokenBudget`."""
         return self.builder.budget.holds_starts
 
     @property

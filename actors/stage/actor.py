@@ -247,7 +247,7 @@ class StageActor:
 
     @ray.method(concurrency_group="compute")
     def step(self, message: StageMessage) -> StageMessage | StageAnswer:
-        """The same by ordinary actor calls, without mailboxes."""
+        """One step by an ordinary actor call, without mailboxes."""
         expected, self._next_call = self._next_call, self._next_call + 1
         if message[0] != expected:
             raise RuntimeError(

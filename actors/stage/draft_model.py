@@ -94,7 +94,7 @@ class DraftModel:
 
     @property
     def spare_bytes(self) -> int:
-        """Of the blocks that it has beside the served model's."""
+        """Memory of the blocks that it has beside the served model's."""
         return self._num_spare * self._most_requests * self.kv_block_bytes
 
     def allocate(self, num_blocks: int) -> None:

@@ -46,7 +46,8 @@ def check_description(spec: StageSpec) -> None:
 
 
 def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]] = ()) -> None:
-    """Likewise, with unknown keys, the weights' names and shapes, and adapters by their names."""
+    """Check what `check_description` does, and also unknown keys, the weights' names and shapes,
+    and adapters, which are called by their names."""
     import torch
 
     from actors.stage.weights.adapter_folder import read_adapter_config

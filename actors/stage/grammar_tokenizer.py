@@ -22,8 +22,8 @@ _WITH_OWN_CLASS = frozenset(
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """As AutoTokenizer reads it, whose imports take over a second: a tokenizer of the general class
-    is read without them."""
+    """The tokenizer that AutoTokenizer would return. Its imports take over a second, so a tokenizer
+    of the general class is read without them."""
     if _is_general(folder):
         from transformers import PreTrainedTokenizerFast
 

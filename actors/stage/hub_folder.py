@@ -60,7 +60,7 @@ def parse_hub_name(text: str) -> HubModel | None:
 
 
 def pin(model: HubModel) -> HubModel:
-    """The same with its commit for a revision, which needs no network once it is downloaded."""
+    """The model with its commit as the revision, which needs no network once it is downloaded."""
     return replace(model, revision=_snapshot(model).name)
 
 
@@ -156,7 +156,7 @@ def _names_in(folder: Path) -> set[str]:
 
 
 def _files_of(model: HubModel) -> list[str]:
-    """Of the revision, as the cache knows them; empty where another program filled it."""
+    """The revision's files, as the cache lists them; empty where another program filled it."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

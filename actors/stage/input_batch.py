@@ -92,7 +92,7 @@ class Columns:
         )
 
     def grown(self, num_rows: int) -> Columns:
-        """The same rows, and free ones after them."""
+        """These rows, followed by free ones, num_rows in all."""
         larger = Columns(num_rows)
         for name, values in vars(self).items():
             getattr(larger, name)[: len(values)] = values

@@ -109,7 +109,7 @@ class KVCache:
             torch.cuda.current_stream().synchronize()
 
     def _parts(self, content: bytearray) -> torch.Tensor:
-        """The same memory, seen as a block of each layer."""
+        """The memory of `content`, seen as a block of each layer."""
         flat = torch.frombuffer(content, dtype=self._sample.dtype)
         return flat.view(len(self.layers), *self._sample.shape)
 

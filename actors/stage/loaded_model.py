@@ -43,7 +43,7 @@ class LoadedModel:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Of one KV block over all layers of this rank."""
+        """Bytes of one KV block over all layers of this rank."""
         one = self.backend.kv_block_bytes(self.block_size, self.shape, self.kv_dtype)
         return len(self.weights.layers) * one
 

@@ -119,7 +119,7 @@ class DevicePair:
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
-    """The same memory: not every library knows every type."""
+    """The memory of `x` as bytes, because not every library knows every type."""
     return x.view(-1).view(torch.uint8)
 
 

@@ -239,7 +239,7 @@ def _alone_s(plan: ComparisonPlan) -> tuple[float, float]:
 
 
 def _pair_s(plan: ComparisonPlan) -> tuple[float, float]:
-    """Of a drafting server and the one without, both started."""
+    """Expected seconds of a drafting server and its plain one, both started: (least, most)."""
     seconds = 2 * _START_S + plan.settle_s
     return seconds, 3 * seconds
 

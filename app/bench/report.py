@@ -120,7 +120,7 @@ def _cpu_model() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a path is a text, and a figure that is no number is null."""
+    """The value in JSON's types: a path becomes a string, NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -56,7 +56,8 @@ def running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does; then end what is left of its group, which would disturb the next server."""
+    """Stop a server as Ctrl-C does; then end the rest of its group, which would disturb the next
+    server."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(60)

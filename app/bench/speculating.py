@@ -63,7 +63,7 @@ class Answer:
 
 
 class Pair(NamedTuple):
-    """Of one prompt."""
+    """The answers to one prompt, with drafts and without."""
 
     drafted: Answer
     plain: Answer

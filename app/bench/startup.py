@@ -102,7 +102,7 @@ def _start(config: Path, port: int) -> tuple[dict[str, float], dict[str, float]]
 
 
 def _cpu_by_kind(server: psutil.Process) -> dict[str, float]:
-    """Of the server's processes that live."""
+    """CPU seconds of the server's live processes, by kind."""
     found: dict[str, float] = {}
     for process in [server, *server.children(recursive=True)]:
         try:

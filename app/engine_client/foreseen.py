@@ -20,9 +20,11 @@ _MOST_PLACES = 4096  # of requests that may return
 
 @dataclass(slots=True)
 class _Closed:
-    """until_s: for prompts of num_tokens or more of this tenant, of this priority or a lower one,
-    with an objective of ttft_s (infinite: none) or less: others may be served before the one that
-    was refused. retry_at_s: of the next one."""
+    """A refusal in force until until_s, for requests that would be served after the refused one.
+
+    These have prompts of num_tokens or more, the same tenant, this priority or a lower one, and an
+    objective of ttft_s (infinite: none) or less. retry_at_s: when the next one refused may return.
+    """
 
     until_s: float
     num_tokens: int
@@ -34,12 +36,12 @@ class _Closed:
 
 
 class ForeseenRefusals:
-    """Of one engine. Times are on one clock of the replica."""
+    """Refusals foreseen for one engine. Times are on one clock of the replica."""
 
     def __init__(self) -> None:
         self._closed: list[_Closed] = []
         self._turned_away: list[MayReturn] = []
-        # From when until when, by key: the scheduler judges those who return.
+        # (from_s, until_s) by key: requests that return then are judged by the scheduler.
         self._may_return: dict[int, tuple[float, float]] = {}
 
     def note(self, refusal: Refuse, request: Request, default: Objective, now_s: float) -> None:

@@ -84,7 +84,7 @@ class FleetRequest(OpenRequest):
         return request
 
     def deliver(self, output: Output) -> None:
-        """As for any request; the end of an engine's part is no end of the stream."""
+        """See `OpenRequest.deliver`; the end of an engine's part is not the end of the stream."""
         is_part = self.hand_over is not None and output.finish_reason is FinishReason.LENGTH
         OpenRequest.deliver(self, output._replace(finish_reason=None) if is_part else output)
         if is_part and self.hand_over is not None:

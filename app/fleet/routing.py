@@ -56,8 +56,8 @@ class FleetRouting:
     def sooner_elsewhere(
         self, fleet_requests: Sequence[FleetRequest], now_s: float
     ) -> Iterator[tuple[list[FleetRequest], str]]:
-        """Of requests that wait at one engine, in the order in which they were sent, those that
-        another begins much sooner, and that engine."""
+        """The requests waiting at one engine that another engine begins much sooner, and that
+        engine. fleet_requests: in the order in which they were sent."""
         groups = _groups(fleet_requests)[-MOST_LOOKS:]
         streams = [self._stream(number, group[0]) for number, group in enumerate(groups)]
         for move in sooner_elsewhere(streams, self._fleet, self._router, now_s):
@@ -148,7 +148,7 @@ class FleetRouting:
         return None if found is None else found.engine_id
 
     def digests(self, fleet_request: FleetRequest, block_size: int) -> list[bytes]:
-        """Of its full blocks that are computed where it runs; its last token is not."""
+        """Digests of its full blocks that are computed where it runs; its last token is not."""
         request = fleet_request.request
         tokens = (*request.prompt, *request.output, *fleet_request.delivered)
         return prefix_digests(tokens[:-1], block_size, request.cache_salt)

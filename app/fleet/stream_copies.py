@@ -70,7 +70,7 @@ class StreamCopies:
         return at_once
 
     def begin_relief(self, fleet_requests: Sequence[FleetRequest], connection: Connection) -> None:
-        """Of an engine that misses its objective, copy some streams, or move them where no KV is
+        """Copy some streams of an engine that misses its objective, or move them where no KV is
         shared."""
         snapshot = connection.snapshot
         if snapshot is None:

@@ -37,7 +37,7 @@ def _written(settings: Settings) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML and JSON have it; sets sorted."""
+    """The value in the types of YAML and JSON; sets become sorted lists."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, frozenset):

@@ -71,7 +71,7 @@ class FleetSettings(BaseModel):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Of its deployments of engines."""
+        """The roles of its deployments of engines."""
         if self.way == "colocated":
             return (Role.BOTH,)
         return WAYS[self.way].roles(1, 1)

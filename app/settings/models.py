@@ -154,7 +154,8 @@ class EngineGroup:
 
 
 def engine_groups(args: Mapping[str, Any]) -> list[EngineGroup]:
-    """Of every model, in the order of `models`. Raises SettingsError for names that collide."""
+    """The groups of every model, in the order of `models`. Raises SettingsError for
+    names that collide."""
     groups = []
     for number, settings in enumerate(parse_each(args)):
         fleet = engine_deployment(served_name(settings) if "models" in args else None)

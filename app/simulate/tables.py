@@ -56,7 +56,7 @@ def paper_table(rows: Iterable[PublishedRow]) -> Table:
 
 
 def paper_markdown(rows: Iterable[PublishedRow]) -> str:
-    """The same as a Markdown table."""
+    """Like `paper_table`, in Markdown."""
     lines = [
         "| figure | setting | quantity | simulated | published | deviation |",
         "|---|---|---|---:|---:|---:|",

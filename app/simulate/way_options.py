@@ -124,7 +124,7 @@ class WayOptions:
                 raise ValueError(f"{option} has no effect with --way colocated but with {wanted}")
 
     def shared_kv(self, model: str) -> SharedKV | None:
-        """Of colocated engines with an interconnect; None: KV does not move."""
+        """How colocated engines with an interconnect share KV; None: it does not move."""
         if self.way != "colocated" or not self.interconnect:
             return None
         shape = self.shape or shape_of(model)

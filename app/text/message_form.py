@@ -134,7 +134,7 @@ def _joins_arguments(shows: Callable[[str], bool]) -> bool:
 
 
 def _short_id(given: str) -> str:
-    """The same nine letters and digits for the same id."""
+    """Nine letters and digits for an id, always the same ones for the same id."""
     if _SHORT_ID.fullmatch(given):
         return given
     return hashlib.sha256(given.encode()).hexdigest()[:9]

@@ -167,7 +167,7 @@ class TextProcessor:
         return self._decoder(skip_special_tokens)(tokens)
 
     async def decode_aside(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The same, of a long sequence in a thread."""
+        """Like `decode`, but decodes a long sequence in a thread."""
         backend = self._backend
         if len(tokens) <= _INLINE_TOKENS or backend is None:
             return self.decode(tokens, skip_special_tokens=skip_special_tokens)

@@ -73,7 +73,7 @@ class CpuLinear:
         return out_TO
 
     def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """The same in float32."""
+        """x W^T + b in float32."""
         x_TK = self._checked(x_TK)
         out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=torch.float32)
         self._run(_function("forward_f32"), x_TK, out_TO)

@@ -159,7 +159,7 @@ def _times_s(
     context: int,
     time_s: Callable[[Sequence[Callable[[], object]]], float],
 ) -> tuple[float, float]:
-    """Of a batch in one call and in two."""
+    """Times of a batch in one call and in two."""
     one_block = block_bytes(PAGE_MULTIPLE, shape, dtype)
     num_decodes = decodes_within(_DECODES, context, PAGE_MULTIPLE, one_block)
     batch, num_blocks = typical_batch(num_decodes, context, _CHUNK, PAGE_MULTIPLE, device)

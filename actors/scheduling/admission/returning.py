@@ -1,9 +1,9 @@
-"""Places kept for refused requests that may return at the time they were told.
+"""Places kept for refused requests that may return at the time given by `Retry-After`.
 
-Who waits as told must not find that others came in between, to be refused again: those who come
-later are refused too while the work of those who may return fills the queue. Many clients never
-return, so the work counts by the share of them that did so lately; and only against the same
-tenant's requests of no higher priority, as others may be served before.
+A client that waits as told must not be refused again because others arrived meanwhile. So later
+requests are refused too while the work of those that may return fills the queue. Many clients never
+return, so their work is weighted by the share that returned lately. It counts only against
+requests of the same tenant and of no higher priority, because others may be served before them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from actors.scheduling.events import MayReturn
 
 WEIGHT = 0.1  # of one request in the share that returns
-MOST_PLACES = 4096  # who is refused beyond has none
+MOST_PLACES = 4096  # requests refused beyond these have none
 TOGETHER_S = 0.1  # equal requests this close are several, as of `n`, not one that does not wait
-LONGER, SHORTER, MOST_STRETCH = 1.05, 0.995, 2.0  # in balance nine of ten who return are served
+LONGER, SHORTER, MOST_STRETCH = 1.05, 0.995, 2.0  # in balance nine of ten that return are served
 
 
 class Place(NamedTuple):
@@ -45,7 +45,7 @@ class Returning:
     _work_s: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Of different requests."""
+        """The number of different requests that may return."""
         return len(self._by_key)
 
     def refused(self, refused: MayReturn, now_s: float) -> None:
@@ -61,8 +61,8 @@ class Returning:
         work_s[refused.priority] = work_s.get(refused.priority, 0.0) + refused.work_s
 
     def take(self, key: int, now_s: float) -> Place | None:
-        """The place of a request that comes; None if none is kept for it, or it comes too early:
-        whoever does not wait is one of those who come later."""
+        """The place of a request that arrives; None if none is kept for it, or if it arrives too
+        early: a client that does not wait counts as one that arrives later."""
         self._give_up(now_s)
         if key not in self._by_key:
             return None
@@ -85,8 +85,8 @@ class Returning:
     def ahead_s(
         self, now_s: float, tenant: str, priority: int = 0, place: Place | None = None
     ) -> float:
-        """The work of all who may return, for such a request; of those before its place, if it has
-        one. Times `share` it is what is expected of them."""
+        """The work that may return ahead of such a request: all of it, or what is before the
+        request's place, if it has one. Multiplied by `share`, it is the expected work."""
         self._give_up(now_s)
         if not self._by_key:
             return 0.0

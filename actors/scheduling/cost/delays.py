@@ -115,6 +115,6 @@ class WayToClient:
         self.learnt_s = max(seconds, lower)
 
     def share(self, tbt_s: float) -> float:
-        """Of this objective."""
+        """The share of this objective that is left for the way to the client."""
         given = min(self.given_s / tbt_s, MOST_GIVEN)
         return max(self.headroom, given, min(self.learnt_s / tbt_s, MOST_LEARNT))

@@ -160,7 +160,7 @@ class OnlineCostModel:
         return self.profile.stage_s(mix) * self.ratio(mix)
 
     def usual_s(self, shape: StepShape) -> float:
-        """Likewise, if the newest steps took no longer than usual."""
+        """Like `step_s`, as if the newest steps had taken no longer than usual."""
         return self.step_s(shape) * math.exp(-self._present.log_ratio)
 
     def latency_s(self, shape: StepShape) -> float:

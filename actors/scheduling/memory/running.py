@@ -172,7 +172,7 @@ class RunningRequests:
         return fresh
 
     def append_blocks(self, states: Sequence[RequestState]) -> list[int]:
-        """The same with one block for each; returns the blocks."""
+        """Append one block to each table; returns the blocks."""
         fresh, size = self.block_manager.allocate(len(states)), self.config.block_size
         for state, block in zip(states, fresh, strict=True):
             state.block_table.append(block)
@@ -282,7 +282,7 @@ class RunningRequests:
         state.num_committed_blocks = max(num_full, num_known)
 
     def complete_block(self, state: RequestState) -> None:
-        """The same where the known tokens of a decode have just filled one more block."""
+        """Like `commit`, for a decode whose known tokens have just filled one more block."""
         index, size = state.num_committed_blocks, self.config.block_size
         self.block_manager.commit(state.block_table[index], state.block_hash(index, size))
         state.num_committed_blocks = index + 1

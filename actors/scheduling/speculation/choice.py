@@ -13,7 +13,10 @@ _LEAST_GAIN = 0.05  # of the decodes' tokens: less is not worth a step that is n
 
 
 class Wish(NamedTuple):
-    """Of one request. start: position of its known token; rate: of acceptance; most: drafts."""
+    """The drafts that one request could use.
+
+    start: position of its known token. rate: of acceptance. most: drafts.
+    """
 
     start: int
     rate: float

@@ -42,8 +42,9 @@ def bloom_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def mpt_slopes(num_heads: int, largest: float) -> tuple[float, ...]:
-    """Of the next higher power of two of heads, every other one, then those between. largest: the
-    exponent of the last slope.
+    """Every other slope of the next higher power of two of heads, then those between.
+
+    largest: the exponent of the last slope.
 
     >>> mpt_slopes(6, 8)
     (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)

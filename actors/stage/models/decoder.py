@@ -257,7 +257,7 @@ class Decoder:
     def final_norm_of(
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, rows: Iterable[int]
     ) -> torch.Tensor:
-        """As `final_norm`, for copies of some rows, which may be needed again."""
+        """Like `final_norm`, on copies of some rows, which may be needed again."""
         index = torch.from_numpy(np.fromiter(rows, np.int64)).to(x_TH.device)
         return self.final_norm(x_TH[index], residual_TH[index])
 

@@ -23,7 +23,7 @@ class SharedTier(DiskTier):
     """The share of one rank, in the folder where the shares of its peers are."""
 
     def put(self, digest: bytes, block: bytes | bytearray) -> bool:
-        """As on disk; False too while all shares together leave little room."""
+        """See `DiskTier.put`; False too while all shares together leave little room."""
         space = os.statvfs(self.folder)
         if space.f_bavail * space.f_frsize < LEAST_FREE_BYTES + len(block):
             return False

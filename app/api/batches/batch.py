@@ -12,8 +12,13 @@ MAX_PROBLEMS: Final = 20  # told of one input
 
 
 class BatchStatus(StrEnum):
-    """As OpenAI names them. From VALIDATING to FAILED or IN_PROGRESS; from there by FINALIZING to
-    COMPLETED or EXPIRED. CANCELLING follows the first two, and then CANCELLED."""
+    """OpenAI's names.
+
+    VALIDATING ──> IN_PROGRESS ──> FINALIZING ──> COMPLETED, EXPIRED
+        └───────────────┴──> CANCELLING ──> CANCELLED
+
+    Errors of the input or of the server lead from the first three to FAILED.
+    """
 
     VALIDATING = "validating"
     FAILED = "failed"

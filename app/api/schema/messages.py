@@ -105,7 +105,7 @@ class Conversation(ScheduleFields):
 
 
 class CountTokensRequest(Conversation):
-    """The same, to be counted."""
+    """The conversation whose tokens are counted."""
 
 
 class MessagesRequest(Conversation):

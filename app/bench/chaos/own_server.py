@@ -237,7 +237,7 @@ def own_server(
 
 
 def _environment() -> dict[str, str]:
-    """As a user's shell has it: without what a cluster of this process's own has set."""
+    """The environment of a user's shell, without what this process's own cluster has set."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
     return {**kept, "PYTHONPATH": str(_ROOT), "RAY_TMPDIR": "/tmp"}
 

@@ -86,7 +86,7 @@ def row_of(server: str, qps: float, workload: Workload, record: RunRecord) -> Pe
 
 
 def cost_model_of(stage: LoadedStage) -> CostModel:
-    """As an engine measures it when it starts."""
+    """The cost model of a stage, measured as an engine does when it starts."""
     spec = stage.spec
     limits = EngineLimits(
         max_step_tokens=spec.max_step_tokens,

@@ -58,7 +58,7 @@ class RoundedCase:
         return ", ".join(str(part) for part in parts if part)
 
     def draw(self, out_features: int, in_features: int) -> QuantizedWeight:
-        """As `StoredCase.draw`."""
+        """See `StoredCase.draw`."""
         weight = StoredCase(8, self.group_size, act_order=self.act_order).draw(
             out_features, in_features
         )

@@ -56,7 +56,7 @@ class Continued:
     next_s: float
 
     def parts_ms(self) -> dict[str, float]:
-        """Of the pause, in the order in which they pass."""
+        """The parts of the pause, in the order in which they pass."""
         ready_s = self.fetched_s or self.arrived_s
         return {
             "handed_over": 1e3 * (self.arrived_s - self.first_s),

@@ -123,7 +123,7 @@ def args_of(config: Path, tbt_ms: float, ttft_ms: float, shared_gib: float = 0.5
 
 
 def block_bytes(args: Mapping[str, Any]) -> float:
-    """Of a block of KV in all layers of these settings' model."""
+    """Bytes of a block of KV in all layers of these settings' model."""
     from app.settings.load import parse, resolve
 
     stage = resolve(parse(args)).stage

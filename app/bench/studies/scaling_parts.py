@@ -72,7 +72,7 @@ class Tripled:
 
 
 def mean_prompt_tokens(lengths: str) -> float:
-    """Of a thousand requests."""
+    """Mean length of a thousand prompts."""
     return mean(job.num_prompt_tokens for job in Load(lengths, 1.0, 1000.0).jobs())
 
 

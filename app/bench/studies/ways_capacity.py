@@ -228,7 +228,7 @@ def latencies(summary: Summary) -> dict[str, float]:
 
 
 def figures(run: SimulatedRun) -> dict[str, float]:
-    """Of one load: latencies, and what moved."""
+    """Figures of one load: latencies, and what moved."""
     summary, moved = run.summary(), run.handovers
     assert moved is not None
     totals = moved.to_dict()

@@ -29,7 +29,7 @@ def tight_s(model: str, strict_s: float) -> float:
 
 
 def work_of(model: str, dataset: str) -> Work:
-    """Of a request of a dataset, on an engine of a deployment."""
+    """The work of a request of a dataset, on an engine of a deployment."""
     return Work.of(load_model(model), requests_at(1.0, dataset, 2000, 0))
 
 

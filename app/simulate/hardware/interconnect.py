@@ -87,7 +87,10 @@ def kv_bytes_per_token(shape: str) -> float:
 
 
 def kv_bytes_of(keys: Mapping[str, Any], dtype: str | None = None) -> float:
-    """As above, by the keys of a config.json. dtype: that of the KV, if it is another."""
+    """Like `kv_bytes_per_token`, from the keys of a config.json.
+
+    dtype: that of the KV, if it differs from the model's.
+    """
     heads = keys["num_attention_heads"]
     kv_heads = keys.get("num_key_value_heads", keys.get("num_kv_heads", heads))
     head_dim = keys.get("head_dim", keys["hidden_size"] // heads)

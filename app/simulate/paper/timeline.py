@@ -107,7 +107,7 @@ def as_svg(
     title: str = "",
     fixed_cost: float = 4.0,
 ) -> str:
-    """The same as a picture; a step's width is its duration (`fixed_cost` + its tokens).
+    """The timeline as a picture; a step's width is its duration (`fixed_cost` + its tokens).
 
     Solid: prefill. Light: decode. Hatched: a started request that gets nothing.
     """

@@ -27,7 +27,7 @@ class Acceptance:
         return (mixed ^ mixed >> 31) < self.probability * 2.0**64
 
     def num_right(self, request_id: int, position: int, count: int) -> int:
-        """Of so many drafts, of which the first guesses the token at this position."""
+        """Right drafts out of `count`, the first of which guesses the token at this position."""
         for num in range(count):
             if not self.is_right(request_id, position + num):
                 return num

@@ -63,7 +63,7 @@ class StreamCopies:
 
     @property
     def expected(self) -> tuple[tuple[str, int], ...]:
-        """As of `Arrival`."""
+        """See `Arrival.expected`."""
         return tuple([(copy.target.name, copy.num_tokens) for copy in self.open.values()])
 
     def begin(

@@ -69,7 +69,7 @@ class DividedFleet(SimulatedFleet):
         return self._way.place(arrival, self._roles, self._picture, now_s)
 
     def _begin(self, engine: SimulatedEngine, request: Request, moves: bool, now_s: float) -> bool:
-        """As above; the prompt alone, where another engine will continue the stream."""
+        """Submit the prompt alone where another engine will continue the stream."""
         if not moves or request.sampling.max_tokens == 1:
             return self._send(engine, request, now_s)
         if self._send(engine, self.handovers.begin(request, engine), now_s):
@@ -78,7 +78,7 @@ class DividedFleet(SimulatedFleet):
         return False
 
     def _go(self, stream: OpenStream, request: Request, to: str | None, now_s: float) -> None:
-        """As above; a prompt that waits for its first engine begins at another."""
+        """Move a stream; a prompt that waits for its first engine begins at another."""
         whole = self.handovers.taken_back(request.request_id)
         if whole is None or to is None:
             super()._go(stream, request, to, now_s)

@@ -99,7 +99,7 @@ class SimulatedFleet:
         return None
 
     def move_totals(self) -> MoveTotals | None:
-        """Of streams that moved; None: none did."""
+        """Totals of the streams that moved; None: none did."""
         return self.moved.totals()
 
     def earliest(self) -> Replica | None:
@@ -190,7 +190,7 @@ class SimulatedFleet:
     def _relieve(
         self, engine: SimulatedEngine, now_s: float, running: Sequence[OpenStream]
     ) -> Sequence[StreamMove]:
-        """Of an engine that misses its objective, the streams that move now."""
+        """The streams that move now from an engine that misses its objective."""
         return relieved_at_once(running, self._picture, self._router, now_s)
 
     def fail(self, name: str, now_s: float) -> None:

@@ -38,7 +38,8 @@ class Handover:
     _digests: list[bytes] | None = None
 
     def all_digests(self, block_size: int) -> list[bytes]:
-        """Of the prompt's full blocks, computed or not; none where only this request has them."""
+        """Digests of the prompt's full blocks, computed or not; none where only this request has
+        them."""
         if self._digests is None:
             salt = self.request.cache_salt
             prompt = () if salt else self.request.prompt[: self.num_blocks * block_size]

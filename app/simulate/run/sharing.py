@@ -83,7 +83,7 @@ class SharingFleet(SimulatedFleet):
         return ()
 
     def _evacuate(self, engine: SimulatedEngine, now_s: float) -> None:
-        """Of an engine that drains, the next streams begin to be copied, or move."""
+        """Begin to copy, or move, the next streams of an engine that drains."""
         found = {
             stream.stream_id: (self._expecting(stream), request)
             for stream, request in engine.streams()
@@ -105,7 +105,7 @@ class SharingFleet(SimulatedFleet):
         self._copies.look(now_s)
 
     def _expecting(self, stream: OpenStream) -> OpenStream:
-        """It, with the streams that engines expect because they fetch their KV."""
+        """The stream, with those that engines expect because they fetch their KV."""
         return replace(stream, arrival=replace(stream.arrival, expected=self._copies.expected))
 
     def _begin_copy(self, engine: SimulatedEngine, stream_id: int, name: str, now_s: float) -> None:

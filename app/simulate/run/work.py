@@ -35,7 +35,7 @@ class Work:
         )
 
     def qps(self, num_prefill: int, num_engines: int) -> float:
-        """Of split engines; with num_prefill 0 of colocated ones."""
+        """Capacity of split engines; with num_prefill 0, of colocated ones."""
         if not num_prefill:
             return num_engines / (self.prompt_s + self.output_s)
         return min(num_prefill / self.prompt_s, (num_engines - num_prefill) / self.output_s)

@@ -41,7 +41,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the requests of several runs, the shares; num_moves: in all of them."""
+    """Shares of the requests of several runs. num_moves: in all runs."""
 
     num_requests: int
     missed: float

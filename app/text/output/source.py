@@ -57,13 +57,13 @@ class Source:
             yield
 
     def accept(self, *literals: str) -> Reading[str]:
-        """As `sees`, and reads the literal."""
+        """Like `sees`, and reads the literal."""
         found = yield from self.sees(*literals)
         self.at += len(found)
         return found
 
     def expect(self, *literals: str) -> Reading[str]:
-        """As `accept`; raises Broken if none follows."""
+        """Like `accept`; raises Broken if none follows."""
         found = yield from self.accept(*literals)
         if not found:
             raise Broken
