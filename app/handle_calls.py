@@ -22,7 +22,7 @@ from app.engine_client.client import (
     GenerationRequest,
     ModelCard,
 )
-from app.engine_client.streams import IterationFeed
+from app.engine_client.iteration_feed import IterationFeed
 from app.handle_params import check_ids, parse_params
 from app.text.chat_template import TemplateError
 from app.text.processor import TextProcessor

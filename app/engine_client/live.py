@@ -33,9 +33,10 @@ from app.engine_client.client import (
     TokenSink,
 )
 from app.engine_client.foreseen import ForeseenRefusals
+from app.engine_client.iteration_feed import IterationFeed
 from app.engine_client.link import EngineFailed, Membership, SchedulerLink
 from app.engine_client.standby import Standby
-from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
+from app.engine_client.streams import OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
@@ -264,8 +265,7 @@ class LiveEngine:
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
-        pids = await self._link.ask("stage_pids")
-        return [list(ranks) for ranks in pids]
+        return [list(ranks) for ranks in await self._link.ask("stage_pids")]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await self._link.reconfigure(changes)

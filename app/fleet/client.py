@@ -30,7 +30,8 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine_client.streams import IterationFeed, Stream
+from app.engine_client.iteration_feed import IterationFeed
+from app.engine_client.streams import Stream
 from app.fleet.connection import Connection, FleetRequest, fleet_requests_of
 from app.fleet.finder import Finder
 from app.fleet.overview import StreamMoves, overview

@@ -98,11 +98,12 @@ def run_one(
     config = scheduler_config(
         model, budget="adaptive", tbt_s=TBT_S, ttft_s=limit_s, prefix_cache=True
     )
+    deployment = Deployment(config, model, num_replicas=num_engines, routing=routing)
     gc.disable()  # millions of live records and no cycles worth finding
-    record = simulate(
-        workload, Deployment(config, model, num_replicas=num_engines, routing=routing)
-    ).record
-    gc.enable()
+    try:
+        record = simulate(workload, deployment).record
+    finally:
+        gc.enable()
     skip = int(SKIPPED_SHARE * len(workload))
     ttft_s = (np.array(record.first_token_s) - np.array(record.arrival_s))[skip:]
     late = ~(ttft_s <= limit_s)
