@@ -30,10 +30,10 @@ from app.api.endpoints.tokens import Tokens
 from app.api.http.anthropic import PREFIX, AnthropicAdapter
 from app.api.http.audit import Audit
 from app.api.http.call import Call
+from app.api.http.connections import StalledClients
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Endpoint, Guard, Ingress
 from app.api.http.keys import KeyRing
-from app.api.http.stalled_clients import StalledClients
 from app.api.http.turns import Turns
 from app.api.schema.openapi import document
 from app.paths import version

@@ -35,6 +35,7 @@ BESIDE = (
     "app/telemetry/loop_lag.py",
     "app/telemetry/iterations.py",  # records of steps, ten times a second for all streams
     "actors/engine/iteration_records.py",
+    "app/engine_client/iteration_feed.py",
     "app/engine_client/delivery_times.py",  # once for 32 deliveries to all streams
 )
 QUEUED = "plain_output"  # of a token that came before its reader waited for one again

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.audit import Audit
 from app.api.http.call import Call, ClientGone
+from app.api.http.connections import StalledClients
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing, given_key
 from app.api.http.options import ApiOptions
-from app.api.http.stalled_clients import StalledClients
 from app.api.http.turns import Turns
 from app.engine_client.client import EngineError
 
