@@ -86,7 +86,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine_client",
     ),
     "output": ("app/text/output/*.py", ""),
-    "text": ("app/text/*.py", "vocabulary stage client output"),
+    "text": ("app/text/*.py", "vocabulary stage client output installation"),
     "http": ("app/api/http/*.py", "client"),
     "schema": ("app/api/schema/*.py", ""),
     "batches": ("app/api/batches/*.py", "http"),

@@ -11,13 +11,14 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from typing import Any, Final
 
 import psutil
+
+from app.paths import own_command, own_environment
 
 _STARTUP_LIMIT_S: Final = 60.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
@@ -41,14 +42,14 @@ class WorkerUnavailable(Exception):
 
 
 class KillableWorker:
-    """One child process `python -P -m module args...`, started when first needed.
+    """One child process that runs a module of ours, started when first needed.
 
     Not for the event loop: `call` blocks for up to the limit. Calls from several threads queue.
     """
 
     def __init__(self, module: str, *args: str, start_limit_s: float = _STARTUP_LIMIT_S) -> None:
         self._start_limit_s = start_limit_s
-        self._command = [sys.executable, "-P", "-m", module, *args]
+        self._command = own_command(module, *args)
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -105,11 +106,7 @@ class KillableWorker:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # The child must find this package also where only sys.path knows it.
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                },
+                env=own_environment(),
             )
             _read_line(child, self._start_limit_s)  # its first line says that it is ready
         except WorkerTimeout as error:  # implies nothing about any job
