@@ -34,11 +34,15 @@ _BEYOND_REPAIR = (
 
 def suspects_of(core: Core) -> Suspects:
     """The suspects, which the replica keeps for the next scheduler if this one dies."""
-    suspects = [s for group in core.trials for s in group if s.suspicion is not None]
+    suspects = [
+        (state.request_id, state.suspicion.num_losses)
+        for group in core.trials
+        for state in group
+        if state.suspicion is not None
+    ]
     in_flight = {part.request_id for step in core.in_flight for part in step.plan.parts}
     return Suspects(
-        tuple([(s.request_id, s.suspicion.num_losses) for s in suspects if s.suspicion]),
-        tuple([s.request_id for s in suspects if s.request_id in in_flight]),
+        tuple(suspects), tuple([number for number, _ in suspects if number in in_flight])
     )
 
 
