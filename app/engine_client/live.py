@@ -208,7 +208,8 @@ class LiveEngine:
     ) -> AsyncGenerator[TokenChunk, None]:
         if self._failure is None and not self._ready.is_set():
             try:
-                await asyncio.wait_for(self._ready.wait(), _READY_WITHIN_S)
+                async with asyncio.timeout(_READY_WITHIN_S):  # `wait_for` may lose a cancellation
+                    await self._ready.wait()
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
         if self._failure is not None:
@@ -257,8 +258,7 @@ class LiveEngine:
             self._link.abort(left)
 
     async def status(self) -> Mapping[str, Any]:
-        status: Mapping[str, Any] = await self._link.ask("status")
-        return status
+        return dict(await self._link.ask("status"))
 
     async def quote(self, asked: QuoteRequest) -> Quote:
         return await self._link.quote(asked, time.monotonic())  # the scheduler has the same clock

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from contextlib import suppress
 from typing import Protocol
 
 from app.fleet.connection import Connection, Owner
@@ -73,10 +74,9 @@ class Finder:
             except Exception as error:  # the cluster's store is down: connections stay
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), _PERIOD_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_S):  # `wait_for` may lose a cancellation
+                    await self._wake.wait()
 
     async def _refresh(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()

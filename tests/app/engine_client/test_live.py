@@ -328,3 +328,20 @@ async def test_what_a_refusal_implies_is_refused_here_and_told(
             reader.done.cancel()
         await asyncio.gather(*[reader.done for reader in readers], return_exceptions=True)
         await engine.close()
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_a_client_that_leaves_as_the_engine_becomes_ready_is_not_served(
+    num_turns: int,
+) -> None:
+    engine = LiveEngine(settings(), "tiny")
+    reader = asyncio.ensure_future(anext(engine.generate(wanted())))
+    await asyncio.sleep(0)
+    engine._ready.set()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    reader.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert reader.cancelled()
+    assert engine.num_open == 0
