@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
 from app.cli.serve_config import check_models, load_config, set_address
+from app.cli.serve_keys import check_serve_keys
 from app.paths import DEMO_CONFIG
 from app.settings.filled_in import LEFT_OUT, filled_in
 from app.settings.model_folder import SettingsError
@@ -40,6 +41,8 @@ def _checked(target: Path, whole: bool = False) -> tuple[dict[str, Any], list[En
         fail(error, code=WRONG_USAGE)  # it names the file
     config = copy.deepcopy(read)
     try:
+        if whole:
+            check_serve_keys(config)
         set_address(config, None, None)
         return read, check_models(config, whole)
     except SettingsError as error:

@@ -32,6 +32,7 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
+from app.cli.serve_keys import check_serve_keys
 from app.cli.start_failure import cause_of
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
@@ -153,6 +154,7 @@ def _deploy(config: dict[str, Any]) -> Any:
     from ray.serve._private.api import serve_start
     from ray.serve.schema import ServeDeploySchema
 
+    check_serve_keys(config)
     try:
         schema = ServeDeploySchema.model_validate(config)
     except ValueError as error:
@@ -179,6 +181,7 @@ def _deploy_again(
                 f"its replicas, old beside new, reserve {wanted} CPUs, and this server began with "
                 f"{num_cpus}: restart it"
             )
+        check_serve_keys(changed)
         client.deploy_apps(ServeDeploySchema.model_validate(changed), _blocking=False)
     except ValueError as error:  # SettingsError is one
         print_error(f"the changed config is not deployed: {error}")

@@ -173,20 +173,20 @@ def test_a_model_folder_is_checked_from_any_folder(
         ("applications: [1]", "needs a list `applications`"),
         ("applications: [{args: {}}]", "lacks `import_path"),
         (
-            "applications: [{import_path: a, args: {listen: x}}]\nproxy_location: Disabled",
+            "applications: [{import_path: OURS, args: {listen: x}}]\nproxy_location: Disabled",
             "host:port",
         ),
-        ("applications: [{import_path: a, args: [1]}]", "needs a mapping `args`"),
-        ("applications: [{import_path: a, args: {}}]", "model: Field required"),
+        ("applications: [{import_path: OURS, args: [1]}]", "needs a mapping `args`"),
+        ("applications: [{import_path: OURS, args: {}}]", "model: Field required"),
         (
-            "applications: [{import_path: a, args: {adapters: {paths: {x: a, y: b, x: c}}}}]",
+            "applications: [{import_path: OURS, args: {adapters: {paths: {x: a, y: b, x: c}}}}]",
             "'x' is given twice",
         ),
     ],
 )
 def test_a_broken_config_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "broken.yaml"
-    path.write_text(text)
+    path.write_text(text.replace("OURS", "app.main:build_app"))
     checked = runner.invoke(app, ["config", "check", str(path)])
     assert checked.exit_code == 2, checked.output
     assert f"error: {path}" in checked.output

@@ -1,0 +1,58 @@
+"""Keys of a config outside `args`: Ray Serve reads them, and ignores those that it does not know."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from app.settings.model_folder import SettingsError
+
+_OURS = "app.main:build_app"
+
+
+def check_serve_keys(config: Mapping[str, Any]) -> None:
+    """Raises SettingsError naming a key that Serve would ignore, or an `import_path` without its
+    module. Imports Serve, which takes a second."""
+    for where, given, known in _levels(config):
+        for key in given:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise SettingsError(f"{where}{key}: unknown key{hint}")
+    for application in config["applications"]:
+        if not application.get("runtime_env"):  # which may bring the module
+            _check_import(str(application["import_path"]))
+
+
+def _levels(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Iterable[str]]]:
+    """Each mapping of the config: what its keys are called before, itself, and the known keys."""
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.schema import (
+        DeploymentSchema,
+        HTTPOptionsSchema,
+        ServeApplicationSchema,
+        ServeDeploySchema,
+    )
+
+    yield "", config, ServeDeploySchema.model_fields
+    yield "http_options.", config.get("http_options") or {}, HTTPOptionsSchema.model_fields
+    for number, application in enumerate(config["applications"]):
+        where = f"applications.{number}."
+        yield where, application, ServeApplicationSchema.model_fields
+        for deployment in application.get("deployments") or []:
+            of_it = f"{where}deployments.{deployment.get('name')}."
+            yield of_it, deployment, DeploymentSchema.model_fields
+            scaled = deployment.get("autoscaling_config") or {}
+            yield f"{of_it}autoscaling_config.", scaled, AutoscalingConfig.model_fields
+
+
+def _check_import(path: str) -> None:
+    module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
+    try:
+        found = find_spec(module) is not None
+    except (ImportError, ValueError):  # of a package above it; no name of a module
+        found = False
+    if not found or (module == "app.main" and path != _OURS):
+        raise SettingsError(f"import_path: no {path!r} here; Legato's is {_OURS}")

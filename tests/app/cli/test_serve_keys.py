@@ -1,0 +1,69 @@
+"""Keys outside `args`, where Serve would ignore what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.cli.serve_config import load_config
+from app.cli.serve_keys import check_serve_keys
+from app.settings.model_folder import SettingsError
+
+pytestmark = pytest.mark.ray  # the keys are those of Ray Serve's schema
+
+
+@pytest.mark.parametrize("config", sorted(Path("configs/serve").glob("*.yaml")), ids=str)
+def test_shipped_configs_have_no_unknown_key(config: Path) -> None:
+    check_serve_keys(load_config(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(foo=1), "foo: unknown key"),
+        (lambda c: c.update(proxy_locaton="Disabled"), "proxy_locaton: .* 'proxy_location'"),
+        (lambda c: c.update(http_options={"prot": 1}), "http_options.prot: .* mean 'port'"),
+        (
+            lambda c: c["applications"][0].update(deployment=[]),
+            "applications.0.deployment: .* mean 'deployments'",
+        ),
+        (
+            lambda c: c["applications"][0].update(deployments=[{"name": "A", "num_replica": 2}]),
+            "applications.0.deployments.A.num_replica: .* mean 'num_replicas'",
+        ),
+        (
+            lambda c: c["applications"][0].update(
+                deployments=[{"name": "A", "autoscaling_config": {"max_replica": 2}}]
+            ),
+            "applications.0.deployments.A.autoscaling_config.max_replica: .* 'max_replicas'",
+        ),
+        (lambda c: c["applications"][0].update(import_path="app.man:build_app"), "import_path: no"),
+        (lambda c: c["applications"][0].update(import_path="app.main:build"), "import_path: no"),
+        (lambda c: c["applications"][0].update(import_path="nope.x:y"), "import_path: no 'nope.x"),
+    ],
+)
+def test_what_serve_would_ignore_is_refused_by_name(
+    change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    change(config)
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        check_serve_keys(config)
+
+
+def test_a_module_that_comes_with_the_runtime_env_is_not_looked_for() -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    config["applications"][0] |= {"import_path": "theirs:app", "runtime_env": {"working_dir": "x"}}
+    check_serve_keys(config)
+
+
+def test_config_check_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(Path("configs/serve/demo.yaml").read_text() + "\nfoo: 1\n")
+    found = CliRunner().invoke(app, ["config", "check", str(path)])
+    assert (found.exit_code, "foo: unknown key" in found.stderr) == (2, True)
