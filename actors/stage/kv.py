@@ -38,7 +38,10 @@ class KVCache:
         self._on_gpu = device.type == "cuda"
         self._host: torch.Tensor | None = None  # (host blocks, layers, ...)
         if num_host_blocks and self.layers:
-            self._host = self._places(num_host_blocks)
+            try:
+                self._host = self._places(num_host_blocks)
+            except RuntimeError as error:  # torch's, of several lines on a GPU
+                raise ValueError(f"kv.swap_gib: {str(error).splitlines()[0]}") from error
 
     def wait_for_memory(self, limit_s: float) -> None:
         """See `Backend.wait_for_memory`."""

@@ -19,7 +19,7 @@ from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
 from kernels.interface import AttentionShape, Backend
-from kernels.registry import resolve_backend
+from kernels.registry import BackendError, resolve_backend
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,7 +68,11 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     part = split(config, spec)
     dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
     narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
-    backend = resolve_backend(spec.backend, device, dtype, spec.block_size, narrow)
+    try:
+        backend = resolve_backend(spec.backend, device, dtype, spec.block_size, narrow)
+    except BackendError as error:
+        key = "kv.dtype" if spec.backend == "auto" and narrow else "parallel.backend"
+        raise BackendError(f"{key}: {error}") from error
     kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
     known = ("none", *backend.quantizations)
     if spec.quantization not in known:
@@ -119,7 +123,7 @@ def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dt
     if name not in kinds:
         supported = ", ".join(("auto", *kinds))
         raise ModelError(
-            f"backend {backend.name!r} has no KV cache of dtype {name!r}; supported: {supported}"
+            f"kv.dtype: backend {backend.name!r} has no {name!r}; it has {supported}"
         )
     return kinds[name]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from app.settings.model_folder import SettingsError
-from app.settings.schema import in_section
+from app.settings.schema import Settings, in_section
 
 # Ours whose messages are written for users: "module.Error: ". All but EngineFailed say that the
 # settings, or what they name, will not do.
@@ -13,6 +13,8 @@ _OWN_ERROR = re.compile(
     r"([a-z_]+\.)*(RayTaskError\()?"
     r"(?P<name>ApiKeyError|ConfigError|EngineFailed|HubError|ModelError|SettingsError)\)?: "
 )
+# What such a message begins with where a process that knows no such error has passed it on.
+_KEY = re.compile(rf"(models\.\d+: )?({'|'.join(Settings.model_fields)})(\.[^\s:]+)*: ")
 
 
 def cause_of(trouble: str) -> str:
@@ -26,6 +28,6 @@ def cause_of(trouble: str) -> str:
         said = said[own.end() :]
         said = in_section(said) if own["name"] == "ConfigError" else said
         is_set = is_set or own["name"] != "EngineFailed"
-    if is_set:
+    if is_set or _KEY.match(said):
         raise SettingsError(said)
     return said

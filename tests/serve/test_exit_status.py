@@ -6,19 +6,36 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+DEMO = {"path": "configs/models/demo"}
 
 
-def test_a_setting_that_only_the_replica_can_check_ends_as_one_found_early(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"api": {"api_keys": {"env:LEGATO_NO_SUCH_KEY": {}}}},
+            "api.api_keys: env:LEGATO_NO_SUCH_KEY: it holds no key",
+        ),
+        (  # found by a stage, whose errors reach the command through the scheduler
+            {"parallel": {"device": "cpu"}, "model": {**DEMO, "quantization": "fp8"}},
+            "model.quantization: backend",
+        ),
+    ],
+)
+def test_a_setting_that_only_the_replica_can_check_ends_as_one_found_early(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     config = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
     args = config["applications"][0]["args"]
-    args["api"] = {"api_keys": {"env:LEGATO_NO_SUCH_KEY": {}}}
-    args["engine"] = {"standby": False}
+    args.update(changes, engine={"standby": False})
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     own = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
@@ -32,5 +49,5 @@ def test_a_setting_that_only_the_replica_can_check_ends_as_one_found_early(tmp_p
         check=False,
         timeout=180,
     )
-    assert "error: api.api_keys: env:LEGATO_NO_SUCH_KEY: it holds no key" in ran.stderr
+    assert f"error: {said}" in ran.stderr
     assert ran.returncode == 2, ran.stderr

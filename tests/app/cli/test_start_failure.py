@@ -19,6 +19,11 @@ from app.settings.model_folder import SettingsError
         ),
         ("a.EngineFailed: b.ConfigError: slo.tbt_ms: no", "slo.tbt_ms: no", True),
         ("actors.stage.spec.ModelError: model.path: no", "model.path: no", True),
+        ("a.EngineFailed: model.quantization: no", "model.quantization: no", True),
+        ("a.EngineFailed: adapters.paths.a/b: no", "adapters.paths.a/b: no", True),
+        ("a.EngineFailed: models.1: kv.dtype: no", "models.1: kv.dtype: no", True),
+        ("a.EngineFailed: listen: x:1: taken", "listen: x:1: taken", True),
+        ("a.EngineFailed: model x: no", "model x: no", False),
         (
             "ray.exceptions.RayTaskError(EngineFailed): app.engine_client.EngineFailed: broken",
             "broken",
