@@ -55,32 +55,40 @@ class Context:
             if base.adapters is not None and name in base.adapters.adapters:
                 return replace(base, engine=base.adapters.adapters[name])
         raise ApiError(
-            404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
+            404,
+            f"The model '{name[:128]}' does not exist here. GET /v1/models lists those that do.",
+            "model",
+            "model_not_found",
         )
 
     def check_length(self, text: str, param: str) -> None:
         """Raises 400 for a text that is too long in any case, before it is tokenized."""
         if self.text.surely_exceeds(text, self.engine.card.max_model_len):
             raise invalid(
-                f"The prompt has {len(text)} characters; this model's context holds "
-                f"{self.engine.card.max_model_len} tokens.",
+                f"The prompt is too long: it has {len(text)} characters, and this model's maximum "
+                f"context length is {self.engine.card.max_model_len} tokens.",
                 param,
                 "context_length_exceeded",
             )
 
     def check_prompt(self, prompt: Sequence[int], param: str) -> None:
         """Raises 400 unless these token ids are a prompt that this model can continue."""
-        card = self.engine.card
         if not prompt:
             raise invalid("The prompt is empty: give at least one token.", param, "empty_prompt")
-        if len(prompt) >= card.max_model_len:
+        self.check_count(len(prompt), param)
+        self.check_ids(prompt, param)
+
+    def check_count(self, num_prompt_tokens: int, param: str) -> None:
+        """Raises 400 where no token can follow. Clients know it by these words: Anthropic's by the
+        first four, OpenAI's by "maximum context length"."""
+        limit = self.engine.card.max_model_len
+        if num_prompt_tokens >= limit:
             raise invalid(
-                f"The prompt has {len(prompt)} tokens; this model's context holds "
-                f"{card.max_model_len}, the answer included.",
+                f"The prompt is too long: it has {num_prompt_tokens} tokens, and this model's "
+                f"maximum context length is {limit} tokens, the answer included.",
                 param,
                 "context_length_exceeded",
             )
-        self.check_ids(prompt, param)
 
     def new_tokens(self, num_prompt_tokens: int, wanted: int | None, param: str) -> int:
         """Most tokens to generate: those wanted, else what the context leaves. Raises 400 where it
@@ -91,9 +99,9 @@ class Context:
         if num_prompt_tokens + wanted > limit:
             raise invalid(
                 f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the messages, "
+                f"{num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the prompt, "
                 f"{wanted} in the completion). Lower {param} to {limit - num_prompt_tokens} or "
-                "less, leave it out, or shorten the messages.",
+                "less, leave it out, or shorten the prompt.",
                 param,
                 "context_length_exceeded",
             )

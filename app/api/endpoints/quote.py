@@ -22,14 +22,8 @@ class Quotes:
         body = await call.read_json(SloQuoteRequest)
         context = self._context.of(body.model)
         num_tokens, param = await _count(body, context)
+        context.check_count(num_tokens, param)
         card = context.engine.card
-        if num_tokens >= card.max_model_len:
-            raise invalid(
-                f"The prompt has {num_tokens} tokens; this model's context holds "
-                f"{card.max_model_len}, the answer included.",
-                param,
-                "context_length_exceeded",
-            )
         max_tokens = min(body.max_tokens, card.max_model_len - num_tokens)
         objective, tenant = objective_of(body), call.tenant(body.user)
         asked = QuoteRequest(num_tokens, max_tokens, objective, tenant, body.priority)

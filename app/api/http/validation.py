@@ -80,6 +80,8 @@ def complaint(error: ValidationError, content: Any) -> ApiError:
         return invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
     if kind == "value_error":
         message = _own_message(first.get("ctx", {}), message)
+    if kind in ("literal_error", "union_tag_invalid") and ".content." in param:
+        message += "; the models here take text only"
     return invalid(f"Invalid '{param}': {message}.".replace("..", "."), param, "invalid_value")
 
 

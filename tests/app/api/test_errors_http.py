@@ -130,6 +130,14 @@ async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param:
     check(answer, 400, param)
 
 
+async def test_a_picture_is_refused_as_what_no_model_here_reads(server: Server) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    for route, name in (("chat/completions", "messages"), ("responses", "input")):
+        body = {"model": MODEL, name: [{"role": "user", "content": content}]}
+        answer = await server.http.post(f"/v1/{route}", json=body)
+        assert "the models here take text only" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("limits", "extra", "words"),
     [

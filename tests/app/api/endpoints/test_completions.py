@@ -182,12 +182,32 @@ async def test_more_tokens_than_the_context_leaves_are_refused(server: Server) -
     assert (refused.status_code, error["param"]) == (400, "max_tokens")
     assert error["code"] == "context_length_exceeded"
     assert (
-        "4096 tokens. However, you requested 4097 tokens (3 in the messages, 4094 in"
+        "4096 tokens. However, you requested 4097 tokens (3 in the prompt, 4094 in"
         in (error["message"])
     )
     assert not server.engine.seen
     await complete(server, prompt="abc", max_tokens=4093)
     assert server.engine.seen[-1].sampling.max_tokens == 4093
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("completions", {"prompt": [97] * 4096}),
+        ("completions", {"prompt": "a" * 5000}),
+        ("messages", {"messages": [{"role": "user", "content": "a" * 5000}], "max_tokens": 1}),
+        ("slo/quote", {"prompt_tokens": 5000, "max_tokens": 1}),
+    ],
+)
+async def test_clients_know_a_prompt_that_is_too_long(
+    server: Server, route: str, body: dict[str, Any]
+) -> None:
+    """By the words of either API, on every route."""
+    refused = await server.http.post(f"/v1/{route}", json={"model": MODEL, **body})
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert "prompt is too long: " in message
+    assert "maximum context length is 4096 tokens" in message
 
 
 async def test_the_default_number_of_tokens_is_cut_to_the_context(server: Server) -> None:
