@@ -13,7 +13,7 @@ from rich.console import Console
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from app.api.http.keys import read_key
-from app.settings.models import parse_each, served_name
+from app.settings.models import parse_each, resolve_each, served_name
 from app.settings.schema import Settings
 
 _PARTS = ("imports", "Ray", "Serve", "model")
@@ -21,7 +21,8 @@ _PARTS = ("imports", "Ray", "Serve", "model")
 
 def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> None:
     """On standard output, because the user may want to copy from it. ends_s: see `ready_in`."""
-    each = parse_each(config["applications"][0]["args"])
+    args = config["applications"][0]["args"]
+    each = parse_each(args)
     name = served_name(each[0])
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": name, "messages": [message], "stream": True})
@@ -32,10 +33,17 @@ def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> No
     )
     out.print(f"  console  {address}/")
     with _client(address, each[0]) as client:
-        for one in each:
+        for one, resolved in zip(each, resolve_each(args), strict=True):
             named = served_name(one) if len(each) > 1 else None
-            if capacity := _capacity(client, one, named):
-                out.print("  capacity " + (f"of {named}: " if named else "") + capacity)
+            of_it, status = f"of {named}: " if named else "", _status(client, named)
+            longest, wanted = status.get("max_model_len"), resolved.scheduler.max_model_len
+            if longest is not None and longest < wanted:
+                out.print(
+                    f"  context  {of_it}{longest} tokens, not the model's {wanted}: the KV cache "
+                    "holds no more (see kv.memory_gib)"
+                )
+            if capacity := _capacity(status, one):
+                out.print(f"  capacity {of_it}{capacity}")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")
     out.print(f"             -d '{body}'", markup=False)
@@ -61,13 +69,19 @@ def _client(address: str, settings: Settings) -> httpx.Client:
     return httpx.Client(base_url=address, headers=headers, timeout=2.0)
 
 
-def _capacity(client: httpx.Client, settings: Settings, name: str | None) -> str | None:
-    """The cost model's prediction for the objective, if there are both. name: of several models."""
+def _status(client: httpx.Client, name: str | None) -> dict[str, Any]:
+    """Of a model, by its name where there are several; empty where it does not answer."""
     try:
         query = {"model": name} if name else {}
-        found = client.get("/console/status", params=query).json().get("outlook")
+        found = client.get("/console/status", params=query).json()
     except (httpx.HTTPError, ValueError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _capacity(status: dict[str, Any], settings: Settings) -> str | None:
+    """The cost model's prediction for the objective, if there are both."""
+    found = status.get("outlook")
     if not found:
         return None
     wanted_ms: float | None = settings.slo.tbt_ms  # type: ignore[attr-defined]

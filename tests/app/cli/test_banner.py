@@ -23,7 +23,11 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
         asked.append((request.url.params["model"], request.headers["authorization"]))
         qps = 5.0 * len(asked)
         return httpx.Response(
-            200, json={"outlook": {"tbt_s": 0.1, "num_tokens": 64, "chat_qps": qps}}
+            200,
+            json={
+                "outlook": {"tbt_s": 0.1, "num_tokens": 64, "chat_qps": qps},
+                "max_model_len": 4096 // len(asked),
+            },
         )
 
     client, transport = httpx.Client, httpx.MockTransport(answer)
@@ -40,3 +44,6 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
     assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
     assert "secret" not in shown
+    # Of b the KV cache holds less than its context.
+    assert "context  of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in shown
+    assert "context  of a" not in shown
