@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import re
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,3 +26,13 @@ def fail(message: object, hint: str | None = None, code: int = FAILED) -> NoRetu
     if hint is not None:
         console.print(hint, markup=False)
     raise typer.Exit(code) from None
+
+
+def in_paragraphs(command: Any) -> Any:
+    """This command, its help and that of commands in it wrapped to the terminal: Typer keeps a
+    docstring's own ends of lines in all paragraphs but the first."""
+    if command.help is not None:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help)
+    for one in getattr(command, "commands", {}).values():
+        in_paragraphs(one)
+    return command

@@ -122,9 +122,7 @@ def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dt
     kinds = {**_DTYPES, **backend.kv_dtypes}
     if name not in kinds:
         supported = ", ".join(("auto", *kinds))
-        raise ModelError(
-            f"kv.dtype: backend {backend.name!r} has no {name!r}; it has {supported}"
-        )
+        raise ModelError(f"kv.dtype: backend {backend.name!r} has no {name!r}; it has {supported}")
     return kinds[name]
 
 

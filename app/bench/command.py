@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.bench.report import MeasurementError
-from app.terminal import fail
+from app.terminal import fail, in_paragraphs
 
 # Command -> module of app.bench whose function `command` it runs.
 BENCHES: Mapping[str, str] = {
@@ -85,7 +85,7 @@ class _LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.modules:
-            return typer.main.get_command(load(cmd_name, self.modules[cmd_name]))
+            return in_paragraphs(typer.main.get_command(load(cmd_name, self.modules[cmd_name])))
         return super().get_command(ctx, cmd_name)
 
 

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.paths import version
+from app.terminal import in_paragraphs
 
 # Panel of the help -> its commands, each with the module that registers it.
 PANELS: Mapping[str, Mapping[str, str]] = {
@@ -40,6 +41,10 @@ _panel_of = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class _Commands(TyperGroup):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        in_paragraphs(self)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_panel_of)
 
@@ -49,8 +54,8 @@ class _Commands(TyperGroup):
             return None
         of_module = typer.Typer(rich_markup_mode="rich")
         import_module(PANELS[panel][cmd_name]).register(of_module)
-        command = typer.main.get_group(of_module).commands[cmd_name]
-        command.rich_help_panel = panel  # type: ignore[attr-defined]
+        command = in_paragraphs(typer.main.get_group(of_module).commands[cmd_name])
+        command.rich_help_panel = panel
         return command
 
 

@@ -1,4 +1,4 @@
-"""Keys of a config outside `args`: Ray Serve reads them, and ignores those that it does not know."""
+"""Keys of a config outside `args`: Ray Serve reads them, and ignores those it does not know."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def _meant(served: _Served, name: str | None) -> tuple[EngineClient, Observer]:
     if name is None:
         return next(iter(served.values()))
     if name not in served:
-        raise ApiError(404, "There is no such model here.", "model", "model_not_found")
+        known = f"it knows {', '.join(served)}, whose figures hold those of their adapters"
+        message = f"The console knows no model '{name[:128]}'; {known}."
+        raise ApiError(404, message, "model", "model_not_found")
     return served[name]
 
 

@@ -23,5 +23,5 @@ class AdapterSettings(BaseModel):
     @model_validator(mode="after")
     def _they_fit(self) -> AdapterSettings:
         if len(self.paths) > self.max_adapters:
-            raise ValueError(f"{len(self.paths)} paths for {self.max_adapters} slots")
+            raise ValueError(f"{len(self.paths)} paths, but max_adapters is {self.max_adapters}")
         return self

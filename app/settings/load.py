@@ -52,7 +52,7 @@ def parse(args: Mapping[str, Any]) -> Settings:
         lines = []
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"] if part != "[key]") or "args"
-            message = problem["msg"]
+            message = problem["msg"].removeprefix("Value error, ")  # pydantic's, of our own
             if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 message = f"unknown setting{suggestion(problem['loc'])}"
             if problem["type"] == "string_pattern_mismatch" and key == "listen":

@@ -224,7 +224,7 @@ def test_flash_attention_3_stage(
 
 
 def test_a_float8_cache_needs_a_backend_that_reads_it(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match="^kv.dtype: backend 'torch' has no 'fp8'"):
+    with pytest.raises(ModelError, match=r"^kv.dtype: backend 'torch' has no 'fp8'"):
         make_runner(tiny_model("llama"), kv_dtype="fp8")
 
 

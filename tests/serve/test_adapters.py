@@ -228,7 +228,7 @@ def test_an_unloaded_adapter_keeps_its_slot_while_it_runs(
 
 def test_settings_that_cannot_be(tiny_model: Callable[..., Path]) -> None:
     args: dict[str, Any] = {"model": {"path": str(tiny_model("llama"))}}
-    with pytest.raises(SettingsError, match="2 paths for 1 slots"):
+    with pytest.raises(SettingsError, match="2 paths, but max_adapters is 1"):
         parse({**args, "adapters": {"max_adapters": 1, "paths": {"a": "x", "b": "y"}}})
 
 

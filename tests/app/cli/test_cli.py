@@ -107,7 +107,7 @@ def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> No
         ({"listen": None}, "proxy_location: Disabled leaves no HTTP"),
         ({"listen": "8000"}, "listen: must be host:port, such as 127.0.0.1:8000, not '8000'"),
         ({"listen": "127.0.0.1:0"}, "the port must lie between 1 and 65535"),
-        ({"listen": "127.0.0.1:70000"}, "the port must lie between 1 and 65535"),
+        ({"listen": "127.0.0.1:70000"}, "error: listen: the port must lie between 1 and 65535"),
         ({"listen": "no.such.host.invalid:8000"}, "cannot listen on no.such.host.invalid:8000"),
     ],
 )
@@ -251,6 +251,24 @@ def test_who_talks_to_a_server_takes_a_key_by_one_name(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "120"})
     assert "--api-key" in result.output
     assert "--key" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "or a setting that will not do, whenever that was found."),
+        ("serve", "A path that begins with configs/ and does not exist here is taken from"),
+        ("config show", "Print a config with every default filled in (YAML): itself a config, to"),
+        ("batch", "Each is sent with the lowest priority and only while the server's quote says"),
+        (
+            "bench fuzz",
+            "if the replica's event loop was late by 100 ms, waits for a core left out.",
+        ),
+    ],
+)
+def test_help_is_wrapped_to_the_terminal(command: str, said: str) -> None:
+    shown = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    assert said in shown
 
 
 def test_help_of_a_simulation_names_what_there_is() -> None:

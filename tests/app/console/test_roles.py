@@ -101,3 +101,13 @@ async def test_a_new_user_is_no_new_share(text: TextProcessor) -> None:
     first, second = engine.seen
     assert first.tenant == second.tenant
     assert first.cache_salt != second.cache_salt
+
+
+async def test_a_model_that_the_console_does_not_know_is_told_from_those_it_does(
+    text: TextProcessor,
+) -> None:
+    _, client = serve(text, ApiOptions())
+    answer = await client.get("/console/status", params={"model": "an-adapter"})
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"The console knows no model 'an-adapter'; it knows {MODEL}, ")

@@ -126,6 +126,6 @@ def test_int8_caches_stay_close(tiny_model: Callable[..., Path]) -> None:
 def test_a_cache_that_the_backend_lacks_is_refused(
     tiny_model: Callable[..., Path], kv_dtype: str
 ) -> None:
-    message = f"^kv.dtype: backend 'torch' has no '{kv_dtype}'; it has auto, float32"
+    message = rf"^kv.dtype: backend 'torch' has no '{kv_dtype}'; it has auto, float32"
     with pytest.raises(ModelError, match=message):
         make_runner(tiny_model("llama"), kv_dtype=kv_dtype)
