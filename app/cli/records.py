@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
+    if not folder.is_dir():
+        fail(f"no folder {str(folder)!r}", code=WRONG_USAGE)
     files = sorted(folder.rglob(f"{kind}-*.parquet"))
     if not files:
         hint = "set telemetry.directory in the config to keep logs"
@@ -113,8 +115,12 @@ def replay(
     except ReplayMismatch as error:
         fail(f"{file}: {error}")
     except (OSError, ValueError) as error:
-        # Of a missing file pyarrow says no more than the name.
-        fail(f"{file}: {error}" if file.exists() else f"no file {str(file)!r}", code=WRONG_USAGE)
+        if not file.exists():  # pyarrow says no more than the name
+            fail(f"no file {str(file)!r}", code=WRONG_USAGE)
+        if file.is_dir():
+            logs = ", ".join(map(str, sorted(file.rglob("events-*-0001.parquet")))) or "it has none"
+            fail(f"{file} is a folder; give the first file of a log ({logs})", code=WRONG_USAGE)
+        fail(f"{file}: {error}", code=WRONG_USAGE)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return

@@ -104,3 +104,19 @@ def test_nothing_to_explain(tmp_path: Path) -> None:
     result = runner.invoke(app, ["explain", str(tmp_path)])
     assert result.exit_code == 1
     assert "no requests-*.parquet below" in result.output
+
+
+def test_a_folder_is_not_replayed_but_searched(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("{}")
+    first = tmp_path / "events-20260101-000000-0001.parquet"
+    for logs in ("it has none", str(first)):
+        ran = runner.invoke(app, ["replay", str(tmp_path)])
+        said = f"{tmp_path} is a folder; give the first file of a log ({logs})"
+        assert (ran.exit_code, said in ran.output) == (2, True)
+        first.touch()
+
+
+@pytest.mark.parametrize("command", ["explain", "plot", "trace"])
+def test_a_folder_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
+    ran = runner.invoke(app, [command, str(tmp_path / "no")])
+    assert (ran.exit_code, f"no folder '{tmp_path / 'no'}'" in ran.output) == (2, True)
