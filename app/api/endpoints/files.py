@@ -11,7 +11,7 @@ from app.api.batches.files import UPLOADED, FileStore, NewFile, StoredFile
 from app.api.endpoints.batches import BatchesOf
 from app.api.endpoints.pages import page, parameters
 from app.api.http.call import Call, too_slow
-from app.api.http.errors import ApiError, invalid
+from app.api.http.errors import ApiError, invalid, unknown_parameter
 from app.api.http.multipart import FormReader, PartBegin, boundary_of
 from app.api.schema.batches import FileDeleted
 
@@ -135,7 +135,7 @@ class _Upload:
         if name in self._fields:
             raise invalid(f"'{name}' is given twice.", name)
         if name not in ("purpose", "file"):
-            raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+            raise unknown_parameter(name, ("purpose", "file"))
         if name == "file":
             if part.filename is None:
                 raise invalid("'file' is not a file: it has no filename.", "file", "invalid_value")

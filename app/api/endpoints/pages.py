@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from app.api.http.call import Call
-from app.api.http.errors import invalid
+from app.api.http.errors import invalid, unknown_parameter
 
 
 class Shown(Protocol):
@@ -26,7 +26,7 @@ def parameters(call: Call, known: Sequence[str]) -> Mapping[str, str]:
         raise invalid("Too many parameters.") from None
     for name, values in given.items():
         if name not in known:
-            raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], "unknown_parameter")
+            raise unknown_parameter(name[:64], known)
         if len(values) > 1:
             raise invalid(f"'{name}' is given twice.", name)
     return {name: values[0] for name, values in given.items()}

@@ -282,7 +282,7 @@ def _parse_body(model: type[_Model], body: bytes, max_nodes: int) -> _Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise complaint(error, content) from None
+        raise complaint(error, content, model) from None
 
 
 def _parse(body: bytes) -> Any:

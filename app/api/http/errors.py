@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,11 @@ _TYPES: Final[Mapping[int, str]] = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+# What one API calls otherwise than another.
+_SYNONYMS: Final = (
+    frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}),
+    frozenset({"stop", "stop_sequences"}),
+)
 
 
 @dataclass(eq=False)
@@ -62,6 +68,15 @@ class ApiError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, param, code)
+
+
+def unknown_parameter(param: str, known: Collection[str]) -> ApiError:
+    """400: there is no such parameter. param: its path. known: the names it may be meant to be."""
+    above, dot, name = param.rpartition(".")
+    same = next((names for names in _SYNONYMS if name in names), frozenset[str]())
+    close = sorted(same.intersection(known)) or difflib.get_close_matches(name, list(known), n=1)
+    hint = f" Did you mean '{above}{dot}{close[0]}'?" if close else ""
+    return invalid(f"Unknown parameter: '{param}'.{hint}", param, "unknown_parameter")
 
 
 def from_engine(error: Exception) -> ApiError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from app.api.http.errors import ApiError, invalid
+from app.api.http.errors import ApiError, invalid, unknown_parameter
 
 _MAX_DEPTH: Final = 199  # the parser's own limit
 _MAX_SCANNED: Final = 100_000
@@ -64,14 +65,14 @@ def _parameter_at(
     return _brief(key.decode("utf-8", "replace")) if key else None
 
 
-def complaint(error: ValidationError, content: Any) -> ApiError:
-    """The error for content that the schema rejects."""
+def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> ApiError:
+    """The error for content that the schema, `model`, rejects."""
     found = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(found, key=lambda one: _progress(one["loc"], found[0]["loc"], content))
     kind, message = str(first["type"]), str(first["msg"])
     param = _path(first["loc"], content, is_missing=kind == "missing")
     if kind == "extra_forbidden":
-        return invalid(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+        return unknown_parameter(param, _known_names(model, first["loc"]))
     if kind == "none_required":
         return invalid(
             f"'{param}' is not supported by this server.", param, "unsupported_parameter"
@@ -83,6 +84,29 @@ def complaint(error: ValidationError, content: Any) -> ApiError:
     if kind in ("literal_error", "union_tag_invalid") and ".content." in param:
         message += "; the models here take text only"
     return invalid(f"Invalid '{param}': {message}.".replace("..", "."), param, "invalid_value")
+
+
+def _known_names(model: type[BaseModel], location: Sequence[Any]) -> set[str]:
+    """Names of the parameters beside the last part of a location, of all branches of a union that
+    could be meant; without those that are always refused."""
+    models = [model]
+    for part in location[:-1]:
+        inner = [found for one in models for found in _models_in(_fields(one).get(part))]
+        # Other parts are list indices and names of branches.
+        models = inner or [one for one in models if one.__name__ == part] or models
+    return {name for one in models for name, kind in _fields(one).items() if kind is not NoneType}
+
+
+def _fields(model: type[BaseModel]) -> dict[Any, Any]:
+    """The types of a model's fields, by the names that clients give."""
+    return {f.alias or name: f.annotation for name, f in model.model_fields.items()}
+
+
+def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for argument in get_args(kind):
+        yield from _models_in(argument)
 
 
 def _progress(location: Sequence[Any], first: Sequence[Any], content: Any) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.api.batches.limits import BatchLimits
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions
 from app.engine_client.client import (
@@ -218,6 +219,38 @@ async def test_a_body_that_is_nested_too_deep_is_told_how_deep_it_may_be(server:
 async def test_malformed_bodies(server: Server, content: bytes, param: str | None) -> None:
     answer = await server.http.post("/v1/completions", content=content, headers=JSON)
     check(answer, 400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "meant"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_token": 1}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "slo": {"tbt": 1}}, "slo.tbt_ms"),
+        ("/v1/chat/completions", {**CHAT, "max_completion_token": 1}, "max_completion_tokens"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "content": "a", "tool_call": []}]},
+            "messages.0.tool_calls",
+        ),
+        ("/v1/chat/completions", {**CHAT, "xyz": []}, None),
+        ("/v1/chat/completions", {**CHAT, "web_search": {}}, None),  # refused by name
+        ("/v1/responses", {"input": "a", "max_tokens": 1}, "max_output_tokens"),
+        ("/v1/messages", {**CHAT, "max_tokens": 1, "stop_sequence": []}, "stop_sequences"),
+        ("/v1/messages", {**CHAT, "max_tokens": 1, "stop": []}, "stop_sequences"),
+        ("/v1/files?ordr=asc", None, "order"),
+    ],
+)
+async def test_an_unknown_parameter_brings_the_one_it_may_be_meant_to_be(
+    start_server: StartServer, path: str, body: Any, meant: str | None
+) -> None:
+    server = await start_server(batches=BatchLimits())
+    answer = await server.http.request(
+        "POST" if body else "GET", path, json={"model": MODEL, **body} if body else None
+    )
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    assert "Unknown parameter: '" in said
+    assert said.partition(" Did you mean ")[2] == (f"'{meant}'?" if meant else "")
 
 
 @pytest.mark.parametrize(
