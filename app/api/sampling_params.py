@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from actors.scheduling.request import Grammar, SamplingParams
@@ -130,21 +130,41 @@ def requested_grammar(request: SamplingFields) -> tuple[Grammar | None, str]:
         grammar = _from_response_format(request)
         if grammar is not None:
             found.append((grammar, "response_format"))
-    if request.guided_json is not None:
-        schema = request.guided_json
-        text = schema if isinstance(schema, str) else dump(schema, "guided_json")
-        found.append((Grammar("json_schema", text), "guided_json"))
-    if request.guided_regex is not None:
-        found.append((Grammar("regex", request.guided_regex), "guided_regex"))
-    if request.guided_grammar is not None:
-        found.append((Grammar("ebnf", request.guided_grammar), "guided_grammar"))
-    if request.guided_choice is not None:
-        found.append((_choice(request.guided_choice, "guided_choice"), "guided_choice"))
+    found += _given_as(
+        "guided_",
+        request.guided_json,
+        request.guided_regex,
+        request.guided_grammar,
+        request.guided_choice,
+    )
+    if (one := request.structured_outputs) is not None:
+        found += _given_as("structured_outputs.", one.json_, one.regex, one.grammar, one.choice)
     if len(found) > 1:
         raise invalid(
             f"'{found[0][1]}' and '{found[1][1]}' both constrain the output: give one.", found[1][1]
         )
     return found[0] if found else (None, "")
+
+
+def _given_as(
+    prefix: str,
+    schema: Mapping[str, Any] | str | None,
+    regex: str | None,
+    grammar: str | None,
+    choice: Sequence[str] | None,
+) -> Iterator[tuple[Grammar, str]]:
+    """The constraints that vLLM's parameters give, and their names, which begin with prefix."""
+    if schema is not None:
+        param = f"{prefix}json"
+        text = schema if isinstance(schema, str) else dump(schema, param)
+        yield Grammar("json_schema", text), param
+    if regex is not None:
+        yield Grammar("regex", regex), f"{prefix}regex"
+    if grammar is not None:
+        yield Grammar("ebnf", grammar), f"{prefix}grammar"
+    if choice is not None:
+        param = f"{prefix}choice"
+        yield _choice(choice, param), param
 
 
 def _from_response_format(request: SamplingFields) -> Grammar | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_INT64 = 2**63 - 1
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -65,6 +65,21 @@ class ResponseFormat(Strict):
     choices: list[str] | None = Field(default=None, description="For type choice.")
 
 
+class StructuredOutputs(Strict):
+    """What the output must be, as in vLLM (extension)."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="A schema.")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = Field(default=None, description="GBNF with a rule `root`.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.json_, self.regex, self.choice, self.grammar).count(None) != 3:
+            raise ValueError("give exactly one of json, regex, choice and grammar")
+        return self
+
+
 class ScheduleFields(Strict):
     """A request's priority and objectives (extensions, except `user`)."""
 
@@ -105,6 +120,7 @@ class SamplingFields(ScheduleFields):
     skip_special_tokens: bool | None = Field(default=None, description="Extension.")
 
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(default=None, description="Extension.")
     guided_json: dict[str, Any] | str | None = Field(default=None, description="Extension.")
     guided_regex: str | None = Field(default=None, description="Extension.")
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(

@@ -60,6 +60,7 @@ SHARED: dict[str, list[Any]] = {
     "slo": ["fast", 1, {"tbt_ms": 0}, {"tbt_ms": "1"}, {"ttft_ms": -1}, {"nope": 1}],
     "min_tokens": [*NOT_A_NUMBER, -1, 10**9],
     "guided_choice": [[], [""], "a", [1]],
+    "structured_outputs": [{}, "a", {"regex": 1}, {"choice": ["a"], "json": {}}, {"nope": 1}],
     "metadata": [1, [], {"a": 1}, {"a": None}],
 }
 MESSAGES: list[Any] = [

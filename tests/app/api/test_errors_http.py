@@ -89,6 +89,12 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
         ({"prompt": "a", "guided_regex": "(["}, "guided_regex"),
         ({"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"prompt": "a", "guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"prompt": "a", "structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),
+        ({"prompt": "a", "structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        (
+            {"prompt": "a", "guided_regex": "a", "structured_outputs": {"choice": ["b"]}},
+            "structured_outputs.choice",
+        ),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, None),
         ({"prompt": "a", "user": "u" * 257}, "user"),
     ],
@@ -219,6 +225,13 @@ async def test_a_body_that_is_nested_too_deep_is_told_how_deep_it_may_be(server:
 async def test_malformed_bodies(server: Server, content: bytes, param: str | None) -> None:
     answer = await server.http.post("/v1/completions", content=content, headers=JSON)
     check(answer, 400, param)
+
+
+@pytest.mark.parametrize("given", [{}, {"regex": None}, {"regex": "a", "json": {}}])
+async def test_structured_outputs_are_of_one_kind(server: Server, given: Any) -> None:
+    body = {"model": MODEL, "prompt": "a", "structured_outputs": given}
+    error = check(await server.http.post("/v1/completions", json=body), 400, "structured_outputs")
+    assert "give exactly one of json, regex, choice and grammar" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,11 @@ async def test_tool_results_go_back_through_the_template(server: Server) -> None
         ({"guided_choice": ["x", "y"]}, "choice", '["x", "y"]'),
         ({"guided_grammar": 'root ::= "a"'}, "ebnf", 'root ::= "a"'),
         ({"guided_json": {"type": "null"}}, "json_schema", '{"type":"null"}'),
+        ({"structured_outputs": {"regex": "b+"}}, "regex", "b+"),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, "choice", '["x", "y"]'),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf", 'root ::= "a"'),
+        ({"structured_outputs": {"json": {"type": "null"}}}, "json_schema", '{"type":"null"}'),
+        ({"structured_outputs": {"json": "{}", "regex": None}}, "json_schema", "{}"),
         ({"response_format": {"type": "choice", "choices": ["x"]}}, "choice", '["x"]'),
     ],
 )
