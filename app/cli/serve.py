@@ -128,7 +128,10 @@ def _run(
             config = _deploy_again(client, config, read, num_cpus)
     if problem is not None:
         print_error(problem)
-    with console.status("draining and stopping (Ctrl-C again to stop at once)"):
+    stopping = "draining and stopping (Ctrl-C again to stop at once)"
+    if problem is None and not console.is_terminal:  # a log, where a spinner shows nothing
+        console.print(stopping)
+    with console.status(stopping):
         signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
         # Serve kills its controller during a call; this hides Ray's log of it.
         ray._private.worker._worker_logs_enabled = False

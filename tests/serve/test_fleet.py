@@ -233,6 +233,8 @@ def test_a_server_told_to_stop_lets_streams_end(
         answers = asyncio.run(streams.run(lambda: server.process.send_signal(number)))
         assert all(answer["reasons"] for answer in answers)
         assert server.process.wait(60) == 0
+        log = server.config.with_name("serve.log").read_text()
+        assert log.count("draining and stopping") == 1
 
 
 @pytest.mark.long
