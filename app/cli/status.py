@@ -27,14 +27,31 @@ def status(
     model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show the state of a running server: requests, memory, and the engines of a fleet."""
-    found = _ask(server_root(url), api_key, model)
+    """Show the state of a running server: requests, memory, and the engines of a fleet; of every
+    model it serves, or of one.
+
+    With --json, several models are a list."""
+    root = server_root(url)
+    each = [_ask(root, api_key, model)]
+    if model is None:
+        each += [_ask(root, api_key, name) for name in each[0].get("models", ())[1:]]
+    if not any("num_blocks" in found for found in each):
+        fail(f"{root}: {each[0]['reason']}")
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(each[0] if len(each) == 1 else each))
         return
     out = Console(file=sys.stdout, highlight=False)
-    if len(found["models"]) > 1:
-        out.print(f"{found['model']}, one of {', '.join(found['models'])}")
+    for found in each:
+        if len(each) > 1:
+            out.print(found["model"], style="bold", markup=False)
+        if "num_blocks" in found:
+            _show(out, found)
+        else:
+            out.print(f"{found['reason']}\n", markup=False)
+
+
+def _show(out: Console, found: dict[str, Any]) -> None:
+    """One model."""
     out.print(_engines(found))
     if fleet := found.get("fleet"):
         inexact = fleet["num_inexact_moves"]
@@ -46,6 +63,7 @@ def status(
 
 
 def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
+    """A model's status, or the `reason` why it has none; all other failures end the command."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         params = {} if model is None else {"model": model}
@@ -55,9 +73,8 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
         unreachable(root, error)
     except ValueError:
         fail(f"{root} is not a Legato server")
-    if answer.status_code != 200 or not isinstance(found, dict):
-        reason = found.get("reason") if isinstance(found, dict) else None
-        fail(f"{root}: {reason or message_of(answer)}")
+    if not isinstance(found, dict) or (answer.status_code != 200 and "reason" not in found):
+        fail(f"{root}: {message_of(answer)}")
     return found
 
 

@@ -77,11 +77,13 @@ def console_routes(
         return _file(files[request.url.path])
 
     async def status(request: Request) -> Response:
-        engine, observer = _meant(served, request.query_params.get("model"))
+        name = request.query_params.get("model", next(iter(served)))
+        engine, observer = _meant(served, name)
         try:
             snapshot = dict(await engine.status())
         except EngineUnavailable as error:
-            return JSONResponse({"ready": False, "reason": str(error)}, 503)
+            which = {"model": name, "models": list(served)}
+            return JSONResponse({"ready": False, "reason": str(error), **which}, 503)
         card = engine.card
         snapshot |= {"ready": engine.is_ready(), "model": card.name, "policies": sorted(POLICIES)}
         snapshot |= {"max_model_len": card.max_model_len, "objectives": observer.objectives()}

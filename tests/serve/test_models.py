@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.main import app
 from app.main import build_app
 from tests import tiny_adapters
 from tests.actors.stage import greedy_reference
@@ -163,6 +165,8 @@ def test_limits_and_objectives_are_the_models_own(served: tuple[httpx.Client, An
     assert shown["two"]["tbt_s"] == 5.0
     assert shown["one"]["engines"][0]["id"] != shown["two"]["engines"][0]["id"]
     assert client.get("/console/status", params={"model": "three"}).status_code == 404
+    told = CliRunner().invoke(app, ["status", "--url", str(client.base_url), "--json"])
+    assert [one["model"] for one in json.loads(told.output)] == ["one", "two"]
     metrics = client.get("/metrics").text
     assert metrics.count("# TYPE legato_generation_tokens_total counter") == 1
     assert 'legato_generation_tokens_total{model_name="two"}' in metrics

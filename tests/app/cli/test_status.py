@@ -3,10 +3,12 @@ step."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli.main import app
@@ -35,7 +37,7 @@ def engine(name: str, num_running: int) -> dict[str, Any]:
 
 def test_no_number_is_cut_and_a_rest_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = [engine("a" * 32, 1234), engine("b", 0)]
-    printed = status(monkeypatch, 200, {"models": ["m"], "engines": engines})
+    printed = status(monkeypatch, 200, {"models": ["m"], "num_blocks": 100, "engines": engines})
     assert all(len(line) <= 80 for line in printed.splitlines())
     assert "tokens/s" in printed
     assert "…" not in printed
@@ -43,6 +45,49 @@ def test_no_number_is_cut_and_a_rest_shows_none(monkeypatch: pytest.MonkeyPatch)
     (busy,) = (row for name, row in rows.items() if name.startswith("a"))
     assert busy[1:] == ["serving", "1234", "1234", "100%", "-12346", "ms", "8192", "123456"]
     assert rows["b"][-2:] == ["–", "–"]
+
+
+def ask(
+    monkeypatch: pytest.MonkeyPatch, statuses: dict[str, dict[str, Any]], *arguments: str
+) -> Result:
+    """The command at a server of several models."""
+
+    def get(url: str, params: dict[str, str], **_: Any) -> httpx.Response:
+        name = params.get("model", next(iter(statuses)))
+        found = {"model": name, "models": list(statuses), **statuses[name]}
+        code = 503 if "reason" in found else 200
+        return httpx.Response(code, json=found, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    return runner.invoke(app, ["status", *arguments])
+
+
+def test_every_model_is_shown_or_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = {
+        "first": {"ready": False, "reason": "it sleeps"},
+        "second": {"num_blocks": 100, "engines": [engine("e2", 1)]},
+        "third": {"num_blocks": 100, "engines": [engine("e3", 1), engine("e4", 0)]},
+    }
+    lines = ask(monkeypatch, statuses).output.splitlines()
+    begin = {name: lines.index(name) for name in statuses}
+    assert lines[begin["first"] + 1] == "it sleeps"
+    rows = {
+        name: [(line.split() or [""])[0] for line in lines].index(name)
+        for name in ("e2", "e3", "e4")
+    }
+    assert begin["first"] < begin["second"] < rows["e2"] < begin["third"] < rows["e3"] < rows["e4"]
+    found = json.loads(ask(monkeypatch, statuses, "--json").output)
+    assert [one["model"] for one in found] == list(statuses)
+    one = ask(monkeypatch, statuses, "--model", "third")
+    assert "e3" in one.output
+    assert "second" not in one.output
+    assert "e2" not in one.output
+    assert json.loads(ask(monkeypatch, statuses, "--model", "third", "--json").output) == found[2]
+    refused = ask(monkeypatch, statuses, "--model", "first")
+    assert (refused.exit_code, refused.output.strip()) == (
+        1,
+        "error: http://127.0.0.1:8000: it sleeps",
+    )
 
 
 @pytest.mark.parametrize(

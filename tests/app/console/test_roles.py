@@ -13,7 +13,7 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.console.routes import console_routes
-from app.engine_client.client import ModelCard
+from app.engine_client.client import EngineUnavailable, ModelCard
 from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL
 from tests.app.api.conftest import text as text  # a fixture of this room too
@@ -39,6 +39,11 @@ class Engine(HandEngine):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         self.changes = changes
+
+
+class Sleeper(HandEngine):
+    async def status(self) -> Mapping[str, Any]:
+        raise EngineUnavailable("it sleeps")
 
 
 def serve(text: TextProcessor, options: ApiOptions) -> tuple[Engine, httpx.AsyncClient]:
@@ -111,3 +116,14 @@ async def test_a_model_that_the_console_does_not_know_is_told_from_those_it_does
     assert answer.status_code == 404
     message = answer.json()["error"]["message"]
     assert message.startswith(f"The console knows no model 'an-adapter'; it knows {MODEL}, ")
+
+
+async def test_a_model_without_a_status_does_not_hide_the_others(text: TextProcessor) -> None:
+    card = ModelCard("a", text.model_path, 4096, text.vocab_size, text.eos_token_ids, 1)
+    engines = [("a", Sleeper(card), Observer()), ("b", HandEngine(card), Observer())]
+    routes = console_routes(engines, ApiOptions())
+    transport = httpx.ASGITransport(build_api(Context(engines[0][1], text, ApiOptions()), routes))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/console/status")
+    told = {"ready": False, "reason": "it sleeps", "model": "a", "models": ["a", "b"]}
+    assert (answer.status_code, answer.json()) == (503, told)
