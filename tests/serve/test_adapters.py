@@ -162,7 +162,7 @@ def test_loaded_and_unloaded_over_http(
     assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
     full = post(server, "load", lora_name="three", lora_path=str(folders[2]))
     assert full.status_code == 400
-    assert "all 3 adapter slots are taken" in full.json()["error"]["message"]
+    assert "All 3 adapter slots are taken" in full.json()["error"]["message"]
 
     gone = post(server, "unload", lora_name="two")
     assert (gone.status_code, gone.json()) == (200, {"id": "two", "num_running": 0})

@@ -292,12 +292,12 @@ def test_one_is_loaded_and_unloaded_for_a_model_while_the_other_streams(
     ("body", "param", "said"),
     [
         ({}, "base_model_name", "one, two"),
-        ({"base_model_name": "three"}, "base_model_name", "one, two"),
-        ({"base_model_name": "poet"}, "base_model_name", "one, two"),
-        ({"base_model_name": "one"}, "lora_name", "all 1 adapter slots"),
+        ({"base_model_name": "three"}, "base_model_name", "No model 'three' here has slots"),
+        ({"base_model_name": "poet"}, "base_model_name", "one, two."),
+        ({"base_model_name": "one"}, "lora_name", "All 1 adapter slots"),
         ({"base_model_name": "two", "lora_name": "one"}, "lora_name", "'one' is served already"),
         ({"base_model_name": "two", "lora_name": "pirate"}, "lora_name", "is served already"),
-        ({"base_model_name": "two", "lora_path": "/nowhere"}, "lora_path", "/nowhere is missing"),
+        ({"base_model_name": "two", "lora_path": "/nowhere"}, "lora_path", "/nowhere is missing."),
     ],
 )
 def test_a_load_that_cannot_be_is_named(

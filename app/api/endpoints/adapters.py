@@ -42,10 +42,10 @@ class AdapterChanges:
         if base is None and len(controls) == 1:
             (base,) = controls
         if base is None or base not in controls:
-            raise invalid(
-                f"The adapter needs a model that has slots for it: {', '.join(controls)}.",
-                "base_model_name",
-            )
+            wrong = "The adapter needs a model that has slots for it"
+            if base is not None:
+                wrong = f"No model '{base[:128]}' here has slots for adapters, but these have"
+            raise invalid(f"{wrong}: {', '.join(controls)}.", "base_model_name")
         changes["base_model_name"] = base
         control = controls[base]
         await control.load_adapter(body.lora_name, body.lora_path)

@@ -82,15 +82,24 @@ def unknown_parameter(param: str, known: Collection[str]) -> ApiError:
 def from_engine(error: Exception) -> ApiError:
     """An engine's error, with the status for clients."""
     if isinstance(error, RequestRefused):
+        message = _sentence(error, error.param)
         if error.retry_after_s is None:
-            return ApiError(400, str(error), error.param)
-        return ApiError(
-            429, str(error), error.param, "overloaded", retry_after_s=error.retry_after_s
-        )
+            return ApiError(400, message, error.param)
+        return ApiError(429, message, error.param, "overloaded", retry_after_s=error.retry_after_s)
     if isinstance(error, EngineUnavailable):
         return ApiError(
-            503, str(error), code="engine_unavailable", retry_after_s=error.retry_after_s
+            503, _sentence(error), code="engine_unavailable", retry_after_s=error.retry_after_s
         )
     if isinstance(error, GenerationFailed):
-        return ApiError(500, str(error), code="generation_failed")
+        return ApiError(500, _sentence(error), code="generation_failed")
     return ApiError(500, "The server had an error while processing the request.")
+
+
+def _sentence(error: Exception, param: str | None = None) -> str:
+    """An engine's message as the API's own are written: logs and handles put words before it. It
+    may begin with the name of a parameter or a path, which stay as they are."""
+    message = str(error)
+    first = message.partition(" ")[0]
+    if first.isalpha() and first != param:
+        message = message[0].upper() + message[1:]
+    return message if message.endswith((".", "!", "?")) else f"{message}."

@@ -322,22 +322,25 @@ async def test_other_content_types(server: Server, content_type: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("refusal", "status", "retry"),
+    ("refusal", "status", "retry", "said"),
     [
-        (RequestRefused("too long", param="prompt"), 400, None),
-        (RequestRefused("overload", retry_after_s=2.5), 429, "3"),
-        (EngineUnavailable("loading", retry_after_s=5.0), 503, "5"),
-        (GenerationFailed("broken"), 500, None),
+        (RequestRefused("too long", param="prompt"), 400, None, "Too long."),
+        (RequestRefused("prompt is long.", param="prompt"), 400, None, "prompt is long."),
+        (RequestRefused("max_n: too large", param="prompt"), 400, None, "max_n: too large."),
+        (RequestRefused("overload", retry_after_s=2.5), 429, "3", "Overload."),
+        (EngineUnavailable("loading", retry_after_s=5.0), 503, "5", "Loading."),
+        (GenerationFailed("broken"), 500, None, "Broken."),
     ],
 )
 async def test_engine_refusals_have_their_status(
-    server: Server, refusal: Exception, status: int, retry: str | None, stream: bool
+    server: Server, refusal: Exception, status: int, retry: str | None, said: str, stream: bool
 ) -> None:
     server.engine.refusal = refusal
     answer = await server.http.post(
         "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": stream}
     )
-    check(answer, status, "prompt" if status == 400 else None)
+    error = check(answer, status, "prompt" if status == 400 else None)
+    assert error["message"] == said
     assert answer.headers.get("retry-after") == retry
 
 
@@ -353,9 +356,9 @@ async def test_a_failure_in_a_stream_is_an_event(server: Server, path: str) -> N
     assert events[-1] == "data: [DONE]"
     last = json.loads(events[-2].removeprefix("data: "))
     if path == "/v1/responses":
-        assert (last["type"], last["message"]) == ("error", "stage lost")
+        assert (last["type"], last["message"]) == ("error", "Stage lost.")
     else:
-        assert last["error"]["message"] == "stage lost"
+        assert last["error"]["message"] == "Stage lost."
 
 
 async def test_an_unforeseen_failure_tells_nothing_of_itself(server: Server) -> None:
