@@ -67,6 +67,7 @@ def build_api(
     routes: list[BaseRoute] = [
         route("/health", probes.health, "GET"),
         route("/live", probes.live, "GET"),
+        route("/version", probes.version, "GET"),
         route("/v1/models", probes.models, "GET"),
         route("/v1/models/{model:path}", probes.model, "GET"),
         route("/v1/completions", Completions(context), "POST"),

@@ -1,4 +1,4 @@
-"""`/health`, `/live` and the list of models."""
+"""`/health`, `/live`, `/version` and the list of models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from app.api.context import Context
 from app.api.http.call import Call
 from app.api.http.errors import ApiError
 from app.engine_client.client import EngineUnavailable, ModelCard
+from app.paths import version
 
 
 class Probes:
@@ -33,6 +34,10 @@ class Probes:
     async def live(self, call: Call) -> None:
         """200 as long as this process answers."""
         await call.reply_json({"status": "live"})
+
+    async def version(self, call: Call) -> None:
+        """Legato's, in vLLM's form."""
+        await call.reply_json({"version": version()})
 
     async def models(self, call: Call) -> None:
         """The list of models, each before its adapters; of several, only those of which an engine
@@ -68,6 +73,7 @@ def shown(card: ModelCard) -> dict[str, Any]:
         "display_name": card.name,
         "created_at": datetime.fromtimestamp(card.created_s, UTC).isoformat(),
         "max_model_len": card.max_model_len,
+        "max_input_tokens": card.max_model_len,
         "supports_embeddings": card.supports_embeddings,
         **parent,
     }

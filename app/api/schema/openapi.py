@@ -43,6 +43,7 @@ from app.api.schema.other import (
     TokenizeResponse,
     UnloadAdapterRequest,
     UnloadAdapterResponse,
+    Version,
 )
 from app.api.schema.responses import ResponseObject, ResponseRequest
 
@@ -197,6 +198,7 @@ OPERATIONS: Final = (
     ),
     Operation("/health", "get", "Whether tokens can be generated.", Status),
     Operation("/live", "get", "Whether the process answers.", Status, may_be_unavailable=False),
+    Operation("/version", "get", "Legato's version.", Version, may_be_unavailable=False),
     Operation("/openapi.json", "get", "This document.", Document, may_be_unavailable=False),
 )
 

@@ -136,6 +136,7 @@ class Model(BaseModel):
     display_name: str
     created_at: str
     max_model_len: int
+    max_input_tokens: int = Field(description="What Anthropic's clients call the same.")
     supports_embeddings: bool
     parent: str | None = Field(default=None, description="Of an adapter: the model it changes.")
 
@@ -171,6 +172,10 @@ class ModelList(BaseModel):
 
 class Status(BaseModel):
     status: Literal["ready", "live"]
+
+
+class Version(BaseModel):
+    version: str
 
 
 class ErrorBody(BaseModel):
