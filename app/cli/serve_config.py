@@ -23,25 +23,32 @@ from app.settings.schema import Settings
 
 
 def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file; for a model folder, a GGUF file or a name on the Hugging
-    Face hub the demo's, with default sizes.
+    """A Serve config from a YAML file, which may hold `args` alone; for a model folder, a GGUF file
+    or a name on the Hugging Face hub the demo's, with default sizes.
 
     Raises SettingsError naming the file and what is wrong with it.
     """
     found = locate(target)
     is_name = hub_model(str(target)) is not None
     if is_name or found.is_dir() or (found.suffix == ".gguf" and found.exists()):
-        config = _read(CONFIGS / "serve/demo.yaml")
-        args = config["applications"][0]["args"]
-        config["applications"][0]["args"] = {
-            "listen": args["listen"],
-            "model": {"path": str(target if is_name else found.resolve())},
-            "slo": {"tbt_ms": args["slo"]["tbt_ms"]},
-        }
-        return config
+        tbt_ms = _demo()["applications"][0]["args"]["slo"]["tbt_ms"]
+        path = str(target if is_name else found.resolve())
+        return _of_args({"model": {"path": path}, "slo": {"tbt_ms": tbt_ms}})
     if not found.exists():
         raise SettingsError(f"no config file or model folder {str(target)!r}")
     return _read(found)
+
+
+def _demo() -> dict[str, Any]:
+    return _read(CONFIGS / "serve/demo.yaml")
+
+
+def _of_args(args: dict[str, Any]) -> dict[str, Any]:
+    """The demo's config with these `args`, and its address if they have none."""
+    config = _demo()
+    (application,) = config["applications"]
+    application["args"] = {"listen": application["args"]["listen"], **args}
+    return config
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,11 +74,20 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not YAML: {error}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not YAML: {error}") from error
+    if (
+        isinstance(config, dict)
+        and "applications" not in config
+        and ("model" in config or "models" in config)
+    ):
+        return _of_args(config)
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
         applications = None
     if not isinstance(config, dict) or not applications:
-        raise SettingsError(f"{path}: needs a list `applications`, as `serve run` reads it")
+        raise SettingsError(
+            f"{path}: needs a list `applications`, as `serve run` reads it, or the settings of one "
+            "application, `model` among them; `legato config show` prints a whole config"
+        )
     for application in applications:
         if not application.get("import_path"):
             raise SettingsError(f"{path}: an application lacks `import_path: app.main:build_app`")

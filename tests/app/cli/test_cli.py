@@ -170,6 +170,7 @@ def test_a_model_folder_is_checked_from_any_folder(
         (": [", "is not YAML"),
         ("\x00", "is not YAML"),
         ("applications: {}", "needs a list `applications`"),
+        ("slo: {tbt_ms: 50}", "`legato config show` prints a whole config"),
         ("applications: [1]", "needs a list `applications`"),
         ("applications: [{args: {}}]", "lacks `import_path"),
         (

@@ -40,6 +40,22 @@ def test_there_is_room_for_the_new_beside_the_old(name: str, most: float) -> Non
     assert num_cpus_of(load_config(Path(f"configs/serve/{name}.yaml"))) == most
 
 
+def test_a_file_of_args_alone_is_one_application(tmp_path: Path) -> None:
+    path = tmp_path / "flat.yaml"
+    demo = load_config(Path("configs/serve/demo.yaml"))
+    args = dict(demo["applications"][0]["args"])
+    path.write_text(yaml.safe_dump(args))
+    assert load_config(path) == demo
+    address = args.pop("listen")
+    path.write_text(yaml.safe_dump(args))
+    assert load_config(path) == demo
+    path.write_text(yaml.safe_dump({**args, "listen": "127.0.0.1:9000", "http_options": {}}))
+    config = load_config(path)
+    assert address not in str(config)
+    with pytest.raises(SettingsError, match="^http_options: unknown setting"):
+        set_address(config, None, None)
+
+
 @pytest.mark.parametrize(
     ("name", "needed"),
     [("demo", 1), ("two_stages", 2), ("tp2", 2), ("two_models", 2), ("split", 2)],
