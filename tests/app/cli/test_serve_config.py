@@ -52,7 +52,7 @@ def test_a_file_of_args_alone_is_one_application(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**args, "listen": "127.0.0.1:9000", "http_options": {}}))
     config = load_config(path)
     assert address not in str(config)
-    with pytest.raises(SettingsError, match="^http_options: unknown setting"):
+    with pytest.raises(SettingsError, match=r"^http_options: unknown setting"):
         set_address(config, None, None)
 
 
