@@ -84,6 +84,11 @@ class EngineView(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def num_waiting_background(self) -> int:
+        """Waiting requests of a priority below 0."""
+        ...
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
         ...

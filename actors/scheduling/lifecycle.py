@@ -57,6 +57,10 @@ class LiveRequests:
         return self.waiting.num_requests
 
     @property
+    def num_waiting_background(self) -> int:
+        return self.waiting.num_background
+
+    @property
     def num_in_flight(self) -> int:
         return len(self.in_flight)
 

@@ -118,9 +118,8 @@ class AdaptiveBudget:
     def __post_init__(self) -> None:
         within(0.01, 1e9, smoothness=self.smoothness)
         within(0, 1e9, growth=self.growth, caution=self.caution)
-        within(0, 1, headroom=self.headroom, efficiency=self.efficiency, ease=self.ease)
-        within(0, 1, allowed_misses=self.allowed_misses, miss_cost=self.miss_cost)
-        within(0, 1, first_share=self.first_share)
+        shares = ("headroom", "efficiency", "ease", "allowed_misses", "miss_cost", "first_share")
+        within(0, 1, **{name: getattr(self, name) for name in shares})
         within(0, 0.1, pace=self.pace)  # nine times it is taken off at once
         most = self._most_alone = self.max_step_tokens
         if self.hands_over:
@@ -129,8 +128,8 @@ class AdaptiveBudget:
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
-        shares = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
-        self._kept = KeptShare(*shares)
+        missing = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
+        self._kept = KeptShare(*missing)
         self._way = WayToClient(self.headroom, self.delivery_s)
         shares_steps = self.follow_learnt and self.cost.profile.num_stages == 1
         self._arrivals = ArrivalCost(self.delivery_s if shares_steps else None)
@@ -275,16 +274,19 @@ class AdaptiveBudget:
         if profile.num_stages == 1 and engine.num_waiting > 1:
             sizes, most = self._sizes.in_queue(mix, self._outside.median_s)
         most = max(most, mix.num_tokens)
+        fewer = self._sizes.in_background(mix, most, engine, self._outside.median_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         one_at_a_time = profile.num_stages > 1 and not self.overlap_chunks
         steps = {step.plan.step_id for step in engine.in_flight} if one_at_a_time else ()
         for view in engine.prefilling:
-            remaining = min(view.num_tokens - view.num_computed_tokens, most - mix.num_tokens)
+            ends_at = fewer if view.request.priority < 0 else most
+            remaining = min(view.num_tokens - view.num_computed_tokens, ends_at - mix.num_tokens)
             if remaining < 1 or view.step_id in steps:
                 continue
             if not add_chunk(profile, mix, view.num_computed_tokens, remaining, limit_s, sizes):
                 return mix.num_tokens, False
-        waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
+        ends_at = fewer if engine.num_waiting == engine.num_waiting_background else most
+        waiting = min(engine.num_waiting_tokens, ends_at - mix.num_tokens)
         holds_starts = waiting > 0 and not self._may_grow(engine)
         if waiting > 0 and not holds_starts:
             add_chunk(profile, mix, 0, waiting, limit_s, sizes)
