@@ -84,13 +84,13 @@ class EngineView(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
-    def num_waiting_background(self) -> int:
-        """Waiting requests of a priority below 0."""
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
         ...
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
+    def num_background_tokens(self) -> int:
+        """Those of waiting requests of a priority below 0."""
         ...
 
     @property

@@ -57,8 +57,8 @@ class LiveRequests:
         return self.waiting.num_requests
 
     @property
-    def num_waiting_background(self) -> int:
-        return self.waiting.num_background
+    def num_background_tokens(self) -> int:
+        return self.waiting.num_background_tokens
 
     @property
     def num_in_flight(self) -> int:

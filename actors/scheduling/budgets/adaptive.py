@@ -285,11 +285,11 @@ class AdaptiveBudget:
                 continue
             if not add_chunk(profile, mix, view.num_computed_tokens, remaining, limit_s, sizes):
                 return mix.num_tokens, False
-        ends_at = fewer if engine.num_waiting == engine.num_waiting_background else most
-        waiting = min(engine.num_waiting_tokens, ends_at - mix.num_tokens)
-        holds_starts = waiting > 0 and not self._may_grow(engine)
-        if waiting > 0 and not holds_starts:
-            add_chunk(profile, mix, 0, waiting, limit_s, sizes)
+        waiting, of_batches = engine.num_waiting_tokens, engine.num_background_tokens
+        holds_starts = min(waiting, most - mix.num_tokens) > 0 and not self._may_grow(engine)
+        for tokens, ends_at in ((waiting - of_batches, most), (of_batches, fewer)):
+            if not holds_starts and (fitting := min(tokens, ends_at - mix.num_tokens)) > 0:
+                add_chunk(profile, mix, 0, fitting, limit_s, sizes)
         return mix.num_tokens, holds_starts
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:

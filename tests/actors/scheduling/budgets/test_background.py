@@ -10,11 +10,11 @@ from tests.actors.scheduling.budgets.tiled_model import TILED
 NO_OBJECTIVE = Objective(3600.0, 3600.0)
 
 
-def submit(stages: Stages, number: int, priority: int) -> None:
+def submit(stages: Stages, number: int, priority: int, num_tokens: int = 2000) -> None:
     objective = NO_OBJECTIVE if priority < 0 else Objective()
     stages.submit(
         Request(
-            number, (2,) * 2000, SamplingParams(1), stages.now_s,
+            number, (2,) * num_tokens, SamplingParams(1), stages.now_s,
             objective=objective, priority=priority,
         )
     )  # fmt: skip
@@ -52,6 +52,23 @@ def test_a_prompt_that_is_waited_for_makes_steps_as_long_as_ever() -> None:
     for _ in range(20):
         stages.answer()
     assert 0.6 * TBT_S < max(stages.gaps_s) <= TBT_S
+
+
+def test_a_short_prompt_that_is_waited_for_makes_no_room_for_the_batch() -> None:
+    def longest_s(num_prompts: int) -> float:
+        stages = busy(TILED)
+        for number in range(40):
+            submit(stages, 100 + number, priority=-1000)
+        for _ in range(5):
+            stages.answer()
+        for number in range(num_prompts):
+            submit(stages, 200 + number, priority=0, num_tokens=16)
+        stages.gaps_s.clear()
+        for _ in range(20):
+            stages.answer()
+        return max(stages.gaps_s)
+
+    assert longest_s(1) < 1.5 * longest_s(0)  # a tile more
 
 
 def test_without_streams_a_batch_has_the_whole_engine() -> None:
