@@ -148,8 +148,7 @@ class AdaptiveBudget:
             limit_s = INFINITY  # the streams that now begin leave before this step would delay them
         holds_starts = relieves = False
         if limit_s < INFINITY:
-            if engine.num_loads:
-                limit_s -= least_load_s(self._slack.tightest_s)
+            limit_s -= least_load_s(self._slack.tightest_s) if engine.num_loads else 0.0
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
             tokens = self._most_alone
@@ -161,10 +160,9 @@ class AdaptiveBudget:
 
     def may_start(self, engine: EngineView) -> bool:
         """Whether decodes with one more request keep the tightest objective after growing."""
-        if self._relieves or self._may_grow(engine):
-            return True
-        self.holds_starts = True  # known only when the core asks
-        return False
+        grows = self._relieves or self._may_grow(engine)
+        self.holds_starts |= not grows  # known only when the core asks
+        return grows
 
     def room_for_drafts(self, shape: StepShape) -> int:
         most = self.max_step_tokens - shape.num_tokens
@@ -278,18 +276,20 @@ class AdaptiveBudget:
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         one_at_a_time = profile.num_stages > 1 and not self.overlap_chunks
         steps = {step.plan.step_id for step in engine.in_flight} if one_at_a_time else ()
-        for view in engine.prefilling:
-            ends_at = fewer if view.request.priority < 0 else most
-            remaining = min(view.num_tokens - view.num_computed_tokens, ends_at - mix.num_tokens)
-            if remaining < 1 or view.step_id in steps:
-                continue
-            if not add_chunk(profile, mix, view.num_computed_tokens, remaining, limit_s, sizes):
-                return mix.num_tokens, False
-        waiting, of_batches = engine.num_waiting_tokens, engine.num_background_tokens
-        holds_starts = min(waiting, most - mix.num_tokens) > 0 and not self._may_grow(engine)
-        for tokens, ends_at in ((waiting - of_batches, most), (of_batches, fewer)):
-            if not holds_starts and (fitting := min(tokens, ends_at - mix.num_tokens)) > 0:
-                add_chunk(profile, mix, 0, fitting, limit_s, sizes)
+        of_batches, holds_starts = engine.num_background_tokens, False
+        of_others = engine.num_waiting_tokens - of_batches
+        for is_batch, tokens, ends_at in ((False, of_others, most), (True, of_batches, fewer)):
+            for view in engine.prefilling:
+                done, left = view.num_computed_tokens, ends_at - mix.num_tokens
+                if left < 1 or (view.request.priority < 0) != is_batch or view.step_id in steps:
+                    continue
+                left = min(view.num_tokens - done, left)
+                if left > 0 and not add_chunk(profile, mix, done, left, limit_s, sizes):
+                    return mix.num_tokens, holds_starts
+            if (left := min(tokens, ends_at - mix.num_tokens)) > 0:
+                holds_starts = holds_starts or not self._may_grow(engine)
+                if not holds_starts:
+                    add_chunk(profile, mix, 0, left, limit_s, sizes)
         return mix.num_tokens, holds_starts
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:

@@ -24,7 +24,8 @@ def whatever_is_left(state: RequestState, left: int) -> int:
 def fill_with_chunks(
     step: StepBuilder, left: int, chunk_limit: ChunkLimit = whatever_is_left
 ) -> None:
-    """Spend `left` tokens on chunks: admitted prompts first, then new requests in order.
+    """Spend `left` tokens on chunks: admitted prompts first, then new requests in order; those of
+    batches (priorities below 0) come after all others.
 
     A stream that another engine has begun goes first, since each step for which it waits is a gap;
     what it lacks is a few tokens, where its KV has moved. With `max_chunk` set, no prompt gets more
@@ -39,15 +40,18 @@ def fill_with_chunks(
         if granted == 0:
             break
         left -= granted
-    for state in step.runnable_prefills():
-        if left <= 0:
-            return
-        left -= step.chunk(state, min(most, left, chunk_limit(state, left)))
-    while left > 0 and (head := step.head()) is not None:
-        granted = step.start(head, min(most, left, chunk_limit(head, left)))
-        if granted == 0:
-            break
-        left -= granted
+    admitted = step.runnable_prefills()
+    for is_batch in (False, True):
+        for state in admitted:
+            if left > 0 and (state.request.priority < 0) == is_batch:
+                left -= step.chunk(state, min(most, left, chunk_limit(state, left)))
+        while left > 0 and (head := step.head()) is not None:
+            if head.request.priority < 0 and not is_batch:
+                break
+            granted = step.start(head, min(most, left, chunk_limit(head, left)))
+            if granted == 0:
+                break
+            left -= granted
     if cap is not None:
         for state in step.runnable_prefills():
             if left <= 0:

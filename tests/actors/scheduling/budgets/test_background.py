@@ -80,3 +80,17 @@ def test_without_streams_a_batch_has_the_whole_engine() -> None:
         return stages.waiting[0][1]
 
     assert first(-1000).num_tokens == first(0).num_tokens == 2000
+
+
+def test_a_prompt_that_is_waited_for_comes_before_a_batchs_that_has_begun() -> None:
+    stages = busy(TILED)
+    submit(stages, 100, priority=-1000)
+    for _ in range(3):
+        stages.answer()
+    assert stages.core.view.prefilling
+    submit(stages, 200, priority=0, num_tokens=16)
+    for _ in range(4):
+        stages.answer()
+    (batch,) = stages.core.view.prefilling
+    assert batch.request.request_id == 100
+    assert 200 not in stages.core.live_requests  # its one token has come
