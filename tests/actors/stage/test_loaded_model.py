@@ -27,7 +27,7 @@ def test_a_block_of_its_cache_has_the_size_it_says(tiny_model: Callable[..., Pat
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [({"dtype": "float8"}, "dtype 'float8' is not supported"),
-     ({"kv_dtype": "int3"}, "no KV cache of dtype 'int3'")],
+     ({"kv_dtype": "int3"}, "kv.dtype: backend 'torch' has no 'int3'")],
 )  # fmt: skip
 def test_types_that_do_not_exist_are_refused(
     tiny_model: Callable[..., Path], wrong: dict[str, str], message: str
