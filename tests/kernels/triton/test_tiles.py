@@ -23,12 +23,14 @@ from app.bench.gpu.checks import AttentionCase, ExpertCase
 from app.bench.gpu.reduce_checks import draw, make_ranks
 from kernels.all_reduce import PEER_ROWS
 from kernels.packing import QUANTIZATIONS, pack_weight
+from kernels.quantized import QuantizedWeight
 from kernels.sampling import Adjustment
 from kernels.triton import blocks, logits, sampling
 from kernels.triton.backend import TritonBackend
 from kernels.triton.cache import allocate
 from kernels.triton.dense import DenseLinear
 from kernels.triton.linear import QuantizedLinear
+from kernels.triton.rounded import RoundedLinear
 from kernels.triton.tiles import most_shared_bytes
 
 KERNELS = Path(__file__).parents[3] / "kernels" / "triton"
@@ -99,6 +101,11 @@ def launch_products() -> None:
             linear.dequantize(torch.float16)
             for tokens in (1, 128):
                 linear(torch.empty(tokens, 2048, dtype=torch.float16))
+    for rows in (64, VOCABULARY):
+        codes_OK, scales_O1 = torch.empty(rows, 2048, dtype=torch.int8), torch.empty(rows, 1)
+        rounded = QuantizedWeight(codes_OK, scales_O1, 8, 0, input_rounding="token")
+        for tokens in (1, 128, TOKENS // 64):
+            RoundedLinear(rounded, None, CPU)(torch.empty(tokens, 2048, dtype=torch.float16))
 
 
 def launch_sampling() -> None:
