@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from actors.fleet.snapshot import Role
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
-from tests.app.fleet.live.test_draining import Hook
+from tests.app.fleet.live.test_draining import OUTLASTS, Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
 from tests.app.fleet.live.test_failover import mixed, through
@@ -84,17 +85,21 @@ async def test_an_engine_that_joins_takes_over_what_waits(
 
 async def test_streams_leave_an_engine_that_misses_its_objective(
     make_fleet: Callable[..., Any],
+    tiny_model: Callable[..., Path],
     sections: dict[str, Any],
     is_late: Callable[[int], None],
     unhurried: None,
 ) -> None:
     is_late(0)
-    fleet = await make_fleet(2, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
+    sections["kv"]["memory_gib"] = 0.03
+    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    fleet = await make_fleet(2, folder, **sections)
+    requests = mixed(OUTLASTS // 2)
+    unfailed, _ = await through(fleet.front, requests)
     _, before = await all_at_rest(fleet)
     assert before["num_early_blocks"] == 0
     fleet.front._placement._rebalances = True
-    answers, _ = await through(fleet.front, mixed())
+    answers, _ = await through(fleet.front, requests)
     assert answers == unfailed
     _, after = await all_at_rest(fleet)
     assert after["num_early_blocks"] > 0, "they were copied first"

@@ -147,12 +147,14 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
 @pytest.mark.parametrize("how", ["completes", "is given up"])
 async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     make_fleet: Callable[..., Any],
+    tiny_model: Callable[..., Path],
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
     unhurried: None,
     how: str,
 ) -> None:
-    fleet = await make_fleet(2, **sections)
+    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    fleet = await make_fleet(2, folder, **sections)
     ended, begun = asyncio.Event(), asyncio.Event()
 
     async def wait(connection: Connection, question: str) -> None:
@@ -163,10 +165,10 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     before_asking(wait)
     leave, leaving = leaves(fleet)
     if how == "completes":
-        answers, _ = await through(fleet.front, [one()], leave)
-        assert answers == right()
+        answers, _ = await through(fleet.front, [one(OUTLASTS)], leave)
+        assert answers == right(OUTLASTS)
     else:
-        async with aclosing(fleet.front.generate(one())) as chunks:
+        async with aclosing(fleet.front.generate(one(OUTLASTS))) as chunks:
             await anext(chunks)
             leave()
             await begun.wait()

@@ -24,7 +24,7 @@ MAX_TOKENS = 120
 LENGTHS = (3, 17, 40, 60, 5, 81, 22, 9)
 
 
-def mixed() -> list[GenerationRequest]:
+def mixed(max_tokens: int = MAX_TOKENS) -> list[GenerationRequest]:
     """Streams of every kind: greedy, drawn, bound to a grammar, with log-probabilities, several
     of one prompt."""
     kinds: list[dict[str, Any]] = [
@@ -37,7 +37,7 @@ def mixed() -> list[GenerationRequest]:
     ]
     requests = []
     for number, prompt in enumerate(make_prompts(LENGTHS * 4)):
-        sampling = SamplingParams(MAX_TOKENS, **kinds[number % len(kinds)])
+        sampling = SamplingParams(max_tokens, **kinds[number % len(kinds)])
         n = 3 if number % 8 == 1 else 1
         requests.append(GenerationRequest(f"r{number}", prompt, sampling, n=n))
     return requests
