@@ -41,6 +41,16 @@ def is_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return install
 
 
+@pytest.fixture
+def lasting(
+    tiny_model: Callable[..., Path], sections: dict[str, Any]
+) -> tuple[Path, list[GenerationRequest]]:
+    """A model, and requests whose streams no slow front sees end before they have moved."""
+    sections["kv"]["memory_gib"] = 0.03
+    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    return folder, mixed(OUTLASTS // 2)
+
+
 @pytest.mark.parametrize(
     "roles", [(), pytest.param((Role.PREFILL, Role.DECODE), marks=pytest.mark.long)]
 )
@@ -85,16 +95,14 @@ async def test_an_engine_that_joins_takes_over_what_waits(
 
 async def test_streams_leave_an_engine_that_misses_its_objective(
     make_fleet: Callable[..., Any],
-    tiny_model: Callable[..., Path],
     sections: dict[str, Any],
     is_late: Callable[[int], None],
+    lasting: tuple[Path, list[GenerationRequest]],
     unhurried: None,
 ) -> None:
     is_late(0)
-    sections["kv"]["memory_gib"] = 0.03
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    folder, requests = lasting
     fleet = await make_fleet(2, folder, **sections)
-    requests = mixed(OUTLASTS // 2)
     unfailed, _ = await through(fleet.front, requests)
     _, before = await all_at_rest(fleet)
     assert before["num_early_blocks"] == 0
@@ -112,15 +120,17 @@ async def test_engines_that_decode_relieve_each_other(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
     is_late: Callable[[int], None],
+    lasting: tuple[Path, list[GenerationRequest]],
     unhurried: None,
 ) -> None:
     """And the one that computes their prompts gets none of their streams."""
     is_late(1)
     roles = (Role.PREFILL, Role.DECODE, Role.DECODE)
-    fleet = await make_fleet(0, way="split", roles=roles, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
+    folder, requests = lasting
+    fleet = await make_fleet(0, folder, way="split", roles=roles, **sections)
+    unfailed, _ = await through(fleet.front, requests)
     fleet.front._placement._rebalances = True
-    answers, _ = await through(fleet.front, mixed())
+    answers, _ = await through(fleet.front, requests)
     assert answers == unfailed
     await all_at_rest(fleet)
     shown = (await fleet.front.status())["fleet"]
@@ -137,11 +147,13 @@ async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
     is_late: Callable[[int], None],
+    lasting: tuple[Path, list[GenerationRequest]],
     who: str,
 ) -> None:
     is_late(0)
-    fleet = await make_fleet(3, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
+    folder, requests = lasting
+    fleet = await make_fleet(3, folder, **sections)
+    unfailed, _ = await through(fleet.front, requests)
     pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}
     killed: list[str] = []
 
@@ -152,7 +164,7 @@ async def test_a_death_during_such_a_copy_loses_and_doubles_nothing(
 
     before_asking(kill)
     fleet.front._placement._rebalances = True
-    answers, _ = await through(fleet.front, mixed())
+    answers, _ = await through(fleet.front, requests)
     assert answers == unfailed
     assert killed
     assert fleet.front.num_open == 0
