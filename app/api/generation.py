@@ -147,7 +147,7 @@ class Generation:
                     yield delta
                     if delta.entries:  # slow to write: let other tasks run
                         await asyncio.sleep(0)
-        except Exception as error:
+        except Exception as error:  # of any type: what is counted must say that it failed
             failure = from_engine(error)
             status, reason = failure.status, failure.code or failure.kind
             raise

@@ -128,8 +128,8 @@ class AdaptiveBudget:
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
-        missing = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
-        self._kept = KeptShare(*missing)
+        of_misses = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
+        self._kept = KeptShare(*of_misses)
         self._way = WayToClient(self.headroom, self.delivery_s)
         shares_steps = self.follow_learnt and self.cost.profile.num_stages == 1
         self._arrivals = ArrivalCost(self.delivery_s if shares_steps else None)

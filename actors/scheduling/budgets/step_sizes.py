@@ -158,9 +158,10 @@ class SizeChoice:
         return self.fastest, most
 
     def in_background(self, mix: Mix, most: int, engine: EngineView, outside_s: float) -> int:
-        """The most tokens, up to `most`, of a step whose prompts are a batch's, of priorities below
-        0. Beside others' streams, which pay for a longer step with every token, it is no longer
-        than reads prompts at a fair rate: the batch would gain little by more."""
+        """The most tokens, up to `most`, of a step whose prompts are a batch's (priority below 0).
+
+        Beside others' streams, which pay for a longer step with every token, such a step is only as
+        long as `BACKGROUND_EASE` needs: the batch would gain little by more."""
         if all(view.request.priority < 0 for view in engine.decoding):
             return most
         fair = self.fastest.beside(mix, BACKGROUND_EASE, outside_s * self.follow_learnt)

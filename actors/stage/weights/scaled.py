@@ -2,8 +2,7 @@
 
 Integers stay packed if the kernels represent them exactly, which requires scales that float16
 represents, and e4m3 if its inputs are to be rounded too; all others are converted to the serving
-type. Each rank reads whole layers and keeps
-its part.
+type. Each rank reads whole layers and keeps its part.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class ScaledWeights:
 
     shapes: of the whole model's tensors, by name. ranks: number of ranks that split input
     features; a layer whose groups the split would cut is not packed. quantization: that of the
-    settings, which may ask for inputs rounded as the scheme does. Raises ModelError naming
-    the file for an unsupported scheme or tensors that do not fit.
+    settings, which may ask for inputs rounded as the scheme does. Raises ModelError naming the file
+    for an unsupported scheme or tensors that do not fit.
     """
 
     def __init__(
