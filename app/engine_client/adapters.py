@@ -128,12 +128,17 @@ class AdapterEngine(LiveEngine):
                 self._slots[slot] = None
 
     async def _load(self, slot: int, path: str) -> str | None:
-        try:
-            problem: str | None = await self._link.ask(
-                "load_adapter", slot, path, within_s=LOAD_WITHIN_S
-            )
-        except QuestionFailed as error:
-            raise EngineUnavailable(f"the adapter was not loaded: {error}") from error
+        """The error message of the stages, or None. Engine lost meanwhile: once more, by the next."""
+        for may_repeat in (True, False):
+            await self._until_ready()
+            try:
+                problem: str | None = await self._link.ask(
+                    "load_adapter", slot, path, within_s=LOAD_WITHIN_S
+                )
+                break
+            except (QuestionFailed, EngineUnavailable) as error:
+                if self.is_ready() or not may_repeat:
+                    raise EngineUnavailable(f"the adapter was not loaded: {error}") from error
         return problem
 
     async def unload_adapter(self, name: str) -> int:

@@ -43,7 +43,7 @@ logger = logging.getLogger("legato.engine")
 _HEARTBEAT_S = 5.0
 _LEAVING_PERIOD_S = 0.2
 _UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
-_READY_WITHIN_S = 20.0  # longest wait of a new request for an engine that is being rebuilt
+_READY_WITHIN_S = 20.0  # longest wait for an engine that is being rebuilt
 
 
 class LiveEngine:
@@ -70,7 +70,7 @@ class LiveEngine:
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
-        self._foreseen: ForeseenRefusals | None = None  # until there is a refusal
+        self._foreseen = ForeseenRefusals()
         self._standby = Standby(config, lambda *asked: self._link.ask(*asked))
         self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
@@ -189,6 +189,17 @@ class LiveEngine:
     def is_ready(self) -> bool:
         return self._ready.is_set() and self._failure is None
 
+    async def _until_ready(self) -> None:
+        """Wait for a rebuild to end; raises EngineUnavailable if it fails or takes too long."""
+        if self._failure is None and not self._ready.is_set():
+            try:
+                async with asyncio.timeout(_READY_WITHIN_S):  # `wait_for` may lose a cancellation
+                    await self._ready.wait()
+            except TimeoutError:
+                raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure, retry_after_s=10.0)
+
     @property
     def failure(self) -> str | None:
         """Why the engine is beyond repair, for the replica's health check."""
@@ -206,14 +217,7 @@ class LiveEngine:
     async def generate(
         self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
-        if self._failure is None and not self._ready.is_set():
-            try:
-                async with asyncio.timeout(_READY_WITHIN_S):  # `wait_for` may lose a cancellation
-                    await self._ready.wait()
-            except TimeoutError:
-                raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
-        if self._failure is not None:
-            raise EngineUnavailable(self._failure, retry_after_s=10.0)
+        await self._until_ready()
         stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
         limit_s = self._config.request_deadline_s
@@ -228,21 +232,18 @@ class LiveEngine:
             self._abandon(ids)
 
     def foreseen(self, request: GenerationRequest) -> RequestRefused | None:
-        if self._foreseen is None:
-            return None
         return self._foreseen.find(request, self.objective, time.monotonic())
 
     def finish_early(self, request_id: str, index: int) -> None:
         ids = self._ids.get(request_id)
-        entry = self._open.get(ids[index]) if ids is not None else None
-        if ids is not None and entry is not None:
+        if ids is not None and (entry := self._open.get(ids[index])) is not None:
             self._abandon([ids[index]])
             entry.stream.leave()
 
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         self._open.add(requests, stream)
-        if self._foreseen and (turned_away := self._foreseen.pop_turned_away()):
+        if turned_away := self._foreseen.pop_turned_away():
             self._link.turned_away(turned_away)
         try:
             self._link.submit(requests)
@@ -301,7 +302,6 @@ class LiveEngine:
 
     def on_refusal(self, refusal: Refuse) -> None:
         if (entry := self._open.get(refusal.request_id)) is not None:
-            self._foreseen = self._foreseen or ForeseenRefusals()
             self._foreseen.note(refusal, entry.request, self.objective, time.monotonic())
         error = RequestRefused(
             refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s

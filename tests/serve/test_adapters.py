@@ -179,6 +179,15 @@ def test_loaded_and_unloaded_over_http(
     assert post(server, "unload", lora_name="two").status_code == 200
 
 
+@pytest.mark.long
+def test_a_change_waits_for_a_lost_scheduler(server: LiveServer, folders: list[Path]) -> None:
+    server.engine._link.kill()
+    assert post(server, "load", lora_name="two", lora_path=str(folders[2])).is_success
+    assert plain(everywhere(server, ["two"])) == [tiny_adapters.expected(folders[2])]
+    server.engine._link.kill()
+    assert post(server, "unload", lora_name="two").is_success
+
+
 def test_a_lost_folder_costs_only_its_own_requests(
     server: LiveServer, folders: list[Path], tmp_path: Path
 ) -> None:

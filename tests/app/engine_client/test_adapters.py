@@ -17,7 +17,13 @@ from app.engine_client.client import (
     GenerationRequest,
     RequestRefused,
 )
-from tests.app.engine_client.paper_scheduler import Cluster, in_place_of_ray, settings, until
+from tests.app.engine_client.paper_scheduler import (
+    Cluster,
+    PaperStages,
+    in_place_of_ray,
+    settings,
+    until,
+)
 
 
 @pytest.fixture
@@ -133,6 +139,51 @@ async def test_an_unloaded_adapter_holds_its_slot_while_requests_run_on_it(
     assert cluster.last.stages.adapters == {1: "b-folder", 0: "new-folder"}
     assert engine.adapters["a"] is not held
     assert await engine.unload_adapter("a") == 0
+
+
+async def test_a_load_waits_for_a_rebuild(cluster: Cluster, engine: AdapterEngine) -> None:
+    cluster.last.die()
+    await until(lambda: not engine.is_ready())
+    await engine.load_adapter("b", "b-folder")
+    assert len(cluster.schedulers) == 2
+    assert cluster.last.stages.adapters == {1: "b-folder"}
+    await read(engine.adapters["b"])
+
+
+async def test_a_load_fails_with_the_rebuild_that_it_waits_for(
+    cluster: Cluster, engine: AdapterEngine
+) -> None:
+    cluster.start_errors = [OSError(28, "No space left on device")] * 3
+    cluster.last.die()
+    await until(lambda: not engine.is_ready())
+    loading = asyncio.create_task(engine.load_adapter("b", "b-folder"))
+    await asyncio.sleep(0)
+    assert await engine.unload_adapter("a") == 0  # which asks no scheduler
+    with pytest.raises(EngineUnavailable, match="could not be rebuilt"):
+        await loading
+    assert not engine.adapters
+
+
+@pytest.mark.parametrize("num_deaths", [1, 2])
+async def test_a_load_during_which_the_scheduler_ends_is_repeated_once(
+    cluster: Cluster, engine: AdapterEngine, monkeypatch: pytest.MonkeyPatch, num_deaths: int
+) -> None:
+    load = PaperStages.load_adapter
+
+    async def die_or_load(stages: PaperStages, slot: int, folder: str) -> str | None:
+        if len(cluster.schedulers) <= num_deaths:
+            cluster.last.die()
+        return await load(stages, slot, folder)
+
+    monkeypatch.setattr(PaperStages, "load_adapter", die_or_load)
+    if num_deaths == 1:
+        await engine.load_adapter("b", "b-folder")
+        await read(engine.adapters["b"])
+        return
+    with pytest.raises(EngineUnavailable, match="has ended"):
+        await engine.load_adapter("b", "b-folder")
+    await until(engine.is_ready)
+    await engine.load_adapter("b", "b-folder")  # its slot was free again
 
 
 async def test_the_next_scheduler_loads_what_was_loaded_live(
