@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from app.bench.report import MeasurementError
-from app.terminal import fail, in_paragraphs
+from app.settings.model_folder import SettingsError
+from app.terminal import WRONG_USAGE, fail, in_paragraphs
 
 # Command -> module of app.bench whose function `command` it runs.
 BENCHES: Mapping[str, str] = {
@@ -62,7 +63,7 @@ TOP_LEVEL: Mapping[str, str] = {
 
 
 def load(name: str, module: str) -> typer.Typer:
-    """A Typer with this one command; a MeasurementError ends it with a message and status 1."""
+    """A Typer with this one command, which errors of measuring and of settings end with a message."""
     command: Callable[..., None] = import_module(f"app.bench.{module}").command
 
     @functools.wraps(command)
@@ -71,6 +72,8 @@ def load(name: str, module: str) -> typer.Typer:
             command(*args, **kwargs)
         except MeasurementError as error:
             fail(error)
+        except SettingsError as error:
+            fail(error, code=WRONG_USAGE)
 
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name)(run)

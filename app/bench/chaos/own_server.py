@@ -31,6 +31,7 @@ from app.paths import locate
 from app.settings.model_folder import SettingsError
 from app.settings.models import engine_groups
 from app.settings.models import is_fleet as has_fleet
+from app.terminal import WRONG_USAGE
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CONFIG = "serve.yaml"
@@ -196,7 +197,7 @@ def own_server(
     args: sections of settings that replace the config's, key by key. records: it also writes logs
     of all that telemetry has, and has a small disk for them where the system allows. change: made
     to the application, beside its args.
-    Raises MeasurementError where it does not start.
+    Raises MeasurementError where it does not start, SettingsError where its config is at fault.
     """
     folder = Path(tempfile.mkdtemp(prefix="legato-chaos-"))
     telemetry = folder / "telemetry"
@@ -247,29 +248,26 @@ def _configured(config: Path, sections: Mapping[str, Mapping[str, Any]]) -> dict
         read: dict[str, Any] = yaml.safe_load(locate(config).read_text())
         args = read["applications"][0]["args"]
     except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
-        raise MeasurementError(f"{config}: no Serve config: {error!r}") from None
+        raise SettingsError(f"{config}: no Serve config: {error!r}") from None
     for name, section in sections.items():
         args[name] = {**(args.get(name) or {}), **section}
     return read
 
 
 def is_fleet(config: Path) -> bool:
-    """Raises MeasurementError for what is no Serve config."""
+    """Raises SettingsError for what is no Serve config."""
     return bool(engines_of(_configured(config, {})["applications"][0]))
 
 
 def engines_of(application: Mapping[str, Any]) -> dict[str, int]:
     """Replicas by deployment of the engines that the console shows: those of the first model.
 
-    Empty without a fleet. Raises MeasurementError for settings that cannot be.
+    Empty without a fleet. Raises SettingsError.
     """
     args = application["args"]
-    try:
-        if not has_fleet(args):
-            return {}
-        groups = [group for group in engine_groups(args) if group.model == 0]
-    except SettingsError as error:
-        raise MeasurementError(str(error)) from error
+    if not has_fleet(args):
+        return {}
+    groups = [group for group in engine_groups(args) if group.model == 0]
     given = {d["name"]: d.get("num_replicas") for d in application.get("deployments") or []}
     counts = {group.deployment: given.get(group.deployment) for group in groups}
     return {name: count if isinstance(count, int) else 1 for name, count in counts.items()}
@@ -278,8 +276,9 @@ def engines_of(application: Mapping[str, Any]) -> dict[str, int]:
 def _wait_ready(server: OwnServer) -> None:
     deadline_s = time.monotonic() + _READY_WITHIN_S
     while time.monotonic() < deadline_s:
-        if server.process.poll() is not None:
-            raise MeasurementError(f"the server ended: {server.log.read_text()[-2000:]}")
+        if (code := server.process.poll()) is not None:
+            kind = SettingsError if code == WRONG_USAGE else MeasurementError
+            raise kind(f"the server ended: {server.log.read_text()[-2000:]}")
         if b"ready in" in server.log.read_bytes():
             server.model = first_model(server.url)
             server.processes()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from app.api.schema.openapi import document
 from app.bench.chaos import census
@@ -26,7 +27,8 @@ from app.bench.chaos.own_server import OwnServer, engines_of, is_fleet
 from app.bench.chaos.requests import ChaosAnswer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.chaos.soak import growth
-from app.bench.report import MeasurementError
+from app.cli.main import app
+from app.settings.model_folder import SettingsError
 
 REQUEST = ChaosRequest(0, "greedy", "/v1/completions", {})
 
@@ -90,8 +92,29 @@ def test_faults_are_chosen_by_name() -> None:
 def test_a_fleet_is_told_by_its_config() -> None:
     assert is_fleet(Path("configs/serve/two_replicas.yaml"))
     assert not is_fleet(Path("configs/serve/demo.yaml"))
-    with pytest.raises(MeasurementError, match=r"no\.yaml"):
+    with pytest.raises(SettingsError, match=r"no\.yaml"):
         is_fleet(Path("no.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (None, "no Serve config"),
+        ({"fleet": {"way": "sideways"}}, "way"),
+        ({"model": {"path": "/nowhere"}}, "/nowhere"),  # which the server says
+    ],
+)
+def test_a_wrong_config_is_wrong_usage(
+    tmp_path: Path, args: dict[str, Any] | None, said: str
+) -> None:
+    config = tmp_path / "serve.yaml"
+    if args is not None:
+        application = {"import_path": "app.main:build_app", "args": args}
+        config.write_text(yaml.safe_dump({"applications": [application]}))
+    log = ["--log", str(tmp_path / "log")]
+    found = CliRunner().invoke(app, ["chaos", "--config", str(config), *log])
+    assert found.exit_code == 2, found.output
+    assert said in found.output
 
 
 @pytest.mark.parametrize(
@@ -108,7 +131,7 @@ def test_engines_are_those_of_all_roles(name: str, counts: dict[str, int]) -> No
     application = yaml.safe_load(Path(f"configs/serve/{name}.yaml").read_text())["applications"][0]
     assert engines_of(application) == counts
     application["args"]["fleet"] = {"way": "sideways"}
-    with pytest.raises(MeasurementError, match="way"):
+    with pytest.raises(SettingsError, match="way"):
         engines_of(application)
 
 
