@@ -130,9 +130,10 @@ async def unused(stages: StageHandles) -> StageHandles:
     they are killed.
     """
     try:
-        calls = asyncio.gather(*[actor.is_unused.remote() for ranks in stages for actor in ranks])
-        if all(await asyncio.wait_for(calls, _ANSWERS_WITHIN_S)):
-            return stages
+        async with asyncio.timeout(_ANSWERS_WITHIN_S):  # `wait_for` may lose a cancellation
+            calls = [actor.is_unused.remote() for ranks in stages for actor in ranks]
+            if all(await asyncio.gather(*calls)):
+                return stages
         logger.error("the standby stages are in use")
     except (ray.exceptions.RayError, TimeoutError) as error:
         logger.error("the standby stages are lost too: %s", type(error).__name__)

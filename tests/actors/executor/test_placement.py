@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from dataclasses import replace
@@ -150,3 +151,19 @@ async def test_a_standby_is_used_if_all_of_it_is_there(
     ranks[1][0].answers["is_unused"] = answer
     assert await unused(ranks) == (ranks if answer is True else [])
     assert [rank.dead.is_set() for rank in flat(ranks)] == [answer is not True] * 2
+
+
+async def test_a_rebuild_that_is_given_up_ends_as_its_standby_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = in_place_of_ray(monkeypatch, 2, 1).create()
+    num_turns, was_running = 0, True
+    while was_running:
+        asking = asyncio.create_task(unused(ranks))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        was_running = asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled() == was_running, f"after {num_turns} turns"
+        num_turns += 1
+    assert num_turns > 2
