@@ -26,6 +26,7 @@ from actors.stage.extra_outputs import (
 from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import Columns, InputBatch
+from actors.stage.landing import await_queue
 from actors.stage.models.decoder import Decoder, NotFinite
 from actors.stage.vocab_parallel import VocabParallelSampler
 from actors.transport.group import RankGroup
@@ -67,6 +68,10 @@ class Head:
         # Before the sampled rows: their norm overwrites the residual.
         prompts, pooled = self.prompt_outputs(plan, host, output)
         tokens, logprobs = self._next_tokens(plan, host, output)
+        if not tokens:
+            # No draw has waited for the device. But an answer says that the step's KV may be read,
+            # by other streams too, and how long the step took.
+            await_queue(self._decoder.device)
         if self._group.rank != 0:
             return None
         result = StepResult(plan.step_id, tokens, logprobs)

@@ -1,4 +1,4 @@
-"""Pinned memory for a step's tokens from the device."""
+"""Pinned memory for a step's tokens from the device, and waits for it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,17 @@ class TokenLanding:
         self._places.reverse()
         place_S = self._places[0][: len(tokens_S)]
         place_S.copy_(tokens_S, non_blocking=True)
-        event = None
-        if self._on_gpu:
-            # Waiting sleeps, because spinning would take a core from the scheduler.
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            event.record()
-        return Landing(place_S, event)
+        return Landing(place_S, _recorded() if self._on_gpu else None)
+
+
+def await_queue(device: torch.device) -> None:
+    """Return when all that is queued on the device's current stream is done."""
+    if device.type == "cuda":
+        _recorded().synchronize()
+
+
+def _recorded() -> torch.cuda.Event:
+    # Waiting sleeps, because spinning would take a core from the scheduler.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -19,7 +19,7 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.spec import StageSpec
 
-_PRODUCT_SIZES = (16, 32, 64)  # tokens, see kernels.triton.linear
+_PRODUCT_SIZES = (16, 32, 64, 128)  # tokens, see `packed_tile` in kernels.triton.tiles
 
 
 class DeviceMemory(Protocol):
@@ -78,18 +78,22 @@ def ending(plan: StepPlan) -> StepPlan:
 
 def largest_plan(spec: StageSpec, max_model_len: int) -> StepPlan:
     """A step of the most tokens and requests allowed: decodes, and chunks with the remaining
-    tokens. All of its KV lies in block 0."""
+    tokens. All of its KV lies in block 0. The second request is greedy, which ranks draw from their
+    shards of the vocabulary: kernels of that are compiled as well as those of whole rows."""
     num_requests = min(spec.max_requests, spec.max_step_tokens)
     lengths, left = [1] * num_requests, spec.max_step_tokens - num_requests
     for i in reversed(range(num_requests)):
         lengths[i] += min(left, max_model_len - 1)
         left -= lengths[i] - 1
-    sampling = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+    greedy = SamplingParams(max_tokens=1)
+    nucleus = replace(greedy, temperature=1.0, top_p=0.9)
     return StepPlan(
         0,
         tuple(Slice(i, 0, length, True) for i, length in enumerate(lengths)),
         started=tuple(
-            RequestStart(i, (0,) * n, n, (0,) * -(-n // spec.block_size), sampling)
+            RequestStart(
+                i, (0,) * n, n, (0,) * -(-n // spec.block_size), greedy if i == 1 else nucleus
+            )
             for i, n in enumerate(lengths)
         ),
     )

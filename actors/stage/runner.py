@@ -269,9 +269,9 @@ class StageRunner:
 
     def close(self) -> None:
         """Leave the rank group and drop the cache."""
+        # Graphs first: NCCL does not end a communicator before the graphs that use it.
+        self.kv = self._graphs = self._ahead = None
         self._group.close()
-        self.kv = None
-        self._graphs = self._ahead = None
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring the persistent batch and the cache to the plan's step, once: a repeated step finds

@@ -3,7 +3,7 @@
 A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is then most of their
 cost. Here every rank writes its part where its peers can read it, and one kernel adds them up: each
 rank all of it (one shot, least latency), or each rank a share, which all then collect (two shots,
-least traffic). Larger tensors use NCCL. `peers` is for kernels that sum by themselves.
+least traffic). Larger tensors and float16 use NCCL. `peers` is for kernels that sum by themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kernels.all_reduce import PEER_ROWS, PeerMemory
 ONE_SHOT_BYTES = 256 << 10  # up to here latency decides, beyond it traffic
 BUFFER_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 16  # the kernels move whole vectors
+_SUMMED_DTYPES = (torch.bfloat16, torch.float32)  # by torch's operators; `peers` serves any
 _WINDOWS_BYTE = BUFFER_BYTES + 8 * PEER_ROWS  # where those of `peers` begin, behind its counts
 
 
@@ -70,7 +71,8 @@ class SymmetricMemory:
     def fits(self, x: torch.Tensor) -> bool:
         num_bytes = x.numel() * x.element_size()
         aligned = num_bytes % _ALIGNMENT_BYTES == 0 and x.is_contiguous()
-        return x.dtype == self._dtype and aligned and 0 < num_bytes <= BUFFER_BYTES
+        is_summed = x.dtype == self._dtype and x.dtype in _SUMMED_DTYPES
+        return is_summed and aligned and 0 < num_bytes <= BUFFER_BYTES
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in place; returns x, which must fit."""

@@ -60,9 +60,10 @@ def load() -> FlashLibrary | Flash3Library:
             "the flash_attn package is not installed, and flash_attn_interface (FlashAttention-3) "
             "is not usable here"
         )
-    import flash_attn
+    # By name: FlashAttention-4 is a package `flash_attn` as well, which has other functions.
+    from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
-    return FlashLibrary(flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache)
+    return FlashLibrary(flash_attn_varlen_func, flash_attn_with_kvcache)
 
 
 def unsupported(

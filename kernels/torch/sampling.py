@@ -47,7 +47,8 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
             logits_V.index_add_(0, at, torch.tensor(values, device=logits_V.device))
         _penalize(logits_V, a)
         if a.allowed_W is not None:
-            logits_V.masked_fill_(~unpack_mask(a.allowed_W, len(logits_V)), float("-inf"))
+            allowed_W = a.allowed_W.to(logits_V.device)  # grammars fill masks on the host
+            logits_V.masked_fill_(~unpack_mask(allowed_W, len(logits_V)), float("-inf"))
         if a.forbidden:
             before = logits_V[list(a.forbidden)]
             logits_V[list(a.forbidden)] = float("-inf")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,10 +14,15 @@ pytest.importorskip("triton", reason="Triton is not installed: the GPU backends 
 
 from actors.scheduling.request import SamplingParams
 from actors.stage.cuda.graphs import StepOutput, capture_on_gpu
+from actors.stage.head import samples_locally
+from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
+from actors.stage.profile import plans_to_measure
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from kernels.interface import Batch
+from kernels.packing import QUANTIZATIONS
+from kernels.triton.tiles import most_fused_tokens, packed_tile, rounded_tile
 from tests.actors.stage.greedy_reference import expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain
 from tests.gpu.captures import EagerCapture
@@ -153,3 +159,28 @@ def test_libraries_see_one_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         capture(lambda: StepOutput(torch.zeros(1), torch.zeros(1)))
     assert len(used) == 6  # once to warm up, once to capture
     assert len(set(used)) == 1
+
+
+@pytest.mark.parametrize("max_step_tokens", [128, 8192])
+def test_every_variant_of_products_is_compiled_by_a_measured_step(max_step_tokens: int) -> None:
+    """Of a step that is not captured, too: no request waits for a compiler."""
+    spec = StageSpec("", device="cuda", max_requests=64, max_step_tokens=max_step_tokens)
+    measured = [plan.num_tokens for plan in plans_to_measure(spec, 4096)]
+    for kind in QUANTIZATIONS:
+        for dtype in (torch.bfloat16, torch.float32):
+            fused = range(1, most_fused_tokens(dtype) + 1)
+            tiles = {packed_tile(n, kind, dtype) for n in measured if n in fused}
+            assert {packed_tile(n, kind, dtype) for n in fused} == tiles
+    assert {rounded_tile(n) for n in range(1, 300)} == {rounded_tile(n) for n in measured}
+
+
+def test_a_measured_step_draws_from_shards_and_from_whole_rows() -> None:
+    """Both kinds of rows have kernels of their own where ranks divide the vocabulary."""
+    batch = InputBatch(4, 64, 16)
+    spec = StageSpec("", device="cuda", max_requests=4, max_step_tokens=64)
+    plan = plans_to_measure(spec, 64)[-1]
+    batch.apply(plan)
+    host = batch.gather(plan.slices)
+    alone_S = samples_locally(batch.columns, host.rows_S, host.ends_S.astype(np.int64))
+    assert alone_S.any()
+    assert not alone_S.all()

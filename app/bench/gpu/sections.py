@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,62 +33,10 @@ def run_anatomy(add: Add) -> None:
 
 
 def run_checks(add: Add, name: str, device: torch.device) -> None:
-    """Small and full cases in bfloat16, small ones in float32 too; beside attention elementwise
-    kernels, experts, adapters, products and sums over ranks."""
-    from app.bench.gpu import checks
-    from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
-    from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
-    from app.bench.gpu.product_checks import (
-        ROUNDED_CASES,
-        STORED_CASES,
-        check_dense,
-        check_quantized,
-        check_rounded,
-        check_stored,
-    )
-    from app.bench.gpu.reduce_checks import check_reduce_norm
-    from kernels.quantized import FLOAT8_ROUNDING
+    """Every kernel of a backend, as `check_list` has them."""
+    from app.bench.gpu.check_list import list_checks, run_all
 
-    backend = resolve(name)
-    for dtype in (torch.bfloat16, torch.float32):
-        cases = checks.SMALL_CASES + (checks.FULL_CASES if dtype == torch.bfloat16 else ())
-        for case in cases:
-            if case.float8 and "fp8" not in backend.kv_dtypes:
-                continue
-            if backend.unsupported(dtype, case.block_size):
-                continue
-            add("checks", checks.check_attention(case, backend, dtype, device))
-            if name == "triton" and shares_launch(case, dtype):
-                add("checks", check_one_launch(case, dtype, device))
-        if name == "triton":
-            for case in checks.SMALL_CASES:
-                for result in checks.check_rope(case, backend, dtype, device, case.pad is None):
-                    add("checks", result)
-            for size in ((1, 4096), (300, 4096), (7, 14_336)):
-                for result in checks.check_elementwise(backend, dtype, device, *size):
-                    add("checks", result)
-            full = checks.FULL_EXPERTS if dtype == torch.bfloat16 else ()
-            for mixture in checks.SMALL_EXPERTS + full:
-                add("checks", checks.check_experts(mixture, backend, dtype, device))
-            adapted = FULL_ADAPTERS if dtype == torch.bfloat16 else ()
-            for case_of_adapters in SMALL_ADAPTERS + adapted:
-                add("checks", check_adapters(case_of_adapters, backend, dtype, device))
-            for tokens in (1, 16, 64, 300):
-                for biased in (False, True):
-                    add("checks", check_dense(dtype, device, tokens, (4096, 1024), biased))
-                for result in check_quantized(dtype, device, tokens, (4096, 1024)):
-                    add("checks", result)
-                for stored in STORED_CASES:
-                    add("checks", check_stored(stored, dtype, device, tokens, (4096, 1024)))
-                for rounded in ROUNDED_CASES:
-                    if rounded.float8 and backend.unsupported_quantization(FLOAT8_ROUNDING):
-                        continue
-                    for result in check_rounded(rounded, dtype, device, tokens, (4096, 1024)):
-                        add("checks", result)
-            for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
-                results = check_reduce_norm(backend, dtype, device, num_ranks, tokens, width)
-                for result in results:
-                    add("checks", result)
+    run_all(partial(add, "checks"), list_checks(resolve(name), device))
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:

@@ -1,9 +1,10 @@
 """Symmetric memory between processes of one machine, in place of torch's, which needs GPUs.
 
 Buffers are files that every rank maps. The operators are registered under torch's own schemas, so
-a call that would not fit them fails here too, and they insist on what the CUDA kernels need: an
-input inside the caller's own buffer, at the same place on every rank, contiguous, whole vectors.
-A rendezvous insists, as torch's does, on a registered process group and on devices that differ.
+a call that would not fit them fails here too, and they insist on what the CUDA kernels need:
+bfloat16 or float32, an input inside the caller's own buffer, at the same place on every rank,
+contiguous, whole vectors. A rendezvous insists, as torch's does, on a registered process group and
+on devices that differ.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class SharedMemory:
         offset = (window.data_ptr() - mine.data_ptr()) // mine.element_size()
         assert 0 <= offset <= offset + window.numel() <= mine.numel(), "not in the buffer"
         assert window.is_contiguous()
+        assert window.dtype in (torch.bfloat16, torch.float32), (
+            f"not implemented for {window.dtype}"
+        )
         assert window.numel() * window.element_size() % _VECTOR_BYTES == 0
         assert window.data_ptr() % _VECTOR_BYTES == 0
         self.barrier()

@@ -143,3 +143,24 @@ def test_torch_still_has_the_addresses() -> None:
     from torch._C._distributed_c10d import _SymmetricMemory
 
     assert hasattr(_SymmetricMemory, "buffer_ptrs")
+
+
+def reduce_float16(rank: int, address: str, answers: Any) -> None:
+    from actors.transport.group import RankGroup
+    from tests.actors.transport import shared_symmetric_memory
+
+    operators = shared_symmetric_memory.install()
+    group = RankGroup(rank, 2, address, torch.device("cpu", rank))
+    group.use_symmetric_memory(torch.float16, 64)
+    try:
+        answers.put(("sum", rank, group.all_reduce(torch.ones(64).half()).tolist()))
+    except AssertionError as error:
+        answers.put(("sum", rank, str(error)))
+    group.close()
+    del operators
+
+
+def test_float16_is_summed_by_the_group() -> None:
+    """torch's operators have kernels of bfloat16 and float32 only."""
+    found = run_ranks(reduce_float16, 2, 2)
+    assert found == {("sum", 0): [2.0] * 64, ("sum", 1): [2.0] * 64}

@@ -69,3 +69,12 @@ def test_what_is_missing_is_named(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ImportError, match=message):
         library.load()
+
+
+def test_a_package_of_this_name_with_other_functions_is_not_taken(
+    machine: pytest.MonkeyPatch,
+) -> None:
+    """FlashAttention-4 is one."""
+    install(machine, "flash_attn", "cute")
+    with pytest.raises(ImportError, match="flash_attn_varlen_func"):
+        library.load()

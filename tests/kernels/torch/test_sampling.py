@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.random_stream import hashes, row_keys
 from kernels.sampling import Adjustment, SamplingRows
@@ -252,3 +253,13 @@ def test_near_distributions_draw_the_same_token(distance: float) -> None:
     same_inverse = (by_inverse(p, u_S1) == by_inverse(q, u_S1)).float().mean().item()
     assert same > bound - 3 * math.sqrt(bound * (1 - bound) / count)
     assert same > same_inverse + 0.02
+
+
+def test_a_mask_of_the_host_serves_logits_of_another_device() -> None:
+    """On tensors without numbers, whose operations refuse devices that differ as real ones do."""
+    with FakeTensorMode():
+        logits_SV = torch.zeros(1, 10, device="meta")
+        nothing = np.zeros(0, np.int32)
+        mask_W = torch.zeros(1, dtype=torch.int32)
+        adjust(logits_SV, [Adjustment(0, nothing, nothing, allowed_W=mask_W)])
+    assert logits_SV.device.type == "meta"

@@ -1,0 +1,98 @@
+"""The checks of one backend, in the order in which the bench runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import torch
+
+from app.bench.gpu import checks
+from app.bench.gpu import product_checks as products
+from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
+from app.bench.gpu.checks import CheckResult
+from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
+from app.bench.gpu.reduce_checks import check_reduce_norm
+from app.bench.report import MeasurementError
+from kernels.interface import Backend
+from kernels.quantized import FLOAT8_ROUNDING
+
+# A title, and what may raise anything in a kernel's first run.
+Check = tuple[str, Callable[[], CheckResult | Iterable[CheckResult]]]
+
+
+def run_all(add: Callable[[CheckResult], None], listed: Iterable[Check]) -> None:
+    """Run every check, whichever others raise. Raises MeasurementError at the end: what was raised,
+    and by how many checks."""
+    raised: dict[str, list[str]] = {}
+    for title, check in listed:
+        try:
+            found = check()
+            for result in (found,) if isinstance(found, CheckResult) else found:
+                add(result)
+        except Exception as error:
+            raised.setdefault(f"{type(error).__name__}: {error}", []).append(title)
+    if raised:
+        told = (f"{titles[0]} (of {len(titles)}): {error}" for error, titles in raised.items())
+        raise MeasurementError("; ".join(told))
+
+
+def list_checks(backend: Backend, device: torch.device) -> Iterator[Check]:
+    """Small and full cases in bfloat16, small ones in float32 too; beside attention elementwise
+    kernels, experts, adapters, products and sums over ranks."""
+    for dtype in (torch.bfloat16, torch.float32):
+        yield from _of_attention(backend, dtype, device)
+        if backend.name == "triton":
+            yield from _of_layers(backend, dtype, device)
+            yield from _of_products(backend, dtype, device)
+
+
+def _of_attention(backend: Backend, dtype: torch.dtype, device: torch.device) -> Iterator[Check]:
+    for case in checks.SMALL_CASES + (checks.FULL_CASES if dtype == torch.bfloat16 else ()):
+        if case.float8 and "fp8" not in backend.kv_dtypes:
+            continue
+        if backend.unsupported(dtype, case.block_size):
+            continue
+        title = f"attention, {case.name}"
+        yield title, partial(checks.check_attention, case, backend, dtype, device)
+        if backend.name == "triton" and shares_launch(case, dtype):
+            yield f"{title}, one launch", partial(check_one_launch, case, dtype, device)
+
+
+def _of_layers(backend: Backend, dtype: torch.dtype, device: torch.device) -> Iterator[Check]:
+    is_full = dtype == torch.bfloat16
+    for case in checks.SMALL_CASES:
+        with_norm = case.pad is None
+        yield (
+            f"rope, {case.name}",
+            partial(checks.check_rope, case, backend, dtype, device, with_norm),
+        )
+    for size in ((1, 4096), (300, 4096), (7, 14_336)):
+        check = partial(checks.check_elementwise, backend, dtype, device, *size)
+        yield f"elementwise, {size}", check
+    for mixture in checks.SMALL_EXPERTS + (checks.FULL_EXPERTS if is_full else ()):
+        title = f"experts, {mixture.name}"
+        yield title, partial(checks.check_experts, mixture, backend, dtype, device)
+    for adapted in SMALL_ADAPTERS + (FULL_ADAPTERS if is_full else ()):
+        title = f"adapters, {adapted.name}"
+        yield title, partial(check_adapters, adapted, backend, dtype, device)
+    for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
+        sizes = (num_ranks, tokens, width)
+        yield f"sums of ranks, {sizes}", partial(check_reduce_norm, backend, dtype, device, *sizes)
+
+
+def _of_products(backend: Backend, dtype: torch.dtype, device: torch.device) -> Iterator[Check]:
+    features = (4096, 1024)
+    rounds_float8 = not backend.unsupported_quantization(FLOAT8_ROUNDING)
+    for tokens in (1, 16, 64, 300):
+        given = (dtype, device, tokens, features)
+        for biased in (False, True):
+            yield f"linear, {tokens} tokens", partial(products.check_dense, *given, biased)
+        yield f"linear, packed, {tokens} tokens", partial(products.check_quantized, *given)
+        for stored in products.STORED_CASES:
+            title = f"linear, {stored.name}, {tokens} tokens"
+            yield title, partial(products.check_stored, stored, *given)
+        for rounded in products.ROUNDED_CASES:
+            if rounds_float8 or not rounded.float8:
+                title = f"linear, {rounded.name}, {tokens} tokens"
+                yield title, partial(products.check_rounded, rounded, *given)

@@ -1,0 +1,43 @@
+"""Checks of the GPU bench: one that raises keeps no other from being run."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
+
+import torch
+
+from app.bench.gpu.check_list import list_checks, run_all
+from app.bench.gpu.checks import CheckResult
+from app.bench.report import MeasurementError
+from kernels.triton.backend import TritonBackend
+
+GOOD, OTHER = (CheckResult(name, "float32", 1e-7, 1e-5) for name in ("good", "other"))
+
+
+def out_of_resources() -> CheckResult:
+    raise RuntimeError("out of resource: shared memory")
+
+
+def test_a_check_that_raises_stops_no_other() -> None:
+    found: list[CheckResult] = []
+    listed = [
+        ("a", out_of_resources),
+        ("b", lambda: GOOD),
+        ("c", out_of_resources),
+        ("d", lambda: iter((GOOD, OTHER))),
+    ]
+    with pytest.raises(MeasurementError, match=r"a \(of 2\): RuntimeError: out of resource"):
+        run_all(found.append, listed)
+    assert found == [GOOD, GOOD, OTHER]
+
+
+def test_every_kind_of_kernel_is_checked() -> None:
+    titles = [title for title, _ in list_checks(TritonBackend(), torch.device("cpu"))]
+    kinds = {title.partition(",")[0] for title in titles}
+    assert kinds == {
+        "attention", "rope", "elementwise", "experts", "adapters", "sums of ranks", "linear",
+    }  # fmt: skip
+    assert sum("one launch" in title for title in titles) > 0
+    assert sum("fp8_w8a8" in title for title in titles) > 0
