@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
 from app.bench.gpu import checks
 from app.bench.gpu import product_checks as products
 from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
-from app.bench.gpu.checks import CheckResult
 from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
 from app.bench.gpu.reduce_checks import check_reduce_norm
 from app.bench.report import MeasurementError
 from kernels.interface import Backend
 from kernels.quantized import FLOAT8_ROUNDING
 
-# A title, and what may raise anything in a kernel's first run.
-Check = tuple[str, Callable[[], CheckResult | Iterable[CheckResult]]]
+# A title, and what may raise anything in a kernel's first run; returns a row, or yields several.
+Check = tuple[str, Callable[[], Any]]
 
 
-def run_all(add: Callable[[CheckResult], None], listed: Iterable[Check]) -> None:
-    """Run every check, whichever others raise. Raises MeasurementError at the end: what was raised,
-    and by how many checks."""
+def run_all(add: Callable[[Any], None], listed: Iterable[Check]) -> None:
+    """Add the rows of all, whichever raise. Raises MeasurementError at the end: what was raised,
+    and by how many."""
     raised: dict[str, list[str]] = {}
     for title, check in listed:
         try:
             found = check()
-            for result in (found,) if isinstance(found, CheckResult) else found:
-                add(result)
+            for row in found if isinstance(found, Iterator) else (found,):
+                add(row)
         except Exception as error:
             raised.setdefault(f"{type(error).__name__}: {error}", []).append(title)
     if raised:

@@ -66,17 +66,17 @@ def run_steps(
 def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -> None:
     """Single kernels; those beside attention are the same on every backend. Attention of hybrid
     batches also in one launch, where the backend can."""
+    from app.bench.gpu.check_list import run_all
     from app.bench.gpu.kernels import time_attention, time_experts, time_others
 
     backend = resolve(name)
-    for row in time_attention(backend, BLOCK_SIZES[name], ceilings, device):
-        add("kernels", row)
+    timed = [("attention", partial(time_attention, backend, BLOCK_SIZES[name], ceilings, device))]
     if name == "triton":
-        for row in (
-            *time_others(backend, ceilings, device),
-            *time_experts(backend, ceilings, device),
-        ):
-            add("kernels", row)
+        timed += [
+            ("others", partial(time_others, backend, ceilings, device)),
+            ("experts", partial(time_experts, backend, ceilings, device)),
+        ]
+    run_all(partial(add, "kernels"), timed)
 
 
 def fit(shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:

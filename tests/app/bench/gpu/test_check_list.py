@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
 
 import torch
 
+from app.bench.ceilings import Ceilings
+from app.bench.gpu import kernels, sections
 from app.bench.gpu.check_list import list_checks, run_all
 from app.bench.gpu.checks import CheckResult
 from app.bench.report import MeasurementError
@@ -41,3 +45,33 @@ def test_every_kind_of_kernel_is_checked() -> None:
     }  # fmt: skip
     assert sum("one launch" in title for title in titles) > 0
     assert sum("fp8_w8a8" in title for title in titles) > 0
+
+
+@pytest.mark.parametrize("breaks", ["time_attention", "time_others"])
+def test_kernels_that_cannot_be_timed_stop_no_others(
+    monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    parts = ("time_attention", "time_others", "time_experts")
+    for part in parts:
+        monkeypatch.setattr(kernels, part, rows_of(part, part == breaks))
+    monkeypatch.setattr(sections, "resolve", lambda name: None)
+    found: list[str] = []
+    with pytest.raises(MeasurementError, match="out of resource"):
+        sections.run_kernels(
+            lambda section, row: found.append(row),
+            "triton",
+            Ceilings(1.0, 1.0),
+            torch.device("cpu"),
+        )
+    assert found == list(parts)
+
+
+def rows_of(part: str, breaks: bool) -> Callable[..., Iterator[str]]:
+    """What yields a row, and then raises or ends."""
+
+    def rows(*arguments: object) -> Iterator[str]:
+        yield part
+        if breaks:
+            out_of_resources()
+
+    return rows
