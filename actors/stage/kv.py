@@ -10,9 +10,17 @@ import torch
 from actors.scheduling.plan import StepPlan
 from kernels.interface import AttentionShape, Backend, KVLayer
 
+_PART_BYTES = 1 << 30
+
 
 def _ignore(block: int) -> None:
     pass
+
+
+def blocks_of_part(num_blocks: int, block_bytes: int, are_pinned: bool) -> int:
+    """How many host blocks are allocated at once. torch pins whole powers of two of bytes: in one
+    piece, 20 GiB would take 32."""
+    return max(1, min(num_blocks, _PART_BYTES // block_bytes)) if are_pinned else num_blocks
 
 
 class KVCache:
@@ -36,10 +44,12 @@ class KVCache:
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._host: torch.Tensor | None = None  # (host blocks, layers, ...)
+        self._host: list[torch.Tensor] = []  # (blocks of a part, layers, ...) each
         if num_host_blocks and self.layers:
+            step = blocks_of_part(num_host_blocks, self.block_bytes, self._on_gpu)
+            begins = range(0, num_host_blocks, step)
             try:
-                self._host = self._places(num_host_blocks)
+                self._host = [self._places(min(step, num_host_blocks - i)) for i in begins]
             except RuntimeError as error:  # torch's, of several lines on a GPU
                 raise ValueError(f"kv.swap_gib: {str(error).splitlines()[0]}") from error
 
@@ -116,14 +126,19 @@ class KVCache:
         flat = torch.frombuffer(content, dtype=self._sample.dtype)
         return flat.view(len(self.layers), *self._sample.shape)
 
+    def _host_place(self, block: int) -> torch.Tensor:
+        part, number = divmod(block, len(self._host[0]))
+        return self._host[part][number]
+
     def transfer(self, plan: StepPlan) -> None:
         """Execute the plan's swaps and copies, in its order: out, in, then device to device. On a
         GPU they are queued before the step: nothing waits."""
-        if plan.swap_out and self._host is not None:
+        if plan.swap_out and self._host:
             blocks, host_blocks = zip(*plan.swap_out, strict=True)
-            self._backend.read_blocks(self.layers, blocks, [self._host[h] for h in host_blocks])
-        if plan.swap_in and self._host is not None:
+            self._backend.read_blocks(self.layers, blocks, list(map(self._host_place, host_blocks)))
+        if plan.swap_in and self._host:
             host_blocks, blocks = zip(*plan.swap_in, strict=True)
-            self._backend.write_blocks(self.layers, blocks, [self._host[h] for h in host_blocks])
+            places = list(map(self._host_place, host_blocks))
+            self._backend.write_blocks(self.layers, blocks, places)
         if plan.copies:
             self._backend.copy_blocks(self.layers, plan.copies)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.stage.kv import KVCache
+from actors.scheduling.plan import StepPlan
+from actors.stage import kv
+from actors.stage.kv import KVCache, blocks_of_part
 from kernels.interface import AttentionShape
+from kernels.torch.attention import TorchKVLayer
 from kernels.torch.backend import TorchBackend
 
 SHAPE = AttentionShape(4, 2, 16, 0.25)
@@ -16,3 +19,28 @@ def test_host_memory_that_is_not_there_is_refused_by_its_setting() -> None:
     most = 1 << 40  # blocks: above what any machine lends
     with pytest.raises(ValueError, match=r"^kv\.swap_gib: .*allocate"):
         KVCache(TorchBackend(), 2, 3, most, 4, SHAPE, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 21, 7 << 18, 3 << 29])
+@pytest.mark.parametrize("gib", [4, 5, 20])
+def test_pinned_memory_is_little_more_than_was_asked_for(block_bytes: int, gib: int) -> None:
+    num_blocks = (gib << 30) // block_bytes
+    step = blocks_of_part(num_blocks, block_bytes, are_pinned=True)
+    sizes = [min(step, num_blocks - i) * block_bytes for i in range(0, num_blocks, step)]
+    pinned = sum(1 << (size - 1).bit_length() for size in sizes)
+    assert pinned <= (gib + 0.5) * 2**30 or step == 1
+
+
+def test_host_blocks_of_several_parts_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "blocks_of_part", lambda *arguments: 2)
+    cache = KVCache(TorchBackend(), 2, 5, 5, 4, SHAPE, torch.float32, torch.device("cpu"))
+    stored = [
+        part for x in cache.layers if isinstance(x, TorchKVLayer) for part in (x.keys, x.values)
+    ]
+    before = [part.normal_().clone() for part in stored]
+    cache.transfer(StepPlan(0, (), swap_out=tuple((b, 4 - b) for b in range(5))))
+    for part in stored:
+        part.zero_()
+    cache.transfer(StepPlan(1, (), swap_in=tuple((4 - b, b) for b in range(5))))
+    assert len(stored) == 4
+    assert all(map(torch.equal, stored, before))
