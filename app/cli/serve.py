@@ -40,7 +40,7 @@ from app.settings.model_folder import SettingsError
 from app.terminal import FAILED, WRONG_USAGE, console, fail, print_error
 
 _STATUS_PERIOD_S = 1.0
-_AFTER_DRAIN_S = 30.0  # for processes to end after their streams
+_AFTER_DRAIN_S, _DIE_WITHIN_S = 30.0, 3.0  # of processes, after their streams and once killed
 
 
 def register(app: typer.Typer) -> None:
@@ -88,12 +88,17 @@ def serve(
 def _run(
     config: dict[str, Any], read: Callable[[], dict[str, Any]], forks: ForkServer | None
 ) -> int:
-    done = threading.Event()
+    done, is_ending = threading.Event(), threading.Event()
     asked: SimpleQueue[bool] = SimpleQueue()  # one entry per signal: whether to continue
 
     def stop(*_: object) -> None:
         done.set()
         asked.put(False)
+
+    def stop_at_once(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        is_ending.set()
+        _stop_at_once(config)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -107,8 +112,8 @@ def _run(
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
         num_cpus = max(os.cpu_count() or 1, NUM_FIRST_WORKERS, num_cpus_of(config))
         raylet, logs = start_ray(num_cpus, forks)
-        is_ending, guards = threading.Event(), list[subprocess.Popen[bytes]]()
-        watch = (raylet, logs, is_ending, guards)
+        guards = list[subprocess.Popen[bytes]]()
+        watch = (raylet, logs, is_ending, guards, config)
         threading.Thread(target=_end_with_ray, args=watch, daemon=True).start()
         ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
@@ -132,7 +137,7 @@ def _run(
     if problem is None and not console.is_terminal:  # a log, where a spinner shows nothing
         console.print(stopping)
     with console.status(stopping):
-        signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
+        signal.signal(signal.SIGINT, stop_at_once)
         # Serve kills its controller during a call; this hides Ray's log of it.
         ray._private.worker._worker_logs_enabled = False
         try:
@@ -223,6 +228,7 @@ def _end_with_ray(
     logs: str,
     is_ending: threading.Event,
     guards: Sequence[subprocess.Popen[bytes]],
+    config: dict[str, Any],
 ) -> None:
     """Without its raylet nothing is left that could serve, drain, or answer."""
     raylet.wait()
@@ -230,15 +236,21 @@ def _end_with_ray(
         print_error(f"Ray's raylet has ended, and with it the server; its logs are in {logs}")
         if guards:  # it knows processes that are children no longer, and ends them now
             os._exit(1)
-        _stop_at_once(1)
+        _stop_at_once(config, 1)
 
 
-def _stop_at_once(code: int = 130) -> NoReturn:
-    """End every process of this server at once."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
-    os._exit(code)
+def _stop_at_once(config: dict[str, Any], code: int = 130) -> NoReturn:
+    """End every process of this server at once, and remove what they leave in shared memory."""
+    try:
+        processes = psutil.Process().children(recursive=True)
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=_DIE_WITHIN_S)
+        semaphores.remove_orphans()
+        remove_shares(config)
+    finally:
+        os._exit(code)
 
 
 def _drain_s(config: dict[str, Any]) -> float:
