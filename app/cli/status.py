@@ -17,6 +17,9 @@ from app.cli.talk import DEFAULT_URL, Key, Model, Url, message_of, unreachable
 from app.terminal import fail
 
 
+_NAME_WIDTH = 15  # of a replica's engine: Serve's eight characters, a dot, six of its own
+
+
 def register(app: typer.Typer) -> None:
     app.command("status")(status)
 
@@ -79,16 +82,23 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
 
 
 def _engines(found: dict[str, Any]) -> Table:
-    """Of 80 columns, in which no number is cut."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("engine", overflow="fold")
-    for head in ("state", "running", "waiting", "KV", "slack", "budget", "tokens/s"):
-        table.add_column(head, no_wrap=True, justify="left" if head == "state" else "right")
-    for engine in found.get("engines") or [_alone(found)]:
+    """Of 80 columns, in which no number is cut, nor the name of a replica's engine."""
+    engines = found.get("engines")
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 0), show_edge=False)
+    table.add_column("engine", overflow="fold", min_width=_NAME_WIDTH)
+    for head in ("role", "state") if engines else ("state",):
+        table.add_column(head, no_wrap=True)
+    for head in ("running", "waiting", "KV", "slack", "budget", "tokens/s"):
+        table.add_column(head, no_wrap=True, justify="right")
+    for engine in engines or [_alone(found)]:
+        names = [str(engine["id"]), *([str(engine.get("role", "–"))] if engines else [])]
+        if "state" not in engine:  # it has only just joined
+            table.add_row(*names, "starting", *["–"] * 6)
+            continue
         slack_s = engine.get("least_slack_s")
         used = 1.0 - engine["num_free_blocks"] / engine["num_blocks"]
         table.add_row(
-            str(engine["id"]),
+            *names,
             str(engine["state"]),
             str(engine["num_running"]),
             str(engine["num_waiting"]),

@@ -29,7 +29,7 @@ def status(monkeypatch: pytest.MonkeyPatch, code: int, answer: dict[str, Any]) -
 
 def engine(name: str, num_running: int) -> dict[str, Any]:
     return {
-        "id": name, "state": "serving", "num_running": num_running, "num_waiting": 1234,
+        "id": name, "role": "prefill", "state": "serving", "num_running": num_running, "num_waiting": 1234,
         "num_blocks": 100, "num_free_blocks": 0, "least_slack_s": -12.3456, "step_budget": 8192,
         "tokens_per_s": 123456.0,
     }  # fmt: skip
@@ -43,8 +43,38 @@ def test_no_number_is_cut_and_a_rest_shows_none(monkeypatch: pytest.MonkeyPatch)
     assert "…" not in printed
     rows = {line.split()[0]: line.split() for line in printed.splitlines() if "serving" in line}
     (busy,) = (row for name, row in rows.items() if name.startswith("a"))
-    assert busy[1:] == ["serving", "1234", "1234", "100%", "-12346", "ms", "8192", "123456"]
+    assert busy[1:] == [
+        "prefill",
+        "serving",
+        "1234",
+        "1234",
+        "100%",
+        "-12346",
+        "ms",
+        "8192",
+        "123456",
+    ]
     assert rows["b"][-2:] == ["–", "–"]
+
+
+def test_every_engine_of_a_fleet_has_its_name_role_and_state_on_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joins = {"id": "8quhb8tu.f32ca0", "node": "n", "num_streams_here": 0}  # it has not said more
+    engines = [
+        engine("0bicr45d.2b0f0b", 1234),
+        {**engine("55wx1jkx.f32ca1", 1234), "role": "decode", "state": "draining"},
+        joins,
+    ]
+    printed = status(monkeypatch, 200, {"models": ["m"], "num_blocks": 100, "engines": engines})
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines[0][:3] == ["engine", "role", "state"]
+    assert [line[:3] for line in lines if len(line) > 8][1:] == [
+        ["0bicr45d.2b0f0b", "prefill", "serving"],
+        ["55wx1jkx.f32ca1", "decode", "draining"],
+        ["8quhb8tu.f32ca0", "–", "starting"],
+    ]
 
 
 def ask(
