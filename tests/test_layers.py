@@ -133,7 +133,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "cli": (
         "app/cli/*.py",
         "core calibration engine.config executor engine transport stage settings installation"
-        " telemetry bench simulate simulate.inputs simulate.run http batches",
+        " telemetry bench simulate simulate.inputs simulate.run text http batches",
     ),
 }
 

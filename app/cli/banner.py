@@ -13,6 +13,7 @@ from rich.console import Console
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from app.api.http.keys import read_key
+from app.cli.talk import bearer
 from app.settings.models import parse_each, resolve_each, served_name
 from app.settings.schema import Settings
 
@@ -65,7 +66,7 @@ def ready_in(ends_s: Sequence[float]) -> str:
 
 def _client(address: str, settings: Settings) -> httpx.Client:
     keys = [read_key(written) for written in settings.api.api_keys]
-    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    headers = bearer(keys[0] if keys else None)
     return httpx.Client(base_url=address, headers=headers, timeout=2.0)
 
 

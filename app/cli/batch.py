@@ -18,7 +18,7 @@ import typer
 from app.api.batches.lines import Line, LineError, parse_line
 from app.api.batches.runner import Answer, BatchRunner, Reply, SendError
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, Key, Url, unreachable
+from app.cli.talk import DEFAULT_URL, Key, Url, bearer, message_of, unreachable
 from app.terminal import FAILED, WRONG_USAGE, console, fail
 
 URLS: Final = (
@@ -50,12 +50,17 @@ def batch(
     After an interruption, the same command continues where it stopped.
     """
     lines = read_lines(source)
-    answered = keep_answers(target)
+    try:
+        answered = keep_answers(target)
+        target.open("ab").close()  # before requests are sent whose answers could not be written
+    except OSError as error:
+        fail(f"{target}: {error.strerror or error}", code=WRONG_USAGE)
     left = [line for line in lines if line.custom_id not in answered]
     root = server_root(url)
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        totals = asyncio.run(_run(left, target, root, headers, concurrency, 3600 * give_up_after))
+        totals = asyncio.run(_run(left, target, root, api_key, concurrency, 3600 * give_up_after))
+    except OSError as error:  # a full disk, for instance
+        fail(f"{target}: {error.strerror or error}")
     except KeyboardInterrupt:
         fail(f"interrupted; run it again to go on with what is not in {target}")
     report = {**dataclasses.asdict(totals), "num_kept": len(lines) - len(left)}
@@ -76,19 +81,21 @@ async def _run(
     lines: list[Line],
     target: Path,
     root: str,
-    headers: dict[str, str],
+    api_key: str | None,
     concurrency: int,
     give_up_s: float,
 ) -> Totals:
     timeout = httpx.Timeout(give_up_s or None, connect=10.0)
     limits = httpx.Limits(max_connections=concurrency + 1)
     async with httpx.AsyncClient(
-        base_url=root, headers=headers, timeout=timeout, limits=limits
+        base_url=root, headers=bearer(api_key), timeout=timeout, limits=limits
     ) as client:
         try:
-            await client.get("/v1/models", timeout=10.0)
+            answer = await client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unreachable(root, error)
+        if answer.status_code in (401, 403):  # as every request's would be
+            fail(f"{root}: {message_of(answer)}")
         with target.open("ab") as file:
             return await answer_all(client, lines, file, concurrency, give_up_s)
 
@@ -160,11 +167,9 @@ class HttpCalls:
 def read_lines(source: Path) -> list[Line]:
     """Read the requests; before any is sent, ends the command if a line is wrong, naming it."""
     try:
-        texts = source.read_text().splitlines()
+        texts = source.read_bytes().split(b"\n")  # `splitlines` also splits at U+2028 in a text
     except OSError as error:
         fail(f"{source}: {error.strerror or error}", code=WRONG_USAGE)
-    except UnicodeDecodeError as error:
-        fail(f"{source}: {error}", code=WRONG_USAGE)
     lines: list[Line] = []
     for number, text in enumerate(texts, 1):
         if text.strip():
@@ -183,21 +188,41 @@ def read_lines(source: Path) -> list[Line]:
 
 
 def keep_answers(target: Path) -> set[str]:
-    """The requests already answered in the file; all other lines are removed from it."""
+    """The requests already answered in the file; failures, and a last line that an interruption
+    cut short, are removed from it. Ends the command, with the file as it was, if it holds anything
+    else. Raises OSError."""
     if not target.exists():
         return set()
-    kept: dict[str, str] = {}
-    for text in target.read_text().splitlines():
+    if not target.is_file():
+        fail(f"{target} is no file", code=WRONG_USAGE)
+    kept: dict[str, bytes] = {}
+    lines = target.read_bytes().split(b"\n")
+    for number, text in enumerate(lines, 1):
+        is_last = number == len(lines)  # and without its end
+        if not text.strip() or (is_last and text.startswith(b"{") and not _is_json(text)):
+            continue
         try:
             found = json.loads(text)
-            if found["response"]["status_code"] == 200:
-                kept[found["custom_id"]] = text
-        except (ValueError, LookupError, TypeError):  # truncated, or not an answer
-            continue
+            custom_id, response = found["custom_id"], found["response"]
+            if response is not None and response["status_code"] == 200:
+                kept[custom_id] = text
+        except (ValueError, LookupError, TypeError):
+            fail(
+                f"{target}:{number}: not an answer; it would be lost, so name another file",
+                code=WRONG_USAGE,
+            )
     scratch = target.with_name(f".{target.name}.part")
-    scratch.write_text("".join(f"{text}\n" for text in kept.values()))
+    scratch.write_bytes(b"".join(text + b"\n" for text in kept.values()))
     scratch.replace(target)
     return set(kept)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def register(app: typer.Typer) -> None:

@@ -33,10 +33,13 @@ def check(
     """Say whether a model would load, and describe it, without loading it; exit 2 with the
     reason if it would not."""
     from actors.stage.folder_check import check_folder
+    from app.text.processor import load_tokenizer
 
     try:
         found = model_folder(str(folder), with_weights=True)
-        typer.echo(f"{folder}: ok. {check_folder(found, tensor_ranks, stages)}")
+        described = check_folder(found, tensor_ranks, stages)
+        load_tokenizer(str(found))
+        typer.echo(f"{folder}: ok. {described}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)
 

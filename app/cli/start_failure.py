@@ -11,7 +11,8 @@ from app.settings.schema import Settings, in_section
 # settings, or what they name, will not do.
 _OWN_ERROR = re.compile(
     r"([a-z_]+\.)*(RayTaskError\()?"
-    r"(?P<name>ApiKeyError|ConfigError|EngineFailed|HubError|ModelError|SettingsError)\)?: "
+    r"(?P<name>ApiKeyError|ConfigError|EngineFailed|HubError|ModelError|SettingsError|"
+    r"TokenizerError)\)?: "
 )
 # What such a message begins with where a process that knows no such error has passed it on.
 _KEY = re.compile(rf"(models\.\d+: )?({'|'.join(Settings.model_fields)})(\.[^\s:]+)*: ")

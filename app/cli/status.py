@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, Key, Model, Url, message_of, unreachable
+from app.cli.talk import DEFAULT_URL, Key, Model, Url, bearer, message_of, unreachable
 from app.terminal import fail
 
 
@@ -67,10 +67,11 @@ def _show(out: Console, found: dict[str, Any]) -> None:
 
 def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
     """A model's status, or the `reason` why it has none; all other failures end the command."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         params = {} if model is None else {"model": model}
-        answer = httpx.get(f"{root}/console/status", params=params, headers=headers, timeout=15.0)
+        answer = httpx.get(
+            f"{root}/console/status", params=params, headers=bearer(key), timeout=15.0
+        )
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         unreachable(root, error)

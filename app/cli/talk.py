@@ -38,9 +38,8 @@ class ChatClient:
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
         self.url = server_root(url)
-        headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            self._client = httpx.Client(base_url=self.url, headers=headers, timeout=None)
+            self._client = httpx.Client(base_url=self.url, headers=bearer(key), timeout=None)
             answer = self._client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unreachable(self.url, error)
@@ -72,6 +71,13 @@ class ChatClient:
         except httpx.HTTPError as error:
             typer.echo("")
             fail(f"the connection to {self.url} broke ({error})")
+        except UnicodeEncodeError:  # Python keeps such bytes of arguments and input as surrogates
+            fail("the text is not valid UTF-8", code=WRONG_USAGE)
+
+
+def bearer(key: str | None) -> dict[bytes, bytes]:
+    """The header with an API key, in UTF-8, in which servers read keys of their settings."""
+    return {b"authorization": f"Bearer {key}".encode()} if key else {}
 
 
 def message_of(answer: httpx.Response) -> str:

@@ -21,6 +21,10 @@ _LONG_CHARS: Final = 1 << 16
 _INLINE_TOKENS: Final = 2048
 
 
+class TokenizerError(ValueError):
+    """A model folder has no tokenizer that can be read; the message names it."""
+
+
 class TextProcessor:
     """Tokenizer, chat template, detokenizer and grammar check of one model.
 
@@ -30,6 +34,7 @@ class TextProcessor:
 
     threads: how many prompts are tokenized at a time beside the event loop. tool_parser,
     reasoning_parser: names of `app.text.output.registry`; raises ValueError for an unknown one.
+    Raises TokenizerError.
     """
 
     def __init__(
@@ -42,10 +47,8 @@ class TextProcessor:
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> None:
-        from transformers import AutoTokenizer
-
         self.model_path = str(model_path)
-        tokenizer = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False)
+        tokenizer = load_tokenizer(self.model_path)
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:  # limits stored for training must not cut prompts short
@@ -205,6 +208,22 @@ def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:
     if not found:
         return {}
     return {"default": found} if isinstance(found, str) else dict(found)
+
+
+def load_tokenizer(folder: str) -> Any:
+    """The tokenizer of a model folder. Raises TokenizerError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of any type: what is wrong is found late, deep in a library
+        if not (Path(folder) / "tokenizer.json").is_file():
+            raise TokenizerError(f"model.path: {folder} holds no tokenizer.json") from error
+        line = (str(error).splitlines() or [""])[0]
+        raise TokenizerError(
+            f"model.path: {folder}/tokenizer.json or tokenizer_config.json cannot be read: "
+            f"{type(error).__name__}: {line}"
+        ) from error
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from actors.stage.models.config import ModelError
 from actors.stage.weights.source import CPU, WHOLE, Shard
 
 _INDEX = "model.safetensors.index.json"
+_LFS_POINTER = b"version https://git-lfs"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -172,7 +174,18 @@ def _open(shard: Path) -> Any:
     try:
         return safe_open(shard, framework="pt")
     except (SafetensorError, OSError) as bad:
+        if _is_lfs_pointer(shard):
+            raise ModelError(
+                f"weight file {shard} is only Git LFS's pointer to it: `git lfs pull` fetches it"
+            ) from bad
         raise ModelError(f"weight file {shard} is corrupt or truncated: {bad}") from bad
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    """Whether it is what a clone without Git LFS leaves in the place of a large file."""
+    with suppress(OSError), file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+    return False
 
 
 def _read_index(folder: Path) -> dict[str, Path]:

@@ -20,7 +20,7 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.url.params["model"], request.headers["authorization"]))
+        asked.append((request.url.params["model"], dict(request.headers.raw)[b"authorization"]))
         qps = 5.0 * len(asked)
         return httpx.Response(
             200,
@@ -32,18 +32,18 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
 
     client, transport = httpx.Client, httpx.MockTransport(answer)
     monkeypatch.setattr(httpx, "Client", lambda **given: client(**given, transport=transport))
-    monkeypatch.setenv("A_KEY", "secret")
+    monkeypatch.setenv("A_KEY", "secrét")
     models = [{"model": {"path": "configs/models/demo", "name": name}} for name in ("a", "b")]
     models[0]["adapters"] = {"max_adapters": 1, "paths": {"c": "folder"}}
     args = {"models": models, "api": {"api_keys": {"env:A_KEY": {}}}}
     config = {"applications": [{"args": args}]}
     banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
-    assert asked == [("a", "Bearer secret"), ("b", "Bearer secret")]
+    assert asked == [(name, "Bearer secrét".encode()) for name in ("a", "b")]
     shown = capsys.readouterr().out
     assert "serves a, c, b at" in shown
     assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
     assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
-    assert "secret" not in shown
+    assert "secrét" not in shown
     # Of b the KV cache holds less than its context.
     assert "context  of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in shown
     assert "context  of a" not in shown

@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
 from app.api.batches.lines import Line
 from app.api.batches.runner import LAST
-from app.cli.batch import answer_all, keep_answers, read_lines
+from app.api.http.options import ApiOptions, KeyLimits
+from app.cli.batch import _run, answer_all, keep_answers, read_lines
+from app.cli.main import app
 from app.engine_client.client import RequestRefused
 from tests.app.api.conftest import MODEL, Server, StartServer, start_server, text
 
@@ -133,6 +136,64 @@ def test_the_output_keeps_answers_and_nothing_else(tmp_path: Path) -> None:
     out.write_text("\n".join(texts) + '\n{"custom_id": "d", "resp')
     assert keep_answers(out) == {"a"}
     assert out.read_text() == texts[0] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": {}}\n', 1),  # IN given as OUT
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": {}}', 1),
+        (b'{"custom_id": "a", "response": null}\n\nmy notes\n', 3),
+        (b"my notes", 1),
+        (b"\xff\xfe\n", 1),
+    ],
+)
+def test_a_file_that_is_not_of_answers_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, line: int
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(content)
+    with pytest.raises(typer.Exit) as ended:
+        keep_answers(out)
+    assert ended.value.exit_code == 2
+    assert f"out.jsonl:{line}: not an answer" in capsys.readouterr().err
+    assert out.read_bytes() == content
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "is no file"), ("no/x", "No such file")])
+def test_answers_that_could_not_be_written_are_not_asked_for(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {}}')
+    url = ["--url", "http://127.0.0.1:1"]
+    result = CliRunner().invoke(app, ["batch", str(source), str(tmp_path / name), *url])
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+async def test_without_a_valid_key_nothing_is_sent(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = await start_server(ApiOptions(api_keys={"ké": KeyLimits()}))
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(typer.Exit):
+        await _run([chat(0)], out, server.url, "other", 1, 60.0)
+    assert "Give a valid API key" in capsys.readouterr().err
+    assert not out.exists()
+    totals = await _run([chat(0)], out, server.url, "ké", 1, 60.0)
+    assert totals.num_done == 1
+
+
+def test_a_line_ends_where_its_file_says_so(tmp_path: Path) -> None:
+    """A text may hold the separators that Unicode calls ends of lines, and a file begin with a byte
+    order mark."""
+    line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x\u2028y\x85z\f"}}
+    file = tmp_path / "in.jsonl"
+    for end in ("\n", "\r\n"):
+        texts = [json.dumps({**line, "custom_id": n}, ensure_ascii=False) for n in "ab"]
+        file.write_bytes("\ufeff".encode() + end.join(texts).encode())
+        assert [found.body for found in read_lines(file)] == [line["body"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import tomllib
 from pathlib import Path
@@ -215,6 +216,15 @@ def test_models_and_folders(tmp_path: Path) -> None:
     falcon = runner.invoke(app, ["check", "configs/models/shapes/falcon-180b"])
     assert falcon.exit_code == 2
     assert "holds no *.safetensors weights" in falcon.output
+
+
+def test_a_model_without_a_tokenizer_would_not_load(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "configs/models/demo", folder)
+    (folder / "tokenizer.json").unlink()
+    checked = runner.invoke(app, ["check", str(folder)])
+    assert (checked.exit_code, checked.stdout) == (2, "")
+    assert f"{folder} holds no tokenizer.json" in checked.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from app.settings.model_folder import SettingsError
         ),
         ("a.EngineFailed: b.ConfigError: slo.tbt_ms: no", "slo.tbt_ms: no", True),
         ("actors.stage.spec.ModelError: model.path: no", "model.path: no", True),
+        ("app.text.processor.TokenizerError: model.path: no", "model.path: no", True),
         ("a.EngineFailed: model.quantization: no", "model.quantization: no", True),
         ("a.EngineFailed: adapters.paths.a/b: no", "adapters.paths.a/b: no", True),
         ("a.EngineFailed: models.1: kv.dtype: no", "models.1: kv.dtype: no", True),

@@ -20,11 +20,11 @@ def status(monkeypatch: pytest.MonkeyPatch, code: int, answer: dict[str, Any]) -
     """What the command prints where the server gives this answer to whoever has the key."""
 
     def get(url: str, headers: dict[str, str], **_: Any) -> httpx.Response:
-        assert headers == {"authorization": "Bearer k"}
+        assert headers == {b"authorization": "Bearer ké".encode()}
         return httpx.Response(code, json=answer, request=httpx.Request("GET", url))
 
     monkeypatch.setattr(httpx, "get", get)
-    return runner.invoke(app, ["status", "--api-key", "k"]).output
+    return runner.invoke(app, ["status", "--api-key", "ké"]).output
 
 
 def engine(name: str, num_running: int) -> dict[str, Any]:

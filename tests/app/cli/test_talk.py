@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.cli.talk import ChatClient, unreachable
+from app.cli.talk import ChatClient, bearer, unreachable
 
 runner = CliRunner()
 
@@ -59,6 +59,15 @@ def test_an_answer_may_take_what_the_context_leaves(
     )
     assert "Yes" in runner.invoke(app, ["chat", *chosen], input="Is it?\n\n").stdout
     assert [body.get("max_tokens") for body in bodies] == [sent]
+
+
+def test_a_text_that_is_not_utf_8_is_refused(two_models: None) -> None:
+    result = runner.invoke(app, ["generate", "\udcff"])  # as Python passes the byte ff
+    assert (result.exit_code, result.stderr) == (2, "error: the text is not valid UTF-8\n")
+
+
+def test_a_key_is_sent_as_servers_read_it() -> None:
+    assert httpx.Headers(bearer("é")).raw == [(b"authorization", b"Bearer \xc3\xa9")]
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])

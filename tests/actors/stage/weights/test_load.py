@@ -159,6 +159,12 @@ BROKEN: dict[str, tuple[Edit, str]] = {
         lambda f: (f / "model.safetensors").write_bytes(b""),
         r"model\.safetensors is corrupt or truncated",
     ),
+    "a pointer": (
+        lambda f: (f / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 9\n"
+        ),
+        r"model\.safetensors is only Git LFS's pointer to it: `git lfs pull`",
+    ),
     "missing tensor": (
         lambda f: edit_tensors(f, lambda t: t.pop(Q_PROJ)),
         rf"tensor {Q_PROJ} is missing from .*model\.safetensors",
