@@ -63,7 +63,7 @@ TOP_LEVEL: Mapping[str, str] = {
 
 
 def load(name: str, module: str) -> typer.Typer:
-    """A Typer with this one command, which errors of measuring and of settings end with a message."""
+    """A Typer with this one command; errors of measuring and of settings are its message."""
     command: Callable[..., None] = import_module(f"app.bench.{module}").command
 
     @functools.wraps(command)

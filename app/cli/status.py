@@ -16,7 +16,6 @@ from app.bench.load.client import server_root
 from app.cli.talk import DEFAULT_URL, Key, Model, Url, bearer, message_of, unreachable
 from app.terminal import fail
 
-
 _NAME_WIDTH = 15  # of a replica's engine: Serve's eight characters, a dot, six of its own
 
 

@@ -128,7 +128,7 @@ class AdapterEngine(LiveEngine):
                 self._slots[slot] = None
 
     async def _load(self, slot: int, path: str) -> str | None:
-        """The error message of the stages, or None. Engine lost meanwhile: once more, by the next."""
+        """The stages' error message or None; once more where the engine is lost meanwhile."""
         for may_repeat in (True, False):
             await self._until_ready()
             try:

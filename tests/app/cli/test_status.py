@@ -29,9 +29,9 @@ def status(monkeypatch: pytest.MonkeyPatch, code: int, answer: dict[str, Any]) -
 
 def engine(name: str, num_running: int) -> dict[str, Any]:
     return {
-        "id": name, "role": "prefill", "state": "serving", "num_running": num_running, "num_waiting": 1234,
-        "num_blocks": 100, "num_free_blocks": 0, "least_slack_s": -12.3456, "step_budget": 8192,
-        "tokens_per_s": 123456.0,
+        "id": name, "role": "prefill", "state": "serving",
+        "num_running": num_running, "num_waiting": 1234, "num_blocks": 100, "num_free_blocks": 0,
+        "least_slack_s": -12.3456, "step_budget": 8192, "tokens_per_s": 123456.0,
     }  # fmt: skip
 
 
