@@ -1,13 +1,17 @@
-"""How `legato serve` ends where a setting will not do, which only the replica finds."""
+"""How `legato serve` ends: where a setting will not do, which only the replica finds, and at once."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -51,3 +55,30 @@ def test_a_setting_that_only_the_replica_can_check_ends_as_one_found_early(
     )
     assert f"error: {said}" in ran.stderr
     assert ran.returncode == 2, ran.stderr
+
+
+@pytest.mark.long
+def test_a_server_told_to_stop_at_once_leaves_nothing_in_shared_memory(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path]
+) -> None:
+    """Ctrl-C again and again, while a stream that would go on for minutes is drained."""
+    num_tokens = 1 << 18
+    args = {
+        "model": {"path": str(tiny_model("llama", max_position_embeddings=num_tokens))},
+        "parallel": {"pipeline_stages": 2},
+        "kv": {"memory_gib": 0.3},
+    }
+    with serve(args) as server:
+        (raylet,) = {int(one.pid) for one in server.titled("raylet/raylet")}
+        left = f"sem.*{raylet}-*"
+        assert list(Path("/dev/shm").glob(left))
+        body = {"model": server.model, "prompt": [5, 6, 7], "max_tokens": num_tokens - 8,
+                "ignore_eos": True, "stream": True}  # fmt: skip
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()  # which ends the stream when it is dropped
+            next(lines)
+            while server.process.poll() is None:
+                server.process.send_signal(signal.SIGINT)
+                time.sleep(0.2)  # the second one counts
+        assert server.process.wait() == 130
+        assert not list(Path("/dev/shm").glob(left))

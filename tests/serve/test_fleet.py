@@ -238,33 +238,6 @@ def test_a_server_told_to_stop_lets_streams_end(
 
 
 @pytest.mark.long
-def test_a_server_told_to_stop_at_once_leaves_nothing_in_shared_memory(
-    serve: Callable[..., Any], tiny_model: Callable[..., Path]
-) -> None:
-    """Ctrl-C again and again, while a stream that would go on for minutes is drained."""
-    num_tokens = 1 << 18
-    args = {
-        "model": {"path": str(tiny_model("llama", max_position_embeddings=num_tokens))},
-        "parallel": {"pipeline_stages": 2},
-        "kv": {"memory_gib": 0.3},
-    }
-    with serve(args) as server:
-        (raylet,) = {int(one.pid) for one in server.titled("raylet/raylet")}
-        left = f"sem.*{raylet}-*"
-        assert list(Path("/dev/shm").glob(left))
-        body = {"model": server.model, "prompt": [5, 6, 7], "max_tokens": num_tokens - 8,
-                "ignore_eos": True, "stream": True}  # fmt: skip
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-            lines = answer.iter_lines()  # which ends the stream when it is dropped
-            next(lines)
-            while server.process.poll() is None:
-                server.process.send_signal(signal.SIGINT)
-                time.sleep(0.2)  # the second one counts
-        assert server.process.wait() == 130
-        assert not list(Path("/dev/shm").glob(left))
-
-
-@pytest.mark.long
 def test_a_fleet_without_requests_sleeps_and_a_request_wakes_it(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:
