@@ -1,4 +1,4 @@
-"""How `legato serve` ends: where a setting will not do, which only the replica finds, and at once."""
+"""How `legato serve` ends: where only a replica finds that a setting will not do, and at once."""
 
 from __future__ import annotations
 
