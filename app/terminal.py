@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 
+
+class LastingConsole(Console):
+    """Says no more once nobody reads it, where rich's own would end the command: a server goes on
+    without `head` or `tee`."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # what is left in its buffer is written at the end
+        os.close(nowhere)
+
+
 # soft_wrap: a message that names a file or an address stays in one piece, also in a log.
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 FAILED, WRONG_USAGE = 1, 2
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-from rich.console import Console
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from app.api.http.keys import read_key
 from app.cli.talk import bearer
 from app.settings.models import parse_each, resolve_each, served_name
 from app.settings.schema import Settings
+from app.terminal import LastingConsole
 
 _PARTS = ("imports", "Ray", "Serve", "model")
 
@@ -27,7 +27,7 @@ def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> No
     name = served_name(each[0])
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": name, "messages": [message], "stream": True})
-    out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    out = LastingConsole(file=sys.stdout, highlight=False, soft_wrap=True)
     models = ", ".join(name for one in each for name in (served_name(one), *one.adapter_names))
     out.print(
         f"\n[bold]Legato[/] serves [bold]{models}[/] at [bold]{address}[/]  ({ready_in(ends_s)})"

@@ -77,7 +77,7 @@ class ChatClient:
 
 def bearer(key: str | None) -> dict[bytes, bytes]:
     """The header with an API key, in UTF-8, in which servers read keys of their settings."""
-    return {b"authorization": f"Bearer {key}".encode()} if key else {}
+    return {b"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
 
 
 def message_of(answer: httpx.Response) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import httpx
 import pytest
 
@@ -47,3 +50,14 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     # Of b the KV cache holds less than its context.
     assert "context  of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in shown
     assert "context  of a" not in shown
+
+
+def test_a_server_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    args = {"model": {"path": "configs/models/demo"}}
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        config = {"applications": [{"args": args}]}
+        banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
+        stdout.flush()  # as Python does at the end
