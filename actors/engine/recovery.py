@@ -23,6 +23,7 @@ _MAX_FAILED_STEPS = 4
 _BEYOND_REPAIR = (
     "CUDA error",
     "NCCL error",
+    "Triton Error [CUDA]",  # where a launch of its kernels is the first call to be told
     "ImportError:",
     "MemoryError:",
     "ModuleNotFoundError:",  # transformers raises it for any failed import

@@ -93,6 +93,7 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
         "ImportError: tokenizers.abi3.so: failed to map segment from shared object",
         "ModuleNotFoundError: Could not import module 'LlamaConfig'. Are this object's require",
         "OSError: [Errno 24] Too many open files",
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
         "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
     ],
 )
