@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "budgets": ("actors/scheduling/budgets/*.py", "vocabulary cost"),
     "admission": ("actors/scheduling/admission/*.py", "vocabulary cost"),
     "step": (
-        "actors/scheduling/{early_fetch,lifecycle,save_queue,second_tier,tier_contents,step,step_contents,microbatch}.py",
+        "actors/scheduling/{class_view,early_fetch,lifecycle,microbatch,readable_step,save_queue,second_tier,step,step_contents,tier_contents}.py",
         "vocabulary queue memory",
     ),
     "policies": ("actors/scheduling/policies/*.py", "vocabulary step"),

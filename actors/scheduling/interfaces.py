@@ -82,15 +82,15 @@ class EngineView(Protocol):
         ...
 
     @property
+    def is_background(self) -> bool:
+        """Whether all its requests are of the background, and some are there."""
+        ...
+
+    @property
     def num_waiting(self) -> int: ...
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
-        ...
-
-    @property
-    def num_background_tokens(self) -> int:
-        """Those of waiting requests of a priority below 0."""
         ...
 
     @property
@@ -216,6 +216,17 @@ class TokenBudget(Protocol):
         `shape` holds what is already in it (the decodes, for decode-first policies). Decodes
         are never dropped: an answer below `shape.num_tokens` means "no prefill".
         """
+        ...
+
+    def num_background_decodes(self, live: StepShape, most: int, context: int) -> int:
+        """Of `most` background decodes at this context, how many may join a step's live part. Call
+        it before `room_for_background`."""
+        ...
+
+    def room_for_background(self, shape: StepShape) -> int:
+        """Most tokens of background prompts that the step may hold in addition.
+
+        It has some room for either, so that background requests go on."""
         ...
 
     def room_for_drafts(self, shape: StepShape) -> int:

@@ -33,6 +33,7 @@ class LiveRequests:
         self.now_s = 0.0
         self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
         self.in_flight = in_flight
+        self.num_background = 0  # of those, see `Request.is_background`
         self.num_preemptions = 0
         self.num_arrived = 0
         self.num_loads = 0  # of adapters, under way
@@ -50,15 +51,20 @@ class LiveRequests:
     def adapters_load(self, number: int) -> None:
         self.num_loads = number
 
+    @property
+    def are_mixed(self) -> bool:
+        """Whether background and live ones are here."""
+        return 0 < self.num_background < len(self.by_id)
+
     # ---- EngineView -------------------------------------------------------------------
+
+    @property
+    def is_background(self) -> bool:
+        return 0 < self.num_background == len(self.by_id)
 
     @property
     def num_waiting(self) -> int:
         return self.waiting.num_requests
-
-    @property
-    def num_background_tokens(self) -> int:
-        return self.waiting.num_background_tokens
 
     @property
     def num_in_flight(self) -> int:
@@ -86,6 +92,10 @@ class LiveRequests:
     def block_size(self) -> int:
         return self.config.block_size
 
+    def head(self) -> RequestState | None:
+        """The next request to start."""
+        return self.waiting.head(self.now_s)
+
     # ---- waiting -> running -----------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
@@ -97,6 +107,7 @@ class LiveRequests:
         )
         self.by_id[state.request_id] = state
         self.num_arrived += 1
+        self.num_background += state.request.is_background
         self.waiting.add(state, self.now_s)
 
     def start(self, state: RequestState, first_chunk: int, reserve: bool) -> bool:
@@ -176,6 +187,7 @@ class LiveRequests:
         """End a request that holds nothing on the device."""
         state.status = RequestStatus.ENDED
         del self.by_id[state.request_id]
+        self.num_background -= state.request.is_background
         if state.host_blocks:
             self.running.swap.drop(state)
         self.waiting.ended(state, self.now_s)

@@ -38,6 +38,8 @@ def spread(ready: list[RequestState], count: int) -> list[RequestState]:
     """
     if count >= len(ready):
         return ready
+    if count < 1:
+        return []
     by_age = sorted(ready, key=lambda state: (state.step_id, state.num_tokens))
     newest = by_age[count - 1].step_id  # of those chosen
     older = [state for state in by_age if state.step_id < newest]

@@ -95,3 +95,8 @@ class Request:
     cache_salt: str = ""
     num_losses: int = 0
     adapter: int = 0
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it takes only what others, live requests, hardly notice: as those of batches."""
+        return self.priority < 0

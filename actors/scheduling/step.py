@@ -1,4 +1,4 @@
-"""The step under construction: the calls and reads of a policy.
+"""The step under construction: the calls of a policy. Its reads are those of `ReadableStep`.
 
 A policy uses only the `StepBuilder`. It calls `decode_all`, `decode`, `chunk`, `start`, `preempt`
 and, if it preempts by order, `charge` and `rerank`; each allocates what it needs or changes
@@ -9,41 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from actors.scheduling.interfaces import Admission, TokenBudget
-from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.microbatch import decode_share, prefill_share, spread
-from actors.scheduling.plan import StepShape
-from actors.scheduling.second_tier import SecondTier
+from actors.scheduling.class_view import ClassView
+from actors.scheduling.microbatch import decode_share, spread
+from actors.scheduling.readable_step import ReadableStep
 from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
-from actors.scheduling.step_contents import StepContents
 
 
-class StepBuilder:
+class StepBuilder(ReadableStep):
     """Builds one step after the other. Attributes are for reading; methods add work."""
-
-    def __init__(
-        self,
-        requests: LiveRequests,
-        budget: TokenBudget,
-        admission: Admission,
-        reserve: bool,
-        tier: SecondTier | None,
-    ) -> None:
-        """reserve: allocate KV for a request's maximum length before it starts."""
-        self._requests = requests
-        self._running = requests.running
-        self.config = requests.config
-        self.budget = budget
-        self.admission = admission
-        self.reserve = reserve
-        self._tier = tier
-        self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
-        self.token_budget = 0  # of the last step in which prefill was possible
-        self.begin(0)
-
-    def begin(self, step_id: int) -> None:
-        self.contents = StepContents(step_id)
-        self.is_trial = False  # whether only suspects may be added
 
     def build(self) -> InFlight | None:
         """The plan, if it has work."""
@@ -52,96 +25,31 @@ class StepBuilder:
         load_s = self.budget.room_for_loads_s(self.shape) if self._requests.num_loads else 0.0
         return self.contents.build(self._requests, self._beside_move, load_s)
 
-    # ---- reads ------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> StepShape:
-        return self.contents.shape(self._beside_move)
-
-    @property
-    def _beside_move(self) -> bool:
-        return self._tier is not None and self._tier.is_moving
-
-    @property
-    def room(self) -> int:
-        """Tokens that still fit the stages' buffers."""
-        return self.config.max_step_tokens - self.contents.num_tokens
-
-    @property
-    def decoding(self) -> Sequence[RequestState]:
-        """Running requests whose prompt is planned to its end, best first."""
-        return self._running.decoding
-
-    @property
-    def prefilling(self) -> Sequence[RequestState]:
-        """Running requests with prompt (or recomputation) left, best first."""
-        return self._running.prefilling
-
-    @property
-    def num_running(self) -> int:
-        return self._running.num_requests
-
-    @property
-    def num_slots_taken(self) -> int:
-        """Sequence slots in use, those of FINISHING requests included."""
-        return self._running.num_slots_taken
-
-    @property
-    def order_preempts(self) -> bool:
-        """Whether the head of the queue may take the slot of a running request."""
-        return self._requests.waiting.order.preempts
-
-    @property
-    def wants_prefill(self) -> bool:
-        """Whether any prompt, running or waiting, has tokens left."""
-        return bool(self._running.prefilling or self._requests.waiting.num_requests)
-
-    def tokens_left(self) -> int:
-        """Prefill tokens that the budget allows in addition. Never negative."""
-        budget = self.budget.num_tokens(self.shape, self._requests)
-        if self._uniform:
-            share = prefill_share(self._requests, self.config.depth, self.contents.num_tokens)
-            budget = min(budget, share)
-        self.token_budget = budget
-        return max(0, min(budget - self.contents.num_tokens, self.room))
-
-    def budget_of(self, shape: StepShape) -> int:
-        """Tokens that the budget allows a step of this shape, which is not the one so far."""
-        self.token_budget = self.budget.num_tokens(shape, self._requests)
-        return self.token_budget
-
-    def runnable_prefills(self) -> list[RequestState]:
-        """Admitted requests with known tokens left, best first (those of this step too)."""
-        limit, step_id = self.config.chunks_per_request, self.contents.step_id
-        trusted = [s for s in self._running.prefilling if s.suspicion is None]
-        return [s for s in trusted if s.in_flight < limit or s.step_id == step_id]
-
-    def runnable_decodes(self) -> list[RequestState]:
-        limit = self.config.steps_per_request
-        return [
-            s
-            for s in self._running.decoding
-            if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
-        ]
-
-    # ---- calls ------------------------------------------------------------------------
+    def narrow(self, is_background: bool | None) -> None:
+        """From now on the step takes, and other reads than `decoding` and `prefilling` tell of,
+        background requests alone, or live ones alone; None: all again."""
+        requests = self._requests
+        self._view = requests if is_background is None else ClassView(requests, is_background)
 
     def head(self) -> RequestState | None:
         """The next waiting request; requests that wait for a fetch are set aside."""
         if self._tier is not None:
             self._tier.fetch_ahead()
-        return self._requests.waiting.head(self._requests.now_s)
+        return self._view.head()
 
-    def decode_all(self) -> None:
-        """Add a token for every request that can decode (this micro-batch's share of them)."""
-        if not self._uniform:
-            self.decode(self._running.decoding)
+    def decode_all(self, most: int | None = None) -> None:
+        """Add a token for every request that can decode (this micro-batch's share of them), or for
+        the `most` that have waited longest."""
+        if not self._uniform and most is None:
+            self.decode(self._view.decoding)
             return
         ready = self.runnable_decodes()
-        share = decode_share(self._requests, self.config.depth)
+        share = decode_share(self._view, self.config.depth) if self._uniform else len(ready)
+        share = share if most is None else min(share, most)
+        before = self.contents.num_decodes
         self.decode(spread(ready, share))
         for state in ready:  # instead of those that wait for memory
-            if self.contents.num_decodes >= share:
+            if self.contents.num_decodes - before >= share:
                 return
             self.decode((state,))
 
@@ -240,7 +148,7 @@ class StepBuilder:
             return 0
         requests = self._requests
         if self._running.num_slots_taken > 0 and not (
-            self.admission.may_start(state, requests) and self.budget.may_start(requests)
+            self.admission.may_start(state, requests) and self.budget.may_start(self._view)
         ):
             return 0
         if not self._requests.start(state, limit, self.reserve):

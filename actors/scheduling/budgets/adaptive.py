@@ -19,15 +19,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from actors.scheduling.budgets.background import BackgroundRoom
 from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
-from actors.scheduling.budgets.step_sizes import (
-    LOOK_EVERY,
-    SizeChoice,
-    StepSizes,
-    add_chunk,
-    hand_over_tokens,
-)
+from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes, add_chunk
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.delays import ArrivalCost, WayToClient
 from actors.scheduling.cost.mix import Mix
@@ -92,6 +87,7 @@ class AdaptiveBudget:
     _most_alone: int = field(init=False)  # tokens of a step beside which no decode waits
     _slack: Slack = field(init=False)
     _sizes: SizeChoice = field(init=False)
+    _background: BackgroundRoom = field(init=False)
     _pace: Pace = field(init=False)
     _outside: TimeOutside = field(init=False)
     _kept: KeptShare = field(init=False)
@@ -121,11 +117,11 @@ class AdaptiveBudget:
         shares = ("headroom", "efficiency", "ease", "allowed_misses", "miss_cost", "first_share")
         within(0, 1, **{name: getattr(self, name) for name in shares})
         within(0, 0.1, pace=self.pace)  # nine times it is taken off at once
-        most = self._most_alone = self.max_step_tokens
-        if self.hands_over:
-            self._most_alone = hand_over_tokens(self.cost.profile, most)
+        most = self.max_step_tokens
         self._slack = Slack(self.cost, self.tbt_s, most, self.smoothness)
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
+        self._most_alone = self._sizes.hand_over_tokens if self.hands_over else most
+        self._background = BackgroundRoom(self.cost)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
         of_misses = (self.allowed_misses, self.follow_learnt, self.miss_cost, self.first_share)
@@ -153,7 +149,7 @@ class AdaptiveBudget:
         else:
             tokens = self._most_alone
             self._prefilled_at_s = engine.now_s  # no prefill is held back
-            if self.tbt_s is None and shape.num_decodes:
+            if engine.is_background or (self.tbt_s is None and shape.num_decodes):
                 tokens = max(self._sizes.efficient_tokens, shape.num_decodes + LEAST_RELIEF)
         self._limit_s, self._relieves, self.holds_starts = limit_s, relieves, holds_starts
         return tokens
@@ -163,6 +159,12 @@ class AdaptiveBudget:
         grows = self._relieves or self._may_grow(engine)
         self.holds_starts |= not grows  # known only when the core asks
         return grows
+
+    def num_background_decodes(self, live: StepShape, most: int, context: int) -> int:
+        return self._background.num_decodes(live, most, context)
+
+    def room_for_background(self, shape: StepShape) -> int:
+        return self._background.num_tokens(shape, self.max_step_tokens - shape.num_tokens)
 
     def room_for_drafts(self, shape: StepShape) -> int:
         most = self.max_step_tokens - shape.num_tokens
@@ -272,24 +274,20 @@ class AdaptiveBudget:
         if profile.num_stages == 1 and engine.num_waiting > 1:
             sizes, most = self._sizes.in_queue(mix, self._outside.median_s)
         most = max(most, mix.num_tokens)
-        fewer = self._sizes.in_background(mix, most, engine, self._outside.median_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         one_at_a_time = profile.num_stages > 1 and not self.overlap_chunks
         steps = {step.plan.step_id for step in engine.in_flight} if one_at_a_time else ()
-        of_batches, holds_starts = engine.num_background_tokens, False
-        of_others = engine.num_waiting_tokens - of_batches
-        for is_batch, tokens, ends_at in ((False, of_others, most), (True, of_batches, fewer)):
-            for view in engine.prefilling:
-                done, left = view.num_computed_tokens, ends_at - mix.num_tokens
-                if left < 1 or (view.request.priority < 0) != is_batch or view.step_id in steps:
-                    continue
-                left = min(view.num_tokens - done, left)
-                if left > 0 and not add_chunk(profile, mix, done, left, limit_s, sizes):
-                    return mix.num_tokens, holds_starts
-            if (left := min(tokens, ends_at - mix.num_tokens)) > 0:
-                holds_starts = holds_starts or not self._may_grow(engine)
-                if not holds_starts:
-                    add_chunk(profile, mix, 0, left, limit_s, sizes)
+        for view in engine.prefilling:
+            done, left = view.num_computed_tokens, most - mix.num_tokens
+            if left < 1 or view.step_id in steps:
+                continue
+            left = min(view.num_tokens - done, left)
+            if left > 0 and not add_chunk(profile, mix, done, left, limit_s, sizes):
+                return mix.num_tokens, False
+        left = min(engine.num_waiting_tokens, most - mix.num_tokens)
+        holds_starts = left > 0 and not self._may_grow(engine)
+        if left > 0 and not holds_starts:
+            add_chunk(profile, mix, 0, left, limit_s, sizes)
         return mix.num_tokens, holds_starts
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:

@@ -64,6 +64,12 @@ class FixedBudget:
     def may_start(self, engine: EngineView) -> bool:
         return True
 
+    def num_background_decodes(self, live: StepShape, most: int, context: int) -> int:
+        return max(1, min(most, self.tokens - live.num_tokens))
+
+    def room_for_background(self, shape: StepShape) -> int:
+        return self.tokens - shape.num_tokens
+
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.tokens - shape.num_tokens
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.interfaces import EngineView
 
 APART = 1.12  # sizes to choose from
 DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
@@ -19,7 +18,6 @@ DENT = 0.05  # token rates this close are equal within a profile's noise: prefer
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
 # Of an engine whose streams leave, in tokens and as `efficiency`.
 LEAST_HAND_OVER, HAND_OVER_EFFICIENCY = 512, 0.95
-BACKGROUND_EASE = 0.5  # of the best prefill rate beside the decodes, for a batch's prompts
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
@@ -147,6 +145,14 @@ class SizeChoice:
             if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
                 self._choose()
 
+    @property
+    def hand_over_tokens(self) -> int:
+        """Of a step of an engine whose streams leave. It delays no token but the first ones behind
+        it, and its KV is saved beside the next. So it is as long as makes prompts cheap."""
+        most = self.max_step_tokens
+        cheap = StepSizes(self.cost.profile, most, HAND_OVER_EFFICIENCY).at_most(most)
+        return min(most, max(cheap, LEAST_HAND_OVER))
+
     def in_queue(self, mix: Mix, outside_s: float) -> tuple[StepSizes | None, int]:
         """The sizes (None: any) and the most tokens of a step of `mix` while requests wait.
 
@@ -156,24 +162,6 @@ class SizeChoice:
         if self.follow_learnt and self.num_answered % EXPLORE_EVERY == 0:
             return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
         return self.fastest, most
-
-    def in_background(self, mix: Mix, most: int, engine: EngineView, outside_s: float) -> int:
-        """The most tokens, up to `most`, of a step whose prompts are a batch's (priority below 0).
-
-        Beside others' streams, which pay for a longer step with every token, such a step is only as
-        long as `BACKGROUND_EASE` needs: the batch would gain little by more."""
-        if all(view.request.priority < 0 for view in engine.decoding):
-            return most
-        fair = self.fastest.beside(mix, BACKGROUND_EASE, outside_s * self.follow_learnt)
-        return min(most, max(fair, mix.num_tokens))
-
-
-def hand_over_tokens(profile: CostModel, most: int) -> int:
-    """Of a step of an engine whose streams leave, at most `most`. It delays no token but the first
-    ones behind it, and its KV is saved beside the next. So it is as long as makes prompts cheap.
-    """
-    cheap = StepSizes(profile, most, HAND_OVER_EFFICIENCY).at_most(most)
-    return min(most, max(cheap, LEAST_HAND_OVER))
 
 
 def add_chunk(

@@ -64,6 +64,12 @@ class ThrottledBudget:
     def may_start(self, engine: EngineView) -> bool:
         return True
 
+    def num_background_decodes(self, live: StepShape, most: int, context: int) -> int:
+        return max(1, min(most, self.most - live.num_tokens))
+
+    def room_for_background(self, shape: StepShape) -> int:
+        return self.most - shape.num_tokens
+
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.most - shape.num_tokens
 

@@ -24,8 +24,7 @@ def whatever_is_left(state: RequestState, left: int) -> int:
 def fill_with_chunks(
     step: StepBuilder, left: int, chunk_limit: ChunkLimit = whatever_is_left
 ) -> None:
-    """Spend `left` tokens on chunks: admitted prompts first, then new requests in order; those of
-    batches (priorities below 0) come after all others.
+    """Spend `left` tokens on chunks: admitted prompts first, then new requests in order.
 
     A stream that another engine has begun goes first, since each step for which it waits is a gap;
     what it lacks is a few tokens, where its KV has moved. With `max_chunk` set, no prompt gets more
@@ -40,23 +39,48 @@ def fill_with_chunks(
         if granted == 0:
             break
         left -= granted
-    admitted = step.runnable_prefills()
-    for is_batch in (False, True):
-        for state in admitted:
-            if left > 0 and (state.request.priority < 0) == is_batch:
-                left -= step.chunk(state, min(most, left, chunk_limit(state, left)))
-        while left > 0 and (head := step.head()) is not None:
-            if head.request.priority < 0 and not is_batch:
-                break
-            granted = step.start(head, min(most, left, chunk_limit(head, left)))
-            if granted == 0:
-                break
-            left -= granted
+    for state in step.runnable_prefills():
+        if left <= 0:
+            return
+        left -= step.chunk(state, min(most, left, chunk_limit(state, left)))
+    while left > 0 and (head := step.head()) is not None:
+        granted = step.start(head, min(most, left, chunk_limit(head, left)))
+        if granted == 0:
+            break
+        left -= granted
     if cap is not None:
         for state in step.runnable_prefills():
             if left <= 0:
                 return
             left -= step.chunk(state, min(left, chunk_limit(state, left)))
+
+
+def give_way(step: StepBuilder) -> None:
+    """Preempt a background request whose place the live head of the queue needs.
+
+    Each gives way once: by some orders it would have the place again in the next step."""
+    head = step.head()
+    if head is None or not step.lacks_place(head):
+        return
+    later = [
+        state
+        for state in (*step.decoding, *step.prefilling)
+        if state.request.is_background
+        and state.suspicion is None
+        and state.num_preemptions == 0
+        and state.order_key > head.order_key
+    ]
+    if later:
+        step.preempt(max(later, key=lambda state: state.order_key))
+
+
+def fill_with_background(step: StepBuilder) -> None:
+    """Add the decodes that have waited longest for a token, and chunks, as the budget allows."""
+    ready = step.runnable_decodes()
+    context = sum([s.num_computed_tokens for s in ready]) // max(1, len(ready))
+    most = step.budget.num_background_decodes(step.shape, len(ready), context)
+    step.decode_all(min(most, step.room))
+    fill_with_chunks(step, min(step.room, step.budget.room_for_background(step.shape)))
 
 
 class Sarathi:
@@ -86,6 +110,17 @@ class Sarathi:
         self.tokens_per_size = max(1, span // num_sizes)
 
     def plan(self, step: StepBuilder) -> None:
+        if not step.are_mixed:
+            self._fill(step)
+            return
+        step.narrow(is_background=False)
+        self._fill(step)
+        give_way(step)
+        step.narrow(is_background=True)
+        fill_with_background(step)
+        step.narrow(None)
+
+    def _fill(self, step: StepBuilder) -> None:
         step.decode_all()
         if not self.dynamic:
             fill_with_chunks(step, step.tokens_left())

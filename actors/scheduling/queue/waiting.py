@@ -29,7 +29,7 @@ class WaitingQueue:
         self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
-        self.num_background_tokens = 0  # of them, those of requests of a priority below 0
+        self.num_background = self.num_background_tokens = 0  # see `Request.is_background`
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first
@@ -58,7 +58,9 @@ class WaitingQueue:
         tenant = state.request.tenant
         self.num_requests += sign
         self.num_tokens += sign * state.num_tokens
-        self.num_background_tokens += sign * state.num_tokens * (state.request.priority < 0)
+        if state.request.is_background:
+            self.num_background += sign
+            self.num_background_tokens += sign * state.num_tokens
         self.waiting_of[tenant] += sign
         if self.waiting_of[tenant] == 0:
             del self.waiting_of[tenant]

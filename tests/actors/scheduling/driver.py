@@ -199,6 +199,8 @@ class Driver:
         waits = overlaps and core.speculation.holds_back(core.builder)
         if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
+                if state.request.is_background and self.core.requests.are_mixed:
+                    continue
                 ready = state.in_flight < self.config.steps_per_request
                 holds_memory = state.num_computed_tokens < state.capacity
                 assert not (ready and holds_memory and state.num_computed_tokens < state.end), state
@@ -216,7 +218,8 @@ class Driver:
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.parts
             )
             decodes += sum(part.request_id in dict(plan.drafts) for part in plan.parts)
-            assert plan.num_tokens <= max(core.config.token_budget, decodes)
+            beside = 1 if core.requests.num_background else 0  # that goes on all the same
+            assert plan.num_tokens <= max(core.config.token_budget, decodes) + beside
 
     def _check_plan(self, plan: StepPlan) -> None:
         core, size = self.core, self.config.block_size

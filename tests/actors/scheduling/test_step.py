@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduling.admission.limits import AcceptAll
 from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.faults import LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS, Faults
 from actors.scheduling.interfaces import EngineView
-from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.state import RequestState, RequestStatus, Suspicion
-from actors.scheduling.step import StepBuilder
+from actors.scheduling.state import RequestStatus, Suspicion
+from tests.actors.scheduling.bench import Bench
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 from tests.actors.scheduling.whims import NAMES, Call, Whims
@@ -67,40 +63,6 @@ def test_whatever_a_policy_calls_tokens_and_memory_are_right(
         driver.submit(request(number, prompt=prompt, output=output))
     driver.drain()
     driver.check_everyone_finished()
-
-
-class Bench:
-    """A builder and its requests without a core: the test answers the steps. Blocks of 4."""
-
-    def __init__(self, budget: FixedBudget | None = None, **changes: Any) -> None:
-        self.requests = LiveRequests(config(watermark=0.0, **changes), "fcfs", None)
-        self.step = StepBuilder(
-            self.requests, budget or FixedBudget(64), AcceptAll(), reserve=False, tier=None
-        )
-        self.num_steps = 0
-
-    def begin(self) -> StepBuilder:
-        self.num_steps += 1
-        self.step.begin(self.num_steps)
-        return self.step
-
-    def waiting(self, number: int, prompt: int) -> RequestState:
-        state = RequestState(request(number, prompt=prompt, output=20), number, max_model_len=64)
-        self.requests.add(state)
-        return state
-
-    def decoding(self, number: int, prompt: int) -> RequestState:
-        """Its prompt is computed and its first token known."""
-        state = self.waiting(number, prompt)
-        assert self.begin().start(state, prompt) == prompt
-        self.step.build()
-        state.in_flight = 0
-        state.output_token_ids.append(7)
-        state.num_tokens += 1
-        return state
-
-    def ids(self) -> list[int]:
-        return [part[0] for part in self.step.contents.decode_slices]
 
 
 def test_a_request_decodes_once_in_a_step() -> None:
@@ -240,20 +202,6 @@ def test_suspects_share_no_step_with_others(is_trial: bool) -> None:
     step.decode_all()
     chunks = [step.chunk(state, 8) for state in prompts]
     assert (bench.ids(), chunks) == (([2], [0, 8]) if is_trial else ([1], [8, 0]))
-
-
-def test_what_the_budget_leaves_is_never_negative() -> None:
-    bench = Bench(FixedBudget(3), max_step_tokens=8)
-    for number in range(4):
-        bench.decoding(number, 4)
-    step = bench.begin()
-    assert step.tokens_left() == 3
-    step.decode_all()
-    assert (step.tokens_left(), step.token_budget, step.room_for_drafts()) == (0, 3, 0)
-    large = Bench(FixedBudget(100), max_step_tokens=8)
-    large.decoding(1, 4)
-    large.begin().decode_all()
-    assert (large.step.tokens_left(), large.step.room_for_drafts()) == (7, 7)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from actors.scheduling.budgets import adaptive
 from actors.scheduling.budgets.adaptive import PATIENCE, SLOW_PATIENCE, AdaptiveBudget
-from actors.scheduling.budgets.step_sizes import LEAST_HAND_OVER, hand_over_tokens
+from actors.scheduling.budgets.step_sizes import LEAST_HAND_OVER, SizeChoice
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -57,7 +57,8 @@ def test_where_streams_leave_a_first_token_under_way_shortens_no_step() -> None:
         out = core.handle(Submit(request), 0.0)
         plans += [i.plan for i in out if isinstance(i, Execute)]
     assert plans[0].num_tokens == 100
-    assert plans[1].num_tokens == hand_over_tokens(model, config.max_step_tokens) < 3000
+    sizes = SizeChoice(OnlineCostModel(model), config.max_step_tokens, 0.9, 0.9, False)
+    assert plans[1].num_tokens == sizes.hand_over_tokens < 3000
 
 
 def test_steps_end_at_tile_edges_while_work_waits() -> None:

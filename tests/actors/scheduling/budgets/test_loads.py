@@ -61,7 +61,8 @@ class Stages:
 
 def busy(model: CostModel, budget: str = "auto", prompts: int = 0, **changes: object) -> Stages:
     """Streams that decode, and prompts of 2000 tokens that wait behind them."""
-    config = modeled(model, budget=budget, max_requests=32, **{"tbt_s": TBT_S, **changes})
+    settings = {"max_requests": 32, "tbt_s": TBT_S, **changes}
+    config = modeled(model, budget=budget, **settings)
     stages = Stages(build_core(config, cost_model=OnlineCostModel(model)), model)
     for number in range(NUM_STREAMS):
         stages.submit(Request(number, (1,) * 50, SamplingParams(2000), 0.0))

@@ -93,3 +93,39 @@ def test_a_stream_begun_elsewhere_goes_before_prompts() -> None:
     assert (2, 6) in parts[:3]
     assert parts.index((2, 6)) < parts.index((1, 2))
     driver.drain()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("micro_batches", ["greedy", "uniform"])
+@pytest.mark.parametrize("missing", ["slot", "memory"])
+def test_a_live_request_takes_the_place_of_a_background_one(
+    num_stages: int, micro_batches: str, missing: str
+) -> None:
+    most, num_blocks = (2, 40) if missing == "slot" else (8, 18)
+    driver = Driver(
+        config(
+            max_requests=most, num_blocks=num_blocks, num_stages=num_stages,
+            micro_batches=micro_batches,
+        )
+    )  # fmt: skip
+    for number in range(2):
+        driver.submit(replace(request(number, prompt=28, output=8), priority=-1000))
+    for _ in range(5):
+        driver.answer()
+    assert len(driver.core.view.decoding) == 2
+    driver.submit(request(9, prompt=12, output=3))
+    while 9 in driver.core.live_requests:
+        driver.answer()
+    assert driver.core.num_preemptions == 1
+    assert 1 in driver.core.live_requests  # it came first
+    driver.drain()  # which compares all tokens
+
+
+def test_one_that_has_waited_longer_than_its_priority_says_keeps_its_place() -> None:
+    driver = Driver(config(max_requests=1))
+    driver.submit(replace(request(0, prompt=12, output=30), priority=-1))
+    driver.answer()
+    driver.now_s += 20.0
+    driver.submit(request(1, prompt=12, output=6, arrival_s=20.0))
+    driver.drain()
+    assert driver.core.num_preemptions == 0

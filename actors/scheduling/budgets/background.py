@@ -1,0 +1,46 @@
+"""How much background work a step of live requests may hold."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.plan import StepShape
+
+LENGTHENED = 1.1  # times, a step of live decodes, by the background work that it holds too
+
+
+@dataclass(slots=True)
+class BackgroundRoom:
+    """Background work lengthens a step of live decodes by a tenth at most.
+
+    One with a live prompt, which is among the longest as it is and so decides the P99 of the time
+    between tokens, it lengthens by one token, so that it goes on. It has whole steps while no live
+    request is here.
+    """
+
+    cost: OnlineCostModel
+    _limit_s: float = field(init=False, default=0.0)
+
+    def num_decodes(self, live: StepShape, most: int, context: int) -> int:
+        """As `TokenBudget.num_background_decodes`."""
+        mix = Mix.of_shape(live, self.cost.profile.attention_window)
+        self._limit_s = self._seconds(mix) * (1.0 if mix.num_prefills else LENGTHENED)
+        num_live, kv_tokens = mix.num_decodes, mix.decode_kv_tokens
+
+        def seconds(count: int) -> float:
+            mix.num_decodes, mix.decode_kv_tokens = num_live + count, kv_tokens + count * context
+            return self._seconds(mix)
+
+        return max(1, bisect_right(range(1, most + 1), self._limit_s, key=seconds))
+
+    def num_tokens(self, shape: StepShape, most: int) -> int:
+        """As `TokenBudget.room_for_background`, at most `most`."""
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        room = self.cost.profile.largest_chunk(mix, 0, most, self._limit_s / self.cost.ratio(mix))
+        return max(room, 0 if mix.num_decodes else 1)
+
+    def _seconds(self, mix: Mix) -> float:
+        return self.cost.profile.stage_s(mix) * self.cost.ratio(mix)

@@ -1,0 +1,71 @@
+"""The engine as it would be without its background requests, or with these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.scheduling.interfaces import StepView
+from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.state import RequestState
+
+
+class ClassView:
+    """Implements `interfaces.EngineView` for some of the requests; valid for one planning.
+
+    Memory, steps in flight and what was counted or measured are the engine's.
+    """
+
+    def __init__(self, requests: LiveRequests, is_background: bool) -> None:
+        """is_background: its requests are those of the background (`Request.is_background`)."""
+        self._requests = requests
+        self.is_background = is_background
+        self.now_s = requests.now_s
+        self.num_arrived = requests.num_arrived
+        self.num_loads = requests.num_loads
+        self.tokens_per_s = requests.tokens_per_s
+        self.num_blocks = requests.num_blocks
+        self.block_size = requests.block_size
+        self.in_flight: Sequence[StepView] = requests.in_flight
+
+    def _of_class(self, states: Sequence[RequestState]) -> list[RequestState]:
+        return [s for s in states if s.request.is_background == self.is_background]
+
+    @property
+    def decoding(self) -> list[RequestState]:
+        return self._of_class(self._requests.decoding)
+
+    @property
+    def prefilling(self) -> list[RequestState]:
+        return self._of_class(self._requests.prefilling)
+
+    @property
+    def num_waiting(self) -> int:
+        waiting = self._requests.waiting
+        num = waiting.num_background
+        return num if self.is_background else waiting.num_requests - num
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        waiting = self._requests.waiting
+        num = waiting.num_background_tokens
+        return num if self.is_background else waiting.num_tokens - num
+
+    def head(self) -> RequestState | None:
+        """The next request to start of all, if it is one of them."""
+        state = self._requests.head()
+        is_one = state is not None and state.request.is_background == self.is_background
+        return state if is_one else None
+
+    def knows(self, request_id: int) -> bool:
+        return self._requests.knows(request_id)
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return self._requests.num_waiting_of(tenant)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._requests.num_free_blocks
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.in_flight)
