@@ -52,7 +52,7 @@ pictures: $(VENV)/.installed-dev ## Make figure 7, the notebooks' outputs and th
 	$(BIN)/python -m tests.app.console.take_screenshot
 
 build: $(VENV)/.installed ## Rebuild the CPU kernels in place
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(BUILD)
 
 lock: $(VENV)/.installed-dev ## Write the installed versions, which the tests should have passed with
 	@$(BIN)/python -m tests.constraints
@@ -66,10 +66,17 @@ SOURCES := pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# The library is compiled while packages are fetched and unpacked. Of their modules, Python compiles
+# those that are used when they are first imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+BUILD := $(BIN)/python setup.py -q build_ext --inplace
+
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) 'setuptools>=77'
+	$(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e . && wait $$!
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) 'setuptools>=77'
+	$(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e '.[dev]' && wait $$!
 	@touch $@ $(VENV)/.installed

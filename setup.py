@@ -141,6 +141,8 @@ class PlatformWheel(bdist_wheel):
 def extensions() -> list[Extension]:
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return []
+    if os.environ.get("LEGATO_LIBRARY") == "apart":  # `make` builds it while packages are fetched
+        return []
     return [
         Extension(
             "kernels.cpu.liblegato",
