@@ -51,6 +51,7 @@ def test_it_says_its_version() -> None:
     assert runner.invoke(app, ["--version"]).output == f"legato {project['version']}\n"
 
 
+@pytest.mark.ray  # whose schema knows the keys beside `args`
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
 def test_shipped_configs_are_valid(config: Path) -> None:
     assert runner.invoke(app, ["config", "check", str(config)]).exit_code == 0
@@ -151,6 +152,7 @@ def test_the_settings_reference_is_current() -> None:
     assert not without, f"settings without a description: {without}"
 
 
+@pytest.mark.ray
 def test_a_model_folder_is_checked_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_model_folder_is_checked_from_any_folder(
         ),
     ],
 )
+@pytest.mark.ray
 def test_a_broken_config_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text.replace("OURS", "app.main:build_app"))
