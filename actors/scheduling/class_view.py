@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from actors.scheduling.interfaces import StepView
-from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.interfaces import EngineView, StepView
+from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import RequestState
+
+
+class BothClasses(EngineView, Protocol):
+    """The engine with all its requests: `lifecycle.LiveRequests`."""
+
+    waiting: WaitingQueue
+
+    @property
+    def decoding(self) -> Sequence[RequestState]: ...
+    @property
+    def prefilling(self) -> Sequence[RequestState]: ...
+    def head(self) -> RequestState | None: ...
 
 
 class ClassView:
@@ -15,7 +28,7 @@ class ClassView:
     Memory, steps in flight and what was counted or measured are the engine's.
     """
 
-    def __init__(self, requests: LiveRequests, is_background: bool) -> None:
+    def __init__(self, requests: BothClasses, is_background: bool) -> None:
         """is_background: its requests are those of the background (`Request.is_background`)."""
         self._requests = requests
         self.is_background = is_background
@@ -28,7 +41,8 @@ class ClassView:
         self.in_flight: Sequence[StepView] = requests.in_flight
 
     def _of_class(self, states: Sequence[RequestState]) -> list[RequestState]:
-        return [s for s in states if s.request.is_background == self.is_background]
+        is_background = self.is_background
+        return [s for s in states if s.is_background is is_background]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -53,8 +67,11 @@ class ClassView:
     def head(self) -> RequestState | None:
         """The next request to start of all, if it is one of them."""
         state = self._requests.head()
-        is_one = state is not None and state.request.is_background == self.is_background
+        is_one = state is not None and state.is_background == self.is_background
         return state if is_one else None
+
+    def found_by(self, is_background: bool) -> EngineView:
+        return self._requests.found_by(is_background)
 
     def knows(self, request_id: int) -> bool:
         return self._requests.knows(request_id)

@@ -108,6 +108,10 @@ class EngineView(Protocol):
         """Running mean of computed tokens per second; 0.0 before any step."""
         ...
 
+    def found_by(self, is_background: bool) -> EngineView:
+        """The engine as a new request of this class finds it: background ones delay no live one."""
+        ...
+
     def knows(self, request_id: int) -> bool:
         """Whether a request of this id is waiting, running or finishing."""
         ...
@@ -219,8 +223,8 @@ class TokenBudget(Protocol):
         ...
 
     def num_background_decodes(self, live: StepShape, most: int, context: int) -> int:
-        """Of `most` background decodes at this context, how many may join a step's live part. Call
-        it before `room_for_background`."""
+        """Of `most` background decodes at this context, how many may join a step's live part, which
+        is empty while live requests are in other steps. Call it before `room_for_background`."""
         ...
 
     def room_for_background(self, shape: StepShape) -> int:

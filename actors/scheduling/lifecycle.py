@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from actors.scheduling.class_view import ClassView
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.interfaces import StepTimePredictor, StepView, pending_tokens
+from actors.scheduling.interfaces import EngineView, StepTimePredictor, StepView, pending_tokens
 from actors.scheduling.memory.running import RunningRequests
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
@@ -74,6 +75,11 @@ class LiveRequests:
     def num_waiting_tokens(self) -> int:
         return self.waiting.num_tokens
 
+    def found_by(self, is_background: bool) -> EngineView:
+        if is_background or not self.num_background:
+            return self
+        return ClassView(self, is_background=False)
+
     def knows(self, request_id: int) -> bool:
         return request_id in self.by_id
 
@@ -107,7 +113,7 @@ class LiveRequests:
         )
         self.by_id[state.request_id] = state
         self.num_arrived += 1
-        self.num_background += state.request.is_background
+        self.num_background += state.is_background
         self.waiting.add(state, self.now_s)
 
     def start(self, state: RequestState, first_chunk: int, reserve: bool) -> bool:
@@ -187,7 +193,7 @@ class LiveRequests:
         """End a request that holds nothing on the device."""
         state.status = RequestStatus.ENDED
         del self.by_id[state.request_id]
-        self.num_background -= state.request.is_background
+        self.num_background -= state.is_background
         if state.host_blocks:
             self.running.swap.drop(state)
         self.waiting.ended(state, self.now_s)

@@ -10,7 +10,7 @@ from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import prefill_share
 from actors.scheduling.plan import StepShape
 from actors.scheduling.second_tier import SecondTier
-from actors.scheduling.state import RequestState
+from actors.scheduling.state import RequestState, RequestStatus
 from actors.scheduling.step_contents import StepContents
 
 
@@ -85,6 +85,11 @@ class ReadableStep:
         return self._requests.waiting.order.preempts
 
     @property
+    def order_keeps_keys(self) -> bool:
+        """Whether one that is preempted for the head of the queue starts after it."""
+        return self._requests.waiting.order.keeps_keys
+
+    @property
     def wants_prefill(self) -> bool:
         """Whether any prompt, running or waiting, has tokens left."""
         return bool(self._running.prefilling or self._requests.waiting.num_requests)
@@ -117,12 +122,39 @@ class ReadableStep:
             if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
         ]
 
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step in flight holds any of those that may be added."""
+        view = self._view
+        return any(s.in_flight for states in (view.decoding, view.prefilling) for s in states)
+
+    @property
+    def is_place_coming(self) -> bool:
+        """Whether a step in flight frees a slot and memory at its end."""
+        return self._running.num_finishing > 0
+
+    def draftable(self, states: Sequence[RequestState]) -> Sequence[RequestState]:
+        """Those of them that may carry drafts, which lengthen a step: beside live requests no
+        background ones."""
+        if not self.are_mixed:
+            return states
+        return [s for s in states if not s.is_background]
+
     def lacks_place(self, state: RequestState) -> bool:
         """Whether the request that `head` returned lacks a slot or memory, and no step in flight
         will free any."""
         running = self._running
-        if running.num_finishing:
+        if self.is_place_coming:
             return False
         return running.num_requests >= self.config.max_requests or not running.could_start(
             state, self.room, self.reserve, without=()
         )
+
+    def capped(self) -> list[RequestState]:
+        """Live requests that are next of their tenants, which are at their cap; best first."""
+        live = []
+        for parked in self._requests.waiting.parked.values():
+            state = next((s for s in parked if s.status is RequestStatus.WAITING), None)
+            if state is not None and not state.is_background:
+                live.append(state)
+        return sorted(live, key=lambda state: state.order_key)

@@ -79,6 +79,7 @@ class RequestState:
         "first_token_s",
         "host_blocks",
         "in_flight",
+        "is_background",
         "last_token_s",
         "level",
         "max_length",
@@ -112,6 +113,7 @@ class RequestState:
         sampling = request.sampling
         self.request = request
         self.request_id = request.request_id
+        self.is_background = request.is_background
         self.sequence_number = sequence_number  # order of submission
         self.status = RequestStatus.WAITING
         self.fate = Fate.QUEUE

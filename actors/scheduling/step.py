@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from actors.scheduling.class_view import ClassView
+from actors.scheduling.interfaces import EngineView
 from actors.scheduling.microbatch import decode_share, spread
 from actors.scheduling.readable_step import ReadableStep
 from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
@@ -146,14 +147,21 @@ class StepBuilder(ReadableStep):
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
             return 0
-        requests = self._requests
-        if self._running.num_slots_taken > 0 and not (
-            self.admission.may_start(state, requests) and self.budget.may_start(self._view)
-        ):
-            return 0
-        if not self._requests.start(state, limit, self.reserve):
+        if not self._may_start(state) or not self._requests.start(state, limit, self.reserve):
             return 0
         return self.chunk(state, limit)
+
+    def _may_start(self, state: RequestState) -> bool:
+        """By admission and budget. Of live ones background requests keep none from starting."""
+        view = self._view
+        if isinstance(view, ClassView) and not view.is_background:
+            admitting: EngineView = view
+            runs = bool(view.decoding or view.prefilling)
+        else:
+            admitting, runs = self._requests, self._running.num_slots_taken > 0
+        return not runs or (
+            self.admission.may_start(state, admitting) and self.budget.may_start(view)
+        )
 
     def preempt(self, state: RequestState) -> None:
         """Preempt a running request (not one that is already in the step)."""

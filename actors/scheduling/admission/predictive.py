@@ -146,7 +146,8 @@ class PredictiveAdmission:
         if place is not None:
             returning.judged(is_served)
         if is_served:
-            self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
+            if not request.is_background:  # which takes longer, by what live requests come
+                self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
         retry_after_s = self.retry_after_s(request, found, now_s, place)
         own_s = self._service_s(request, engine)

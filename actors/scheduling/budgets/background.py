@@ -17,18 +17,26 @@ class BackgroundRoom:
     """Background work lengthens a step of live decodes by a tenth at most.
 
     One with a live prompt, which is among the longest as it is and so decides the P99 of the time
-    between tokens, it lengthens by one token, so that it goes on. It has whole steps while no live
-    request is here.
+    between tokens, it lengthens by one token, so that it goes on. Steps of a pipeline between two
+    of live decodes are as long as these.
     """
 
     cost: OnlineCostModel
     _limit_s: float = field(init=False, default=0.0)
+    _between_s: float = field(init=False, default=0.0)  # of a step between two of the live decodes
+    _num_live: int = field(init=False, default=0)  # decodes
 
     def num_decodes(self, live: StepShape, most: int, context: int) -> int:
         """As `TokenBudget.num_background_decodes`."""
         mix = Mix.of_shape(live, self.cost.profile.attention_window)
-        self._limit_s = self._seconds(mix) * (1.0 if mix.num_prefills else LENGTHENED)
-        num_live, kv_tokens = mix.num_decodes, mix.decode_kv_tokens
+        self._num_live = num_live = mix.num_decodes
+        kv_tokens = mix.decode_kv_tokens
+        if mix.num_slices:
+            alone = Mix(max(1, num_live), kv_tokens)
+            self._between_s = LENGTHENED * self._seconds(alone)
+            self._limit_s = self._seconds(mix) if mix.num_prefills else self._between_s
+        else:
+            self._limit_s = self._between_s
 
         def seconds(count: int) -> float:
             mix.num_decodes, mix.decode_kv_tokens = num_live + count, kv_tokens + count * context
@@ -40,7 +48,7 @@ class BackgroundRoom:
         """As `TokenBudget.room_for_background`, at most `most`."""
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         room = self.cost.profile.largest_chunk(mix, 0, most, self._limit_s / self.cost.ratio(mix))
-        return max(room, 0 if mix.num_decodes else 1)
+        return max(room, 0 if mix.num_decodes > self._num_live else 1)
 
     def _seconds(self, mix: Mix) -> float:
         return self.cost.profile.stage_s(mix) * self.cost.ratio(mix)

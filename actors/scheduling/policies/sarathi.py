@@ -55,23 +55,30 @@ def fill_with_chunks(
             left -= step.chunk(state, min(left, chunk_limit(state, left)))
 
 
-def give_way(step: StepBuilder) -> None:
-    """Preempt a background request whose place the live head of the queue needs.
+def give_way(step: StepBuilder) -> bool:
+    """Preempt a background request whose place a live one needs: the head of the queue, or one set
+    aside by its tenant's cap. Returns whether the live one can then start soon.
 
-    Each gives way once: by some orders it would have the place again in the next step."""
+    By orders that would return the place to it in the next step, each gives way once."""
     head = step.head()
-    if head is None or not step.lacks_place(head):
-        return
-    later = [
-        state
-        for state in (*step.decoding, *step.prefilling)
-        if state.request.is_background
-        and state.suspicion is None
-        and state.num_preemptions == 0
-        and state.order_key > head.order_key
-    ]
-    if later:
-        step.preempt(max(later, key=lambda state: state.order_key))
+    if head is not None and step.is_place_coming:
+        return True
+    for waits in (head, *step.capped()):
+        if waits is None or (waits is head and not step.lacks_place(head)):
+            continue
+        later = [
+            state
+            for state in (*step.decoding, *step.prefilling)
+            if state.is_background
+            and state.suspicion is None
+            and (step.order_keeps_keys or state.num_preemptions == 0)
+            and state.order_key > waits.order_key
+            and (waits is head or state.request.tenant == waits.request.tenant)
+        ]
+        if later:
+            step.preempt(max(later, key=lambda state: state.order_key))
+            return True
+    return False
 
 
 def fill_with_background(step: StepBuilder) -> None:
@@ -115,9 +122,13 @@ class Sarathi:
             return
         step.narrow(is_background=False)
         self._fill(step)
-        give_way(step)
+        # Those that wait behind background requests come the sooner the faster these go on.
+        has_live = give_way(step) or not step.contents.is_empty or step.is_in_flight
         step.narrow(is_background=True)
-        fill_with_background(step)
+        if has_live:
+            fill_with_background(step)
+        else:
+            self._fill(step)
         step.narrow(None)
 
     def _fill(self, step: StepBuilder) -> None:

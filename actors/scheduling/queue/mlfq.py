@@ -18,6 +18,7 @@ from actors.scheduling.state import RequestState, RequestStatus
 class FeedbackLevels(HeapOrder):
     """promote_s: a request that waits longer goes to the top level, which bounds waiting."""
 
+    keeps_keys = False
     preempts = True
 
     def __init__(

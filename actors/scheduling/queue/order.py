@@ -17,6 +17,7 @@ class Order(ABC):
     """
 
     follows_service = False  # whether `admit`, `serve` and `finish` must be called
+    keeps_keys = False  # whether one that comes back stays behind those of smaller keys
     preempts = False  # whether the next request may replace a running one of a worse key
 
     @abstractmethod

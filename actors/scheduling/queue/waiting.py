@@ -58,7 +58,7 @@ class WaitingQueue:
         tenant = state.request.tenant
         self.num_requests += sign
         self.num_tokens += sign * state.num_tokens
-        if state.request.is_background:
+        if state.is_background:
             self.num_background += sign
             self.num_background_tokens += sign * state.num_tokens
         self.waiting_of[tenant] += sign
@@ -176,6 +176,8 @@ class WaitingQueue:
 
 class HeapOrder(Order):
     """Subclasses define `value`; ties are ordered by submission."""
+
+    keeps_keys = True
 
     def __init__(self, config: SchedulerConfig) -> None:
         # (key on entry, entry number, request); an entry counts while key and status still match

@@ -64,7 +64,7 @@ class Asking:
         one; False if no number of them pays."""
         contents = step.contents
         members, chunks = self._members(contents)
-        asking = [(s, d) for s in members if (d := self._follow(s)) is not None]
+        asking = [(s, d) for s in step.draftable(members) if (d := self._follow(s)) is not None]
         room = min(step.room_for_drafts(), self._num_rows - contents.num_slices)
         if not asking or room <= 0:
             return True
@@ -98,7 +98,7 @@ class Asking:
         planned ahead meanwhile. least_share: of the answers that must bring something."""
         contents = step.contents
         self._num_looks += 1  # one that has long brought nothing: after so many steps and tokens
-        for state in self._members(contents)[0]:
+        for state in step.draftable(self._members(contents)[0]):
             drafter = state.drafter
             if not isinstance(drafter, Offered) or state.suspicion is not None:
                 continue

@@ -66,12 +66,12 @@ class Speculation:
         """
         if not (self.is_on and self._overlaps):
             return False
-        decoding = step.decoding
+        decoding = step.draftable(step.decoding)
         self._price(decoding)
-        if any(state.num_drafts for state in decoding):
+        if any(state.num_drafts for state in step.decoding):
             return True
         asking = self._asking
-        if asking is not None and any(asking.awaits(state) for state in decoding):
+        if asking is not None and any(asking.awaits(state) for state in step.decoding):
             return True
         if asking is not None and asking.has_model:
             return False
@@ -100,7 +100,7 @@ class Speculation:
             self._histories.of(request).add(request.prompt, tuple(state.output_token_ids))
 
     def _extend(self, step: StepBuilder) -> None:
-        self._price(step.decoding)
+        self._price(step.draftable(step.decoding))
         if self._num_rests:
             self._num_rests -= 1
             if self._asking is not None:
@@ -134,7 +134,7 @@ class Speculation:
             self._asking.answered(plan, result, by_id)
 
     def _offers(self, step: StepBuilder) -> list[tuple[RequestState, tuple[int, ...]]]:
-        candidates = self._candidates(step.contents.decodes_alone)
+        candidates = self._candidates(step.draftable(step.contents.decodes_alone))
         return [(s, d) for s in candidates if (d := self._offer(s))]
 
     def _add_drafts(

@@ -100,7 +100,7 @@ def requests(draw: st.DrawFn) -> Request:
         sampling=sampling,
         arrival_s=0.0,
         tenant=draw(st.sampled_from(["a", "b", "c"])),
-        priority=draw(st.integers(-1, 2)),
+        priority=draw(st.sampled_from([0, 0, 1, 2, -1, -1000])),
         objective=Objective(ttft_s=draw(st.sampled_from([None, 0.05, 1.0]))),
         pooling=pooling,
         cache_salt=draw(st.sampled_from(["", "", "salt"])),

@@ -213,3 +213,19 @@ def test_a_trial_is_as_long_as_the_budget_beside_all_decodes(budget: int, tokens
     bench.decoding(1, 4)
     bench.decoding(2, 4)
     assert Faults(bench.requests).trial_tokens(bench.begin()) == tokens
+
+
+def test_background_requests_keep_no_live_one_from_starting() -> None:
+    class NoMore(FixedBudget):
+        def may_start(self, engine: EngineView) -> bool:
+            return False
+
+    bench = Bench(NoMore(64))
+    bench.decoding(1, 4, priority=-1)
+    head = bench.waiting(2, 4)
+    step = bench.begin()
+    assert step.start(head, 4) == 0
+    step.narrow(is_background=False)
+    assert step.start(head, 4) == 4
+    step.narrow(is_background=True)
+    assert step.start(bench.waiting(3, 4, priority=-1), 4) == 0

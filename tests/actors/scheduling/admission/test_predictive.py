@@ -6,7 +6,7 @@ import pytest
 
 from actors.scheduling.admission import build_admission
 from actors.scheduling.admission.peak import PredictedPeak
-from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction
+from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction, PredictiveAdmission
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
@@ -107,3 +107,14 @@ def test_what_a_replica_has_turned_away_delays_later_retries_as_if_refused_here(
     key = MayReturn.key_of("", (51,) * 1000)
     there.handle(TurnedAway((MayReturn(key, second.each_s, second.retry_after_s),)), 9.0)
     assert submit(here, 52, 1000, 9.0) == submit(there, 52, 1000, 9.0)
+
+
+def test_nothing_is_learned_from_what_is_held_back_for_others() -> None:
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    core = build_core(modeled(model, admission="predictive", ttft_s=2.0))
+    admission = core.limits.admission
+    assert isinstance(admission, PredictiveAdmission)
+    for number, priority in enumerate((0, -1, 0, -1000)):
+        request = Request(number, (1,) * 8, SamplingParams(5), 0.0, priority=priority)
+        core.handle(Submit(request), 0.0)
+    assert set(admission._predicted) == {0, 2}

@@ -86,3 +86,21 @@ def test_a_quote_of_low_priority_leaves_half_of_the_objectives() -> None:
     assert core.quote(USUAL, driver.now_s).can_serve_now is True
     driver.drain()
     assert core.quote(background, driver.now_s).can_serve_now is True
+
+
+def test_background_requests_hold_up_no_live_one() -> None:
+    core = core_of(tbt_s=0.03, ttft_s=2.0, admission="predictive", budget="adaptive")
+    driver = Driver(core.config, core)
+    hour = Objective(3600.0, 3600.0)
+    for number in range(100):
+        sampling = SamplingParams(600)
+        driver.submit(
+            Request(number, (1,) * 800, sampling, driver.now_s, priority=-1000, objective=hour)
+        )
+    driver.answer()
+    quotes = [core.quote(replace(USUAL, priority=p), driver.now_s) for p in (0, -1000)]
+    assert quotes[0].can_serve_now
+    bounds_s = [quote.ttft_bound_s or 0.0 for quote in quotes]
+    assert 0.0 < 4 * bounds_s[0] < bounds_s[1]
+    driver.submit(Request(999, (1,) * 800, SamplingParams(5), driver.now_s))
+    assert driver.callers[999].refused is None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.scheduling.budgets.background import LENGTHENED
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.events import Abort
 from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.budgets.test_loads import TBT_S, Stages, busy
@@ -127,3 +132,59 @@ def test_streams_of_a_batch_alone_all_get_their_tokens() -> None:
     for _ in range(10):
         stages.answer()
     assert all(len(plan.parts) == 20 for plan in (stages.answer() for _ in range(10)))
+
+
+@pytest.mark.parametrize("order", ["fair", "shortest", "mlfq"])
+def test_a_batch_goes_on_as_ever_while_a_live_request_waits_behind_it(order: str) -> None:
+    """Orders that know no priority: the longer the batch took, the longer the live one waited."""
+    stages = busy(TILED, max_requests=16, order=order)
+    while stages.core.view.decoding:
+        stages.answer()
+    for number in range(20):
+        submit(stages, 100 + number, priority=-1000, num_tokens=16, output=50)
+    for _ in range(20):
+        stages.answer()
+    submit(stages, 200, priority=0, num_tokens=50, output=400)
+    assert all(len(stages.answer().parts) == 16 for _ in range(10))
+    for _ in range(80):
+        stages.answer()
+    assert stages.core.live_requests[200].num_output_tokens > 0
+
+
+def test_a_prompt_of_a_batch_goes_on_where_a_token_takes_more_than_a_tenth() -> None:
+    steep = ((1, 0.010), (2, 0.014), (64, 0.050))
+    stages = busy(CostModel("m", steep, kv_tokens=60_000, max_model_len=4096), tbt_s=0.1)
+    while len(stages.core.live_requests) > 1:
+        number = max(stages.core.live_requests)
+        stages.take(stages.core.handle(Abort(number), stages.now_s))
+        stages.answer()
+    submit(stages, 100, priority=-1000, num_tokens=100)
+    for _ in range(120):
+        stages.answer()
+    assert list(stages.core.live_requests) == [0]
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("micro_batches", ["greedy", "uniform"])
+def test_steps_between_two_of_a_live_decode_are_no_longer_than_these(
+    num_stages: int, micro_batches: str
+) -> None:
+    model = replace(TILED, num_stages=num_stages)
+    stages = busy(model, max_requests=96, micro_batches=micro_batches, drafter="none")
+    while stages.core.view.decoding:
+        stages.answer()
+    for number in range(60):
+        submit(stages, 100 + number, priority=-1000, num_tokens=16, output=2000)
+    for _ in range(60):
+        stages.answer()
+    submit(stages, 200, priority=0, num_tokens=50, output=2000)
+    for _ in range(30):
+        stages.answer()
+    limit_s = LENGTHENED * model.stage_s(Mix(1, 400)) * 1.35  # what it has learned of few decodes
+    between = []
+    for _ in range(20 * num_stages):
+        plan = stages.answer()
+        if all(part.request_id != 200 for part in plan.parts):
+            between.append(len(plan.parts))
+            assert model.stage_s(Mix.of(plan.slices)) <= limit_s
+    assert sum(between) >= 5 * len(between) > 0

@@ -121,6 +121,22 @@ def test_a_live_request_takes_the_place_of_a_background_one(
     driver.drain()  # which compares all tokens
 
 
+def test_a_background_request_gives_way_as_often_as_a_live_one_needs_its_place() -> None:
+    driver = Driver(config(max_requests=2))
+    driver.submit(request(0, prompt=4, output=50))
+    driver.submit(replace(request(1, prompt=4, output=40), priority=-1000))
+    for number in range(2, 5):
+        for _ in range(6):
+            driver.answer()
+        assert [s.request_id for s in driver.core.requests.decoding] == [0, 1]
+        driver.submit(request(number, prompt=4, output=2))
+        for _ in range(5):
+            driver.answer()
+        assert number not in driver.core.live_requests
+    assert driver.core.num_preemptions == 3
+    driver.drain()
+
+
 def test_one_that_has_waited_longer_than_its_priority_says_keeps_its_place() -> None:
     driver = Driver(config(max_requests=1))
     driver.submit(replace(request(0, prompt=12, output=30), priority=-1))
@@ -129,3 +145,20 @@ def test_one_that_has_waited_longer_than_its_priority_says_keeps_its_place() -> 
     driver.submit(request(1, prompt=12, output=6, arrival_s=20.0))
     driver.drain()
     assert driver.core.num_preemptions == 0
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_live_request_takes_the_place_of_its_own_tenants_batch(num_stages: int) -> None:
+    driver = Driver(config(max_running_per_tenant=2, num_stages=num_stages, num_blocks=100))
+    for number in range(3):
+        asked = request(number, prompt=8, output=40, tenant="a")
+        driver.submit(replace(asked, priority=-1000))
+        driver.submit(request(10 + number, prompt=8, output=40, tenant=f"other{number}"))
+    for _ in range(9):
+        driver.answer()
+    driver.submit(request(9, prompt=12, output=3, tenant="a"))
+    while 9 in driver.core.live_requests:
+        driver.answer()
+    assert driver.core.num_preemptions == 1
+    assert {0, 1, 2, 10, 11, 12} <= set(driver.core.live_requests)
+    driver.drain()

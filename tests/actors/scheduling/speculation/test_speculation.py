@@ -260,3 +260,28 @@ def test_unknown_drafters_are_refused() -> None:
         config(drafter="magic").check()
     with pytest.raises(ConfigError, match=r"max_drafts: has no effect with .*drafter: none"):
         config(drafter="none", max_drafts=3).check()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_background_decodes_get_no_drafts_beside_live_ones(stages: int) -> None:
+    """Drafts would lengthen the live ones' steps. The live one gets its own, however many of the
+    background there are, though one with lookahead waits for its token for them."""
+    driver = Driver(config(num_stages=stages, num_blocks=300, max_requests=16))
+    for number in range(2, 12):
+        driver.submit(replace(copying(number, length=80, seed=number), priority=-5))
+    for _ in range(12):
+        driver.answer()
+    for state in driver.core.requests.decoding:
+        state.drafter = Oracle(state.request, wrong=10**6)
+    with_oracle(driver, copying(1), wrong=10**6)
+    for _ in range(driver.config.depth):
+        driver.answer()
+    before = len(driver.plans)
+    while 1 in driver.core.live_requests:
+        driver.answer()
+    drafted = {number for plan in driver.plans[before:-2] for number, _ in plan.drafts}
+    assert drafted == {1}
+    assert len([p for p in driver.plans[before:] if any(q.request_id == 1 for q in p.parts)]) <= 8
+    driver.drain()
+    driver.check_everyone_finished()
+    assert len({number for plan in driver.plans for number, _ in plan.drafts}) > 1
