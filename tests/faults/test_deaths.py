@@ -61,8 +61,8 @@ def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     canary.check(server)
     told(
         server,
-        r"stages lost \(.+\): rebuilding them, 8 requests wait \(rebuild 1 of 3\)",
-        r"stages rebuilt in \d+\.\d s: 8 requests go on",
+        r"stages lost \(.+\): rebuilding them, \d+ requests wait \(rebuild 1 of 3\)",
+        r"stages rebuilt in \d+\.\d s: \d+ requests go on",
     )
     fresh = prepared(server)
     assert len(fresh) == 2
@@ -116,8 +116,8 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
         exact(streams, canary, SCHEDULER_KILLED_S)
         told(
             server,
-            "scheduler lost: rebuilding it, 8 requests wait",
-            r"scheduler rebuilt in \d+\.\d s: 8 requests go on",
+            r"scheduler lost: rebuilding it, \d+ requests wait",
+            r"scheduler rebuilt in \d+\.\d s: \d+ requests go on",
         )
         status = httpx.get(f"{server.url}/console/status").json()
         assert (status["tbt_s"], status["pid"] != scheduler) == (0.25, True)
