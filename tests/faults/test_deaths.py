@@ -41,7 +41,7 @@ def exact(streams: list[Streamed], canary: Canary, within_s: float) -> None:
 def told(server: Server, *patterns: str) -> None:
     """The terminal shows these lines, in this order, and nothing of Ray's about the deaths."""
     log = server.config.with_name("serve.log")
-    wanted = "(?s)" + ".*".join(rf"\n[-\d]+ [:\d]+ {pattern}\n" for pattern in patterns)
+    wanted = "(?sm)" + ".*".join(rf"^[-\d]+ [:\d]+ {pattern}$" for pattern in patterns)
     until(lambda: re.search(wanted, log.read_text()), f"lines: {wanted}")
     assert "A worker died" not in log.read_text()
 
