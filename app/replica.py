@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.engine.config import EngineConfig
+from actors.transport.notices import notify
 from app.api.application import build_api
 from app.api.context import Context, Running
 from app.api.http.http_server import HttpServer
@@ -37,6 +38,8 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
     text = TextProcessor(
         folder, tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser
     )
+    if text.template_problem is not None:
+        notify(f"{folder}: {text.template_problem}; chats are refused, completions are answered")
     text.grammars.warm()  # while engines load, because later it would take cores from the steps
     return text
 

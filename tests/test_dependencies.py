@@ -247,12 +247,18 @@ def test_ray_asks_of_a_communicator_what_ours_gives() -> None:
 
 
 def test_ray_keeps_what_is_reached_into_by_name() -> None:
-    from ray._private import worker
+    from ray._private import services, worker
+    from ray._raylet import InnerGcsClient
     from ray.actor import ActorHandle
     from ray.dag import compiled_dag_node
 
     assert hasattr(worker, "_worker_logs_enabled"), "app/cli/serve.py silences Ray's last words"
     assert hasattr(worker, "global_worker"), "app/cli/serve.py ends daemons that have no reader"
+    assert hasattr(InnerGcsClient, "publish_error"), "actors/transport/notices.py"
+    listener = inspect.getsource(worker.connect)
+    assert "target=listen_error_messages," in listener, "app/cli/notices.py stands in for it"
+    assert "worker.gcs_error_subscriber = " in listener, "app/cli/notices.py reads it"
+    assert "= ConsolePopen(" in inspect.getsource(services.start_ray_process), "local_ray.py"
     assert "self._proxy_actor" in inspect.getsource(compiled_dag_node), STAGES
     assert "_actor_id" in inspect.getsource(ActorHandle), "actors/transport/communicator.py"
 

@@ -15,6 +15,7 @@ NAME = re.compile(r"(?<![\w*])(?:[a-z]+_[a-z0-9_]*[a-z0-9]|(?:[A-Z][a-z]+){2,})(
 COMMENT = re.compile(r"(?m)(?:^ *|  )# .*$")
 METRICS = "legato_"  # a prefix that `app.telemetry` adds
 ELSEWHERE = {"AutoscalingConfig", "AutoscalingContext"}  # of Ray Serve
+ELSEWHERE |= {"KillMode", "TimeoutStopSec"}  # of systemd
 
 
 def files(*suffixes: str) -> Iterator[Path]:

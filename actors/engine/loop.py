@@ -98,6 +98,8 @@ class EngineLoop:
         self._recovery = Recovery(
             stages, config.max_rebuilds, self._tasks, on_lost=self._stages_lost,
             grammars=lambda: grammars_of(core), on_rebuilt=self._stages_rebuilt,
+            num_requests=lambda: len(core.live_requests),
+            engine_id=None if publisher is None else publisher.engine_id,
         )  # fmt: skip
         limits = (config.step_deadline_s, config.deadline_factor)
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)

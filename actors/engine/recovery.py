@@ -7,15 +7,18 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine
+from concurrent import futures
 from typing import Any, NoReturn
 
 from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
 from actors.scheduling.request import Grammar
 from actors.transport.messages import Suspects
+from actors.transport.notices import notify
 
 logger = logging.getLogger("legato.recovery")
 
+_LAST_WORDS_S = 3.0
 # A single faulty request fails fewer steps in a row: suspects are halved, and one half succeeds.
 _MAX_FAILED_STEPS = 4
 # Errors of a process, not of a request: its device is unusable, or it lacks memory or files (an
@@ -74,7 +77,8 @@ class Recovery:
     """Rebuilds the stages when they are lost or fail every step, a bounded number of times.
 
     on_lost is called when a rebuild begins, on_rebuilt once the stages answer and have compiled the
-    grammars of live requests (`grammars`).
+    grammars of live requests (`grammars`). num_requests: how many are live. engine_id: None outside
+    a fleet.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class Recovery:
         on_lost: Callable[[], None],
         grammars: Callable[[], Collection[Grammar]],
         on_rebuilt: Callable[[], None],
+        num_requests: Callable[[], int],
+        engine_id: str | None = None,
     ) -> None:
         self._stages = stages
         self._max_rebuilds = max_rebuilds
@@ -92,6 +98,8 @@ class Recovery:
         self._on_lost = on_lost
         self._grammars = grammars
         self._on_rebuilt = on_rebuilt
+        self._num_requests = num_requests
+        self._engine_id = engine_id
         self.num_rebuilds_in_a_row = 0  # reset by the loop when a step succeeds
         self.is_rebuilding = False
         self.num_recoveries = 0
@@ -116,9 +124,13 @@ class Recovery:
             self._on_lost()
             while True:
                 self.num_rebuilds_in_a_row += 1
-                logger.error("pipeline lost (%s): rebuild %d", reason, self.num_rebuilds_in_a_row)
                 if self.num_rebuilds_in_a_row > self._max_rebuilds:
-                    self._give_up(f"{self._max_rebuilds} rebuilds did not help")
+                    self._give_up(f"{reason}; {self._max_rebuilds} rebuilds did not help")
+                notify(
+                    f"stages lost ({reason}): rebuilding them, {self._num_requests()} requests "
+                    f"wait (rebuild {self.num_rebuilds_in_a_row} of {self._max_rebuilds})",
+                    self._engine_id,
+                )
                 try:
                     await self._stages.rebuild()
                     await self._stages.prepare(self._grammars())
@@ -127,7 +139,11 @@ class Recovery:
                     reason = f"{type(failure).__name__}: {failure}"
             self.is_rebuilding = False
             self.num_recoveries += 1
-            logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
+            notify(
+                f"stages rebuilt in {time.monotonic() - begin_s:.1f} s: "
+                f"{self._num_requests()} requests go on",
+                self._engine_id,
+            )
             self._on_rebuilt()
         except Exception:  # of any type: a half-rebuilt engine serves nothing
             logger.exception("recovery failed")
@@ -135,5 +151,7 @@ class Recovery:
 
     def _give_up(self, reason: str) -> NoReturn:
         """End this process. The replica then builds a new scheduler, or is replaced itself."""
-        logger.critical("giving up: %s", reason)
+        said = notify(f"giving up on the stages: {reason}", self._engine_id)
+        if said is not None:
+            futures.wait([said], timeout=_LAST_WORDS_S)
         os._exit(1)

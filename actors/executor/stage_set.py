@@ -26,6 +26,7 @@ from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
+from actors.transport.notices import notify
 from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline, StageHandles
 
 logger = logging.getLogger("legato.stages")
@@ -81,7 +82,7 @@ class StageSet:
                 if num_starts == _MAX_STARTS:
                     raise
                 num_starts += 1
-                logger.error("%s: start %d", death, num_starts)
+                notify(f"{death}: start {num_starts} of {_MAX_STARTS}")
 
     async def _build(self) -> tuple[StageInfo, int, int]:
         info, num_blocks = await self._load()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import fcntl
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -51,14 +53,15 @@ def batch(
     """
     lines = read_lines(source)
     try:
-        answered = keep_answers(target)
-        target.open("ab").close()  # before requests are sent whose answers could not be written
+        answered, file = keep_answers(target)
     except OSError as error:
         fail(f"{target}: {error.strerror or error}", code=WRONG_USAGE)
     left = [line for line in lines if line.custom_id not in answered]
     root = server_root(url)
     try:
-        totals = asyncio.run(_run(left, target, root, api_key, concurrency, 3600 * give_up_after))
+        with file:
+            work = _run(left, file, root, api_key, concurrency, 3600 * give_up_after)
+            totals = asyncio.run(work)
     except OSError as error:  # a full disk, for instance
         fail(f"{target}: {error.strerror or error}")
     except KeyboardInterrupt:
@@ -79,7 +82,7 @@ def batch(
 
 async def _run(
     lines: list[Line],
-    target: Path,
+    file: BinaryIO,
     root: str,
     api_key: str | None,
     concurrency: int,
@@ -96,8 +99,7 @@ async def _run(
             unreachable(root, error)
         if answer.status_code in (401, 403):  # as every request's would be
             fail(f"{root}: {message_of(answer)}")
-        with target.open("ab") as file:
-            return await answer_all(client, lines, file, concurrency, give_up_s)
+        return await answer_all(client, lines, file, concurrency, give_up_s)
 
 
 async def answer_all(
@@ -187,14 +189,38 @@ def read_lines(source: Path) -> list[Line]:
     return lines
 
 
-def keep_answers(target: Path) -> set[str]:
-    """The requests already answered in the file; failures, and a last line that an interruption
-    cut short, are removed from it. Ends the command, with the file as it was, if it holds anything
-    else. Raises OSError."""
-    if not target.exists():
-        return set()
-    if not target.is_file():
+def keep_answers(target: Path) -> tuple[set[str], BinaryIO]:
+    """The requests already answered in the file, and the file, to be appended to by this process
+    alone while it is open. Failures, and a last line that an interruption cut short, are removed.
+    Ends the command, with the file as it was, if it holds anything else or another process has it.
+    Raises OSError."""
+    if target.exists() and not target.is_file():
         fail(f"{target} is no file", code=WRONG_USAGE)
+    with _locked(target):
+        kept = _answers(target)
+        file = target.with_name(f".{target.name}.part").open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX)  # at once: it is the only one that has come here
+        file.write(b"".join(text + b"\n" for text in kept.values()))
+        file.flush()
+        os.replace(file.name, target)
+    return set(kept), file
+
+
+def _locked(target: Path) -> BinaryIO:
+    """The file, made if there is none, that this process alone may change or replace."""
+    while True:
+        file = target.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"{target}: another `legato batch` writes to it", code=WRONG_USAGE)
+        if os.path.samestat(os.fstat(file.fileno()), target.stat()):
+            return file
+        file.close()  # it was replaced between the two
+
+
+def _answers(target: Path) -> dict[str, bytes]:
+    """The line of every request that is answered, by the request's name."""
     kept: dict[str, bytes] = {}
     lines = target.read_bytes().split(b"\n")
     for number, text in enumerate(lines, 1):
@@ -211,10 +237,7 @@ def keep_answers(target: Path) -> set[str]:
                 f"{target}:{number}: not an answer; it would be lost, so name another file",
                 code=WRONG_USAGE,
             )
-    scratch = target.with_name(f".{target.name}.part")
-    scratch.write_bytes(b"".join(text + b"\n" for text in kept.values()))
-    scratch.replace(target)
-    return set(kept)
+    return kept
 
 
 def _is_json(text: bytes) -> bool:

@@ -70,6 +70,7 @@ class ForkServer:
             pass_fds=[number],
             stdin=subprocess.PIPE,
             env={**_READ_WHEN_LOADED, **own_environment()},
+            start_new_session=True,  # a signal to the command's group reaches only the command
         )
 
     def open(self, raylet: Sequence[str]) -> list[str]:

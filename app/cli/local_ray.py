@@ -7,10 +7,12 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from app.cli.forked_workers import ForkServer
+from app.cli.notices import show_notices
 from app.paths import PACKAGES
 
 # Of the driver's node: a dashboard that serves no page here, for which Ray would wait for seconds,
@@ -30,7 +32,7 @@ def start_ray(
     which otherwise import for themselves. options: of `ray.init`."""
     import ray  # here, because its import takes a second and reads the environment
 
-    with _without_daemons(forks):
+    with _changed(forks):
         ray.init(
             address="local",  # never join a cluster that already runs here
             num_cpus=num_cpus,
@@ -59,21 +61,25 @@ def _own_packages_first() -> Any:
 
 
 @contextmanager
-def _without_daemons(forks: ForkServer | None) -> Iterator[None]:
-    from ray._private import services
+def _changed(forks: ForkServer | None) -> Iterator[None]:
+    from ray._private import services, worker
     from ray._private.node import Node
 
-    kept = {name: getattr(Node, name) for name in _UNREAD}
-    start = services.start_ray_process
-    for name in _UNREAD:
-        setattr(Node, name, lambda *_, **__: None)
-    services.start_ray_process = _at_once(start, forks)
+    changes: list[tuple[Any, str, Any]] = [
+        *((Node, name, lambda *_, **__: None) for name in _UNREAD),
+        (services, "start_ray_process", _at_once(services.start_ray_process, forks)),
+        # A signal to the command's group, as `timeout` sends it, reaches only the command.
+        (services, "ConsolePopen", partial(services.ConsolePopen, start_new_session=True)),
+        (worker, "listen_error_messages", show_notices),
+    ]
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, changed in changes:
+        setattr(owner, name, changed)
     try:
         yield
     finally:
-        services.start_ray_process = start
-        for name, method in kept.items():
-            setattr(Node, name, method)
+        for owner, name, own in kept:
+            setattr(owner, name, own)
 
 
 def _at_once(start: Callable[..., Any], forks: ForkServer | None) -> Callable[..., Any]:

@@ -33,15 +33,20 @@ def check(
     """Say whether a model would load, and describe it, without loading it; exit 2 with the
     reason if it would not."""
     from actors.stage.folder_check import check_folder
-    from app.text.processor import load_tokenizer
+    from app.text.chat_template import TemplateBusy, TemplateError
+    from app.text.processor import check_templates
 
     try:
         found = model_folder(str(folder), with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
-        load_tokenizer(str(found))
+        check_templates(str(found))
         typer.echo(f"{folder}: ok. {described}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)
+    except TemplateError as error:
+        fail(f"{folder}: {error}", code=WRONG_USAGE)
+    except TemplateBusy as busy:
+        fail(busy)
 
 
 def register(app: typer.Typer) -> None:

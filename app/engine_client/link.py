@@ -27,6 +27,7 @@ from actors.executor.placement import (
 )
 from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory
+from actors.transport.notices import notify
 from actors.transport.pipeline import StageHandles
 from actors.transport.wire import FrameProtocol, listen
 from app.engine_client.channel import ChannelOwner, SchedulerChannel
@@ -136,7 +137,7 @@ class SchedulerLink(SchedulerChannel):
                 if connected.done() or num_starts == _MAX_STARTS:
                     raise EngineFailed(f"the scheduler died while starting: {error}") from error
             num_starts += 1
-            logger.error("the scheduler died while starting: start %d", num_starts)
+            self.tell(f"the scheduler died while starting: start {num_starts} of {_MAX_STARTS}")
             self.kill()
 
     async def _started(self, path: str) -> tuple[StageInfo, int, str | None]:
@@ -169,6 +170,10 @@ class SchedulerLink(SchedulerChannel):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, _LEAVE_WITHIN_S)
         self.kill()
+
+    def tell(self, message: str) -> None:
+        """A line of this engine for whoever runs the server."""
+        notify(message, None if self.fronts is None else self.fronts.engine_id)
 
     def kill(self) -> None:
         """End it at once, and the stages that were created with it."""

@@ -1,8 +1,8 @@
 """The engine client of a replica: the scheduler actor behind `EngineClient`.
 
 Submissions go to the scheduler over a Unix socket; one message per iteration comes back for all of
-the replica's streams. Every token of a stream is numbered, so when the scheduler dies a
-new one is built and every open request replayed: prompt plus the tokens already delivered.
+the replica's streams. Tokens of a stream are numbered, so when the scheduler dies a new one is
+built and every open request replayed: prompt plus tokens already delivered.
 """
 
 from __future__ import annotations
@@ -152,10 +152,13 @@ class LiveEngine:
         while True:
             self._link.kill()
             self._rebuilds += 1
-            logger.error("scheduler lost: rebuild %d", self._rebuilds)
             if self._rebuilds > self._max_rebuilds:
-                self._fail("the scheduler could not be rebuilt")
+                self._failure = "the scheduler could not be rebuilt"
+                self._link.tell(f"giving up: {self._failure}, {self.num_open} requests fail")
+                self._ready.set()  # wakes new requests that wait for it
+                self._open.fail_all(EngineUnavailable(self._failure))
                 return
+            self._link.tell(f"scheduler lost: rebuilding it, {self.num_open} requests wait")
             self._config = replace(self._config, is_rebuild=True)
             self._link = self._new_link()
             try:
@@ -163,12 +166,8 @@ class LiveEngine:
                 break
             except Exception as error:  # a full disk, no sockets, no memory: it counts
                 logger.error("rebuild failed: %s: %s", type(error).__name__, error)
-        logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
-
-    def _fail(self, reason: str) -> None:
-        self._failure = reason
-        self._ready.set()  # wakes new requests that wait for it
-        self._open.fail_all(EngineUnavailable(reason))
+        took = f"{time.monotonic() - begin_s:.1f} s"
+        self._link.tell(f"scheduler rebuilt in {took}: {self.num_open} requests go on")
 
     # ---- EngineClient ------------------------------------------------------------------------
 

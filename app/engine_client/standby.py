@@ -10,7 +10,6 @@ gets it as its first stages. On GPUs there is none: Ray gives a GPU to one proce
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,11 +24,10 @@ from actors.executor.placement import (
     kill_stages,
     unused,
 )
+from actors.transport.notices import notify
 from actors.transport.pipeline import StageHandles
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable
-
-logger = logging.getLogger("legato.engine")
 
 _IDLE_FOR_S = 1.0
 _AT_MOST_LATE_S = 30.0  # an engine that is never idle begins with it all the same
@@ -68,7 +66,8 @@ class Standby:
                 is_new = False
                 await self._live()
             except Exception as error:  # of Ray, or without memory or files: tried again
-                logger.warning("standby stages: %s: %s", type(error).__name__, error)
+                reason = f"{type(error).__name__}: {error}"
+                notify(f"standby stages lost ({reason}): replacing them, no request waits")
                 kill_stages(self._release())
                 await self._told(None)
                 await asyncio.sleep(_LOST_AGAIN_S)

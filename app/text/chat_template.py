@@ -32,6 +32,7 @@ class TemplateError(Exception):
     TemplateError
      ├── TemplateMissing   the model folder has no chat template
      ├── TemplateHostile   it overran its limits or tried to leave the sandbox
+     ├── TemplateBroken    it does not compile
      └── ConversationInvalid  the template cannot render, or objects to, these messages
     """
 
@@ -41,6 +42,10 @@ class TemplateMissing(TemplateError):
 
 
 class TemplateHostile(TemplateError):
+    pass
+
+
+class TemplateBroken(TemplateError):
     pass
 
 
@@ -158,13 +163,16 @@ class ChatTemplate:
             return str(answer["text"])
         if "refused" in answer:
             raise ConversationInvalid(str(answer["refused"]))
+        if "broken" in answer:
+            raise TemplateBroken(f"the chat template ({name}) does not compile: {answer['broken']}")
         message = str(answer["error"])
         if message.startswith("SecurityError"):
             raise TemplateHostile(f"the chat template tried to leave its sandbox: {message}")
         raise ConversationInvalid(f"the chat template cannot render these messages: {message}")
 
     def check(self) -> None:
-        """Try every template once; raises TemplateHostile for one that must not be served."""
+        """Try every template once; raises TemplateHostile for one that must not be served, and
+        TemplateBroken."""
         for name in self._templates:
             with contextlib.suppress(ConversationInvalid):  # it may want other messages than these
                 self.render([{"role": "user", "content": "Hello"}], tools=_SAMPLE_TOOLS.get(name))

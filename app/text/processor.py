@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
+from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate, TemplateBroken
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.output.hermes import Hermes
@@ -81,7 +81,11 @@ class TextProcessor:
             limit_s=template_limit_s,
             write_calls=(self.formats.tools or Hermes).written,
         )
-        self.template.check()
+        self.template_problem: str | None = None  # completions need no template
+        try:
+            self.template.check()
+        except TemplateBroken as broken:
+            self.template_problem = str(broken)
         self.grammars = GrammarChecker(self.model_path)
 
     # ---- text to tokens ---------------------------------------------------------------
@@ -208,6 +212,17 @@ def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:
     if not found:
         return {}
     return {"default": found} if isinstance(found, str) else dict(found)
+
+
+def check_templates(folder: str) -> None:
+    """Whether a folder's tokenizer can be read and its chat templates be used. Raises
+    TokenizerError, TemplateError, TemplateBusy."""
+    tokenizer = load_tokenizer(folder)
+    template = ChatTemplate(_templates(tokenizer.chat_template), _special_tokens(tokenizer))
+    try:
+        template.check()
+    finally:
+        template.close()
 
 
 def load_tokenizer(folder: str) -> Any:

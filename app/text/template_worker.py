@@ -69,7 +69,8 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def render(job: dict[str, Any]) -> dict[str, str]:
-    """Answer {"text": ...}, {"refused": ...} (the messages are at fault) or {"error": ...}."""
+    """Answer {"text": ...}, {"refused": ...} (the messages are at fault), {"broken": ...} (no
+    template) or {"error": ...}."""
     try:
         pieces: list[str] = []
         num_chars = 0
@@ -80,6 +81,8 @@ def render(job: dict[str, Any]) -> dict[str, str]:
                 return {"error": "the rendered conversation is too long"}
     except _ConversationRefused as error:
         return {"refused": str(error)}
+    except jinja2.TemplateSyntaxError as error:
+        return {"broken": f"line {error.lineno}: {error.message}"}
     except MemoryError:
         return {"error": "the chat template needs too much memory"}
     except RecursionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -37,6 +38,14 @@ def exact(streams: list[Streamed], canary: Canary, within_s: float) -> None:
     assert max(s.longest_gap_s for s in streams) <= within_s
 
 
+def told(server: Server, *patterns: str) -> None:
+    """The terminal shows these lines, in this order, and nothing of Ray's about the deaths."""
+    log = server.config.with_name("serve.log")
+    wanted = "(?sm)" + ".*".join(rf"^[-\d]+ [:\d]+ {pattern}$" for pattern in patterns)
+    until(lambda: re.search(wanted, log.read_text()), f"lines: {wanted}")
+    assert "A worker died" not in log.read_text()
+
+
 def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     server: Server, canary: Canary
 ) -> None:
@@ -50,6 +59,11 @@ def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     assert status["recoveries"] >= 1
     assert sorted(serving_stages(server)) == sorted(standby)
     canary.check(server)
+    told(
+        server,
+        r"stages lost \(.+\): rebuilding them, \d+ requests wait \(rebuild 1 of 3\)",
+        r"stages rebuilt in \d+\.\d s: \d+ requests go on",
+    )
     fresh = prepared(server)
     assert len(fresh) == 2
     assert not {*fresh} & {*before, *standby}
@@ -64,6 +78,7 @@ def test_a_standby_that_dies_disturbs_no_stream_and_is_replaced(
     )
     exact(streams, canary, STAGE_KILLED_S)
     assert serving_stages(server) == before
+    told(server, r"standby stages lost \(.*\): replacing them, no request waits")
     until(lambda: not {*standby} & {*standby_stages(server)}, "its end")
     assert len(prepared(server)) == 2
 
@@ -99,6 +114,11 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
             server, canary.prompts, MAX_TOKENS, lambda: os.kill(scheduler, signal.SIGKILL)
         )
         exact(streams, canary, SCHEDULER_KILLED_S)
+        told(
+            server,
+            r"scheduler lost: rebuilding it, \d+ requests wait",
+            r"scheduler rebuilt in \d+\.\d s: \d+ requests go on",
+        )
         status = httpx.get(f"{server.url}/console/status").json()
         assert (status["tbt_s"], status["pid"] != scheduler) == (0.25, True)
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -15,7 +17,9 @@ import psutil
 import pytest
 
 from tests.faults import within
+from tests.faults.streams import stream_all
 from tests.faults.surroundings import (
+    MAX_TOKENS,
     Canary,
     Surroundings,
     completion,
@@ -83,6 +87,25 @@ def test_gap_6_ctrl_c_waits_for_streams_as_long_as_promised(
     assert b"data: [DONE]" in ends[0]
     all_gone(server, before)
     assert semaphores_of(before.pids) == []
+
+
+def test_sigterm_to_the_whole_group_drains(
+    settings: dict[str, Any], canary: Canary, tmp_path: Path
+) -> None:
+    """As `timeout` sends it, and a supervisor that does not know better."""
+    with running(tmp_path, settings) as server:
+        canary.check(server)
+        before = look(server)
+        streams = stream_all(
+            server, canary.prompts, MAX_TOKENS,
+            lambda: os.killpg(server.process.pid, signal.SIGTERM),
+        )  # fmt: skip
+        assert server.process.wait(60) == 0
+        log = (tmp_path / "serve.log").read_text()
+    assert [stream.text for stream in streams] == canary.texts()
+    assert "lost" not in log
+    assert "Ray" not in log.partition("draining")[2]
+    all_gone(server, before)
 
 
 def test_the_command_is_killed_and_the_next_finds_nothing_of_it(

@@ -178,4 +178,8 @@ def _eos_token_ids(folder: Path, config: JsonObject) -> tuple[int, ...]:
     ids = generation.get("eos_token_id", config.get("eos_token_id"))
     if ids is None:
         return ()
-    return tuple(int(i) for i in ids) if isinstance(ids, list) else (int(ids),)
+    try:
+        return tuple(int(i) for i in ids) if isinstance(ids, list) else (int(ids),)
+    except (TypeError, ValueError) as bad:
+        at_fault = path if "eos_token_id" in generation else folder / "config.json"
+        raise ModelError(f"{at_fault}: eos_token_id {ids!r}: {bad}") from bad

@@ -17,7 +17,13 @@ from app.api.http.options import ApiOptions
 from app.api.sampling_params import stop_strings
 from app.api.schema.chat import Message
 from app.api.schema.common import SamplingFields
-from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile, TemplateMissing
+from app.text.chat_template import (
+    TemplateBroken,
+    TemplateBusy,
+    TemplateError,
+    TemplateHostile,
+    TemplateMissing,
+)
 
 
 def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[dict[str, Any]]:
@@ -106,7 +112,7 @@ async def prompt_of(
         raise invalid(f"{error}.", "messages", "no_chat_template") from None
     except TemplateBusy as busy:
         raise ApiError(503, f"{busy}.", "messages", "template_busy", retry_after_s=1.0) from None
-    except TemplateHostile as error:
+    except (TemplateBroken, TemplateHostile) as error:
         raise ApiError(500, f"{error}.", "messages", "chat_template_failed") from None
     except TemplateError as error:
         raise invalid(f"{error}.", "messages", "invalid_messages") from None

@@ -247,7 +247,9 @@ def _configured(config: Path, sections: Mapping[str, Mapping[str, Any]]) -> dict
     try:
         read: dict[str, Any] = yaml.safe_load(locate(config).read_text())
         args = read["applications"][0]["args"]
-    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
+    except OSError as error:
+        raise SettingsError(f"{config}: no Serve config: {error.strerror}") from None
+    except (yaml.YAMLError, KeyError, IndexError, TypeError) as error:
         raise SettingsError(f"{config}: no Serve config: {error!r}") from None
     for name, section in sections.items():
         args[name] = {**(args.get(name) or {}), **section}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -43,12 +44,15 @@ def _recovery(num_failures: int) -> tuple[Recovery, list[object], asyncio.Event]
         rebuilt.set()
 
     recovery = Recovery(
-        stages, 3, BackgroundTasks(), lambda: told.append("lost"), lambda: {GRAMMAR}, on_rebuilt
-    )
+        stages, 3, BackgroundTasks(), lambda: told.append("lost"), lambda: {GRAMMAR}, on_rebuilt,
+        num_requests=lambda: 5, engine_id="a7",
+    )  # fmt: skip
     return recovery, told, rebuilt
 
 
-async def test_a_full_disk_for_a_while_costs_two_rebuilds() -> None:
+async def test_a_full_disk_for_a_while_costs_two_rebuilds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recovery, told, rebuilt = _recovery(2)
     recovery.lose("a stage died")
     recovery.lose("another too")
@@ -58,9 +62,18 @@ async def test_a_full_disk_for_a_while_costs_two_rebuilds() -> None:
         *(False, 1),
         ["lost", [{GRAMMAR}]],
     )
+    lines = [record.getMessage() for record in caplog.records if record.name == "legato.notices"]
+    full = "OSError: [Errno 28] No space left on device"
+    assert lines[:3] == [
+        f"engine a7: stages lost ({reason}): rebuilding them, 5 requests wait (rebuild {n} of 3)"
+        for n, reason in ((1, "a stage died"), (2, full), (3, full))
+    ]
+    assert re.fullmatch(r"engine a7: stages rebuilt in 0\.\d s: 5 requests go on", lines[3])
 
 
-async def test_a_full_disk_for_good_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_for_good_ends_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     gone = asyncio.Event()
 
     def leave(status: int) -> None:
@@ -73,6 +86,7 @@ async def test_a_full_disk_for_good_ends_the_scheduler(monkeypatch: pytest.Monke
         await recovery._rebuild("a stage died")
     assert gone.is_set()
     assert not rebuilt.is_set()
+    assert "giving up on the stages: OSError: [Errno 28] No space left on device; 3 " in caplog.text
 
 
 async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:

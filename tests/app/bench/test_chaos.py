@@ -99,7 +99,7 @@ def test_a_fleet_is_told_by_its_config() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (None, "no Serve config"),
+        (None, "no Serve config: No such file or directory\n"),
         ({"fleet": {"way": "sideways"}}, "way"),
         ({"model": {"path": "/nowhere"}}, "/nowhere"),  # which the server says
     ],

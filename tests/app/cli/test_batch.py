@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import json
 from collections.abc import Callable
@@ -126,15 +127,43 @@ async def test_what_is_left_when_the_time_is_over_fails(server: Server) -> None:
     assert totals.num_failed == 2
 
 
+def kept(out: Path) -> set[str]:
+    answered, file = keep_answers(out)
+    file.close()
+    return answered
+
+
+def test_a_file_that_a_batch_writes_is_no_other_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a file of that name was opened before it was replaced."""
+    out = tmp_path / "out.jsonl"
+    done = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    out.write_text(json.dumps(done))
+    with out.open("ab") as former:
+        answered, file = keep_answers(out)
+        fcntl.flock(former, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that comes too late
+    with file:
+        source = tmp_path / "in.jsonl"
+        source.write_text('{"custom_id": "b", "url": "/v1/completions", "body": {}}')
+        url = ["--url", "http://127.0.0.1:1"]
+        second = CliRunner().invoke(app, ["batch", str(source), str(out), *url])
+        assert second.exit_code == 2
+        assert "out.jsonl: another `legato batch` writes to it" in second.output
+        file.write(b"next")
+    assert answered == {"a"}
+    assert out.read_text() == json.dumps(done) + "\nnext"
+
+
 def test_the_output_keeps_answers_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    assert keep_answers(out) == set()
+    assert kept(out) == set()
     done = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
     failed = {"custom_id": "b", "response": {"status_code": 500, "body": {}}, "error": None}
     expired = {"custom_id": "c", "response": None, "error": {"code": "batch_expired"}}
     texts = [json.dumps(line) for line in (done, failed, expired, done)]
     out.write_text("\n".join(texts) + '\n{"custom_id": "d", "resp')
-    assert keep_answers(out) == {"a"}
+    assert kept(out) == {"a"}
     assert out.read_text() == texts[0] + "\n"
 
 
@@ -177,11 +206,12 @@ async def test_without_a_valid_key_nothing_is_sent(
 ) -> None:
     server = await start_server(ApiOptions(api_keys={"ké": KeyLimits()}))
     out = tmp_path / "out.jsonl"
-    with pytest.raises(typer.Exit):
-        await _run([chat(0)], out, server.url, "other", 1, 60.0)
-    assert "Give a valid API key" in capsys.readouterr().err
-    assert not out.exists()
-    totals = await _run([chat(0)], out, server.url, "ké", 1, 60.0)
+    with out.open("wb") as file:
+        with pytest.raises(typer.Exit):
+            await _run([chat(0)], file, server.url, "other", 1, 60.0)
+        assert "Give a valid API key" in capsys.readouterr().err
+        assert file.tell() == 0
+        totals = await _run([chat(0)], file, server.url, "ké", 1, 60.0)
     assert totals.num_done == 1
 
 

@@ -221,6 +221,15 @@ def test_models_and_folders(tmp_path: Path) -> None:
     assert "holds no *.safetensors weights" in falcon.output
 
 
+def test_a_chat_template_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "configs/models/demo", folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}\n{{ m.content }")
+    checked = runner.invoke(app, ["check", str(folder)])
+    assert checked.exit_code == 2, checked.output
+    assert f"{folder}: the chat template (default) does not compile: line 2: " in checked.output
+
+
 def test_a_model_without_a_tokenizer_would_not_load(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(ROOT / "configs/models/demo", folder)

@@ -9,6 +9,7 @@ import pytest
 from app.text.chat_template import (
     ChatTemplate,
     ConversationInvalid,
+    TemplateBroken,
     TemplateBusy,
     TemplateHostile,
     TemplateMissing,
@@ -87,6 +88,14 @@ def test_a_new_child_serves_after_a_kill() -> None:
 def test_hostile_models_are_refused_at_the_start() -> None:
     template = ChatTemplate({"default": "{{ ''.__class__.__mro__ }}"}, {})
     with pytest.raises(TemplateHostile, match="sandbox"):
+        template.check()
+    template.close()
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ messages | no_such_filter }}"])
+def test_one_that_does_not_compile_is_told_from_one_that_objects(source: str) -> None:
+    template = ChatTemplate({"default": source}, {})
+    with pytest.raises(TemplateBroken, match=r"\(default\) does not compile: line 1: "):
         template.check()
     template.close()
 

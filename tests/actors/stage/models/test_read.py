@@ -82,6 +82,18 @@ def test_the_inner_part_is_checked_like_a_whole_config(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", ["x", [1, None]])
+def test_a_wrong_end_token_is_a_fault_of_the_file_that_has_it(tmp_path: Path, wrong: Any) -> None:
+    config = write_gemma3_4b(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id"):
+        load_config(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": wrong}))
+    with pytest.raises(ModelError, match=r"/config\.json: eos_token_id"):
+        load_config(tmp_path)
+
+
 def test_published_configs() -> None:
     """The shapes that ship with the repository are readable."""
     root = Path(__file__).resolve().parents[4] / "configs" / "models"

@@ -1,0 +1,30 @@
+"""Lines for whoever runs the server: they see the terminal of the command that started it, and not
+the logs of Ray's workers. That command prints them (`app/cli/notices.py`)."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import ray
+
+logger = logging.getLogger("legato.notices")
+
+KIND: Final = "legato"  # of a message to a job's driver, beside Ray's own kinds
+_WITHIN_S: Final = 2.0
+_in_order: Final = ThreadPoolExecutor(1, "legato-notices")  # nobody waits for the cluster
+
+
+def notify(message: str, engine_id: str | None = None) -> Future[None] | None:
+    """Log a line and publish it. Returns what is done once it is out, within seconds; None outside
+    a cluster, where there is only the log. engine_id: of one engine among several."""
+    text = message if engine_id is None else f"engine {engine_id}: {message}"
+    logger.warning("%s", text)
+    return _in_order.submit(_publish, text) if ray.is_initialized() else None
+
+
+def _publish(text: str) -> None:
+    worker: Any = ray._private.worker.global_worker  # which has no types
+    job = worker.current_job_id
+    worker.gcs_client.publish_error(job.hex().encode(), KIND, text, job, _WITHIN_S)

@@ -1,0 +1,35 @@
+"""Lines for whoever runs a server reach the process that started it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import ray
+
+from actors.transport.notices import KIND, notify
+
+
+@pytest.mark.ray
+def test_lines_are_logged_and_reach_the_driver_in_order(
+    ray_cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    raylet: Any = ray._raylet
+    worker: Any = ray._private.worker.global_worker
+    subscriber = raylet.GcsErrorSubscriber(address=worker.gcs_client.address)
+    subscriber.subscribe()
+    said = [notify("stages lost"), notify("stages rebuilt", engine_id="a7")]
+    assert all(one is not None and one.result() is None for one in said)
+    wanted = ["stages lost", "engine a7: stages rebuilt"]
+    received: list[str] = []
+    while len(received) < len(wanted):
+        _, found = subscriber.poll()
+        if found["type"] == KIND and found["job_id"] == worker.current_job_id.binary():
+            received.append(found["error_message"])
+    subscriber.close()
+    assert received == wanted
+    logged = [one for one in caplog.records if one.name == "legato.notices"]
+    assert [(one.levelno, one.getMessage()) for one in logged] == [
+        (logging.WARNING, line) for line in wanted
+    ]
