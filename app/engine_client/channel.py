@@ -35,6 +35,7 @@ from actors.transport.messages import (
     read_value,
     unpack_kind,
 )
+from actors.transport.running_time import running_timeout
 from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.delivery_times import REPORT_EVERY, DeliveryTimes
@@ -128,7 +129,7 @@ class SchedulerChannel:
         self._delays_s.clear()
 
     async def ask(
-        self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S
+        self, question: Question, *arguments: Any, within_s: float | None = None
     ) -> Any:
         """The scheduler's answer.
 
@@ -140,7 +141,7 @@ class SchedulerChannel:
             self._send(Ask(ticket, question, arguments))
             if self._socket is None:
                 raise TimeoutError
-            async with asyncio.timeout(within_s):  # `wait_for` may swallow a cancellation
+            async with running_timeout(_ANSWER_WITHIN_S if within_s is None else within_s):
                 return await answer
         except TimeoutError as error:
             raise EngineUnavailable("the scheduler does not answer") from error
