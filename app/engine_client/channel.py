@@ -128,9 +128,7 @@ class SchedulerChannel:
         self._send(DeliveryTook(self._times.report(self._delays_s)))
         self._delays_s.clear()
 
-    async def ask(
-        self, question: Question, *arguments: Any, within_s: float | None = None
-    ) -> Any:
+    async def ask(self, question: Question, *arguments: Any, within_s: float | None = None) -> Any:
         """The scheduler's answer.
 
         Raises EngineUnavailable if none comes, QuestionFailed if the scheduler raised.

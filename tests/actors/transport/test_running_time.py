@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import time
 import pytest
 
 from actors.transport.running_time import LOOKS, RunningTime, running_timeout
-from tests.standstill import pass_time, wait_stopped
+from tests.standstill import pass_time, stand_still
 
 LIMIT_S = 1.0
 # Waits for a line, as for a peer's answer, within the limit.
@@ -39,19 +38,18 @@ asyncio.run(judge())
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_stopped_judge_does_not_blame_its_peer(answers: bool) -> None:
     """Once it runs again it waits for what is left, and no longer."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    judge = subprocess.Popen([sys.executable, "-c", _JUDGE], **pipes)  # type: ignore[call-overload]
-    try:
-        assert judge.stdout.readline() == "waits\n"
-        judge.send_signal(signal.SIGSTOP)
-        wait_stopped([judge.pid])
-        pass_time(2 * LIMIT_S)
-        judge.send_signal(signal.SIGCONT)
-        pass_time(LIMIT_S / 4)  # in which it runs again, before its peer does
-        told, _ = judge.communicate("answer\n" if answers else None, timeout=30)
-        assert told == ("answered\n" if answers else "dead\n")
-    finally:
-        judge.kill()
+    command = [sys.executable, "-c", _JUDGE]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as judge:
+        assert judge.stdin is not None
+        assert judge.stdout is not None
+        assert judge.stdout.readline() == b"waits\n"
+        stand_still([judge.pid], [], 1.5 * LIMIT_S)
+        if answers:
+            pass_time(LIMIT_S / 4)  # in which the judge runs, and its peer has not answered
+            judge.stdin.write(b"answer\n")
+        assert judge.stdout.readline() == (b"answered\n" if answers else b"dead\n")
 
 
 async def test_a_peer_is_dead_after_the_limit() -> None:
