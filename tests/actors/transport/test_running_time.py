@@ -16,15 +16,15 @@ from tests.standstill import pass_time, stand_still
 LIMIT_S = 1.0
 # Waits for a line, as for a peer's answer, within the limit.
 _JUDGE = f"""
-import asyncio, sys
+import asyncio
 from actors.transport.running_time import running_timeout
 
 async def judge():
     answered = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, answered.set)
-    print("waits", flush=True)
     try:
         async with running_timeout({LIMIT_S}):
+            print("waits", flush=True)
             await answered.wait()
     except TimeoutError:
         print("dead", flush=True)
