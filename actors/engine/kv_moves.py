@@ -11,6 +11,7 @@ from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, SaveNow, TierHolds
 from actors.scheduling.state import RequestState, RequestStatus
+from actors.transport.running_time import running_timeout
 
 
 class KVMoves:
@@ -115,7 +116,7 @@ class KVMoves:
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"
         answers = None
         try:
-            async with asyncio.timeout(deadline_s):
+            async with running_timeout(deadline_s):
                 answers = await self._stages.move(move.blocks, limit_s)
         except TimeoutError:
             pass

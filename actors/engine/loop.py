@@ -57,6 +57,7 @@ from actors.transport.messages import (
     StepError,
     SubmitRequests,
 )
+from actors.transport.running_time import LOOKS, RunningTime
 
 logger = logging.getLogger("legato.scheduler")
 
@@ -256,8 +257,8 @@ class StepDeadline:
     """Calls `lose(reason)` when the oldest step in flight takes implausibly long.
 
     A step may take `factor` times its prediction (without one, the recent time of as many tokens),
-    but at least `floor_s`. Checking once per `floor_s` is therefore early enough and needs no timer
-    per step.
+    but at least `floor_s`. Looking a few times per `floor_s` is therefore early enough and needs no
+    timer per step. Time in which this process stood still is no time of a step (`RunningTime`).
     """
 
     def __init__(
@@ -273,13 +274,15 @@ class StepDeadline:
         self._floor_s = floor_s
         self._factor = factor
         self._lose = lose
+        self._period_s = floor_s / LOOKS
+        self._ran = RunningTime()
         self._timer: asyncio.TimerHandle | None = None
         self._slowest_token_s = 0.0
 
     def watch(self) -> None:
         """Begin to watch, because a step is in flight."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._floor_s, self._check)
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._check)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a successful step: the recent slowest time per token, with slow decay."""
@@ -293,9 +296,9 @@ class StepDeadline:
         limit_s = self._limit_of(oldest)
         # A step's time starts when the step before it is answered.
         since_s = max(oldest.planned_at_s, self._core.last_answer_s)
-        left_s = since_s + limit_s - self._clock()
+        left_s = limit_s - self._ran.since(since_s, self._clock(), self._period_s)
         if left_s > 0:
-            wait_s = min(left_s, self._floor_s)
+            wait_s = min(left_s, self._period_s)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
         else:
             self._lose(f"no answer within {limit_s:.1f} s")

@@ -28,6 +28,7 @@ from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
 from actors.transport.notices import notify
 from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline, StageHandles
+from actors.transport.running_time import running_timeout
 
 logger = logging.getLogger("legato.stages")
 
@@ -138,7 +139,8 @@ class StageSet:
         flat = self._flat()
         reporter = asyncio.create_task(self._report(flat))
         try:
-            infos = await asyncio.wait_for(load_stages(self._actors), self._config.load_timeout_s)
+            async with running_timeout(self._config.load_timeout_s):
+                infos = await load_stages(self._actors)
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
             self.here = await self._processes_here()
@@ -168,7 +170,7 @@ class StageSet:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             try:
-                async with asyncio.timeout(_SILENT_S):
+                async with running_timeout(_SILENT_S):
                     shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
             except ray.exceptions.RayError:
                 return  # load() raises the error
@@ -194,7 +196,7 @@ class StageSet:
         pipeline = self._make_pipeline()
         reporter = asyncio.create_task(self._report(flat))
         try:
-            async with asyncio.timeout(self._config.load_timeout_s):
+            async with running_timeout(self._config.load_timeout_s):
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
                 if self._config.grammars and not in_haste:  # while memory is made ready
                     with contextlib.suppress(StagesFailed):  # there are none without a tokenizer
@@ -249,7 +251,7 @@ class StageSet:
     async def compile_grammar(self, grammar: Grammar) -> str | None:
         """`StageActor.compile_grammar` on the last stage. Raises StagesFailed, also when late."""
         try:
-            async with asyncio.timeout(_COMPILE_LIMIT_S):
+            async with running_timeout(_COMPILE_LIMIT_S):
                 return await self._flat(-1)[0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error

@@ -1,7 +1,7 @@
 """A front's view of its engines: their last snapshots, and the requests sent to them since.
 
-Routing and moves read nothing else. Only its owner's calls change it, and they pass the time in,
-so that equal calls give equal views, live and simulated.
+Routing and moves read nothing else. Only its owner's calls change it, so that equal calls give
+equal views, live and simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class FleetEngine:
     """
 
     snapshot: EngineSnapshot
-    updated_s: float
     sent: deque[tuple[int, int, int]] = field(default_factory=deque)
     num_sent: int = 0
     sent_prefill_tokens: int = 0
@@ -53,10 +52,10 @@ class FleetEngine:
         """Known tokens still to compute there, including those of requests not yet received."""
         return self.snapshot.num_prefill_tokens + self.sent_prefill_tokens
 
-    def update(self, snapshot: EngineSnapshot, now_s: float) -> None:
+    def update(self, snapshot: EngineSnapshot) -> None:
         if snapshot.sequence <= self.snapshot.sequence:
             return
-        self.snapshot, self.updated_s = snapshot, now_s
+        self.snapshot = snapshot
         sent = self.sent
         while sent and sent[0][0] <= snapshot.num_received:
             _, num_new, num_tokens = sent.popleft()
@@ -101,13 +100,13 @@ class Fleet:
 
     # ---- changes ----------------------------------------------------------------------
 
-    def published(self, snapshot: EngineSnapshot, now_s: float) -> None:
+    def published(self, snapshot: EngineSnapshot) -> None:
         """Record a snapshot; an engine's first adds it. Outdated snapshots are dropped."""
         engine = self.engines.get(snapshot.engine_id)
         if engine is None:
-            self.engines[snapshot.engine_id] = FleetEngine(snapshot, now_s)
+            self.engines[snapshot.engine_id] = FleetEngine(snapshot)
         else:
-            engine.update(snapshot, now_s)
+            engine.update(snapshot)
 
     def update_prefixes(self, update: PrefixUpdate) -> None:
         """Record a change of an engine's prefix cache; ignored for unknown engines."""
@@ -133,10 +132,6 @@ class Fleet:
         self.prefixes.forget(engine_id)
 
     # ---- reads ------------------------------------------------------------------------
-
-    def silent(self, now_s: float, after_s: float) -> tuple[str, ...]:
-        """Engines that have published nothing for this long."""
-        return tuple(e for e, engine in self.engines.items() if now_s - engine.updated_s > after_s)
 
     def candidates(self, arrival: Arrival) -> list[FleetEngine]:
         """Engines that may take it: serving, with the bit class and the adapter it needs.

@@ -35,6 +35,7 @@ from actors.transport.messages import (
     read_value,
     unpack_kind,
 )
+from actors.transport.running_time import running_timeout
 from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.delivery_times import REPORT_EVERY, DeliveryTimes
@@ -127,9 +128,7 @@ class SchedulerChannel:
         self._send(DeliveryTook(self._times.report(self._delays_s)))
         self._delays_s.clear()
 
-    async def ask(
-        self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S
-    ) -> Any:
+    async def ask(self, question: Question, *arguments: Any, within_s: float | None = None) -> Any:
         """The scheduler's answer.
 
         Raises EngineUnavailable if none comes, QuestionFailed if the scheduler raised.
@@ -140,7 +139,7 @@ class SchedulerChannel:
             self._send(Ask(ticket, question, arguments))
             if self._socket is None:
                 raise TimeoutError
-            async with asyncio.timeout(within_s):  # `wait_for` may swallow a cancellation
+            async with running_timeout(_ANSWER_WITHIN_S if within_s is None else within_s):
                 return await answer
         except TimeoutError as error:
             raise EngineUnavailable("the scheduler does not answer") from error

@@ -29,6 +29,7 @@ from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory
 from actors.transport.notices import notify
 from actors.transport.pipeline import StageHandles
+from actors.transport.running_time import RunningTime
 from actors.transport.wire import FrameProtocol, listen
 from app.engine_client.channel import ChannelOwner, SchedulerChannel
 from app.engine_client.standby import Standby
@@ -144,9 +145,10 @@ class SchedulerLink(SchedulerChannel):
         """The result of `SchedulerActor.start`; kills a scheduler that is hung, which ends it."""
         os.utime(path)
         start = asyncio.ensure_future(self._actor.start.remote(path, self.fronts))
+        silent = RunningTime()
         while not start.done():
             await asyncio.wait({start}, timeout=_LOOK_EVERY_S)
-            if time.time() - os.stat(path).st_mtime > _SILENT_S:
+            if silent.since(os.stat(path).st_mtime, time.time(), _LOOK_EVERY_S) > _SILENT_S:
                 logger.error("the scheduler does nothing while it starts: killing it")
                 ray.kill(self._actor)
                 os.utime(path)

@@ -124,9 +124,9 @@ class FleetClient(EngineClient):
             await asyncio.sleep(_WATCH_PERIOD_S)
             try:
                 now_s = time.monotonic()
-                for engine_id in self._fleet.silent(now_s, _SILENT_AFTER_S):
-                    logger.error("engine %s is silent, treated as dead", engine_id)
-                    if (connection := self._connections.get(engine_id)) is not None:
+                for connection in self.connections:
+                    if connection.silent_s(now_s, _WATCH_PERIOD_S) > _SILENT_AFTER_S:
+                        logger.error("engine %s is silent, treated as dead", connection.engine_id)
                         connection.cut()
                 self._placement.place_waiting()
                 self._placement.end_waits(now_s)
@@ -292,7 +292,7 @@ class FleetClient(EngineClient):
             created_s=self._created_s,
         )
         self._connections[connection.engine_id] = connection
-        self._fleet.published(snapshot, time.monotonic())
+        self._fleet.published(snapshot)
         self._snapshot_came.set()
         self._placement.published(connection, snapshot)
 

@@ -15,6 +15,7 @@ from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixU
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.request import FinishReason, Request
 from actors.transport.messages import Hello, IterationRecord, KVSaved, Readiness, Welcome
+from actors.transport.running_time import RunningTime
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
 from app.engine_client.client import GenerationRequest
@@ -134,6 +135,8 @@ class Connection(SchedulerChannel):
         self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
         self.leaving_since_s: float | None = None  # it drains
+        self._published_s: float | None = None
+        self._silence = RunningTime()
         self.balanced_s = 0.0  # when streams were last moved to balance the load
         self.is_ready = True  # False while its stages are rebuilt
         self._ids = itertools.count(1)
@@ -167,6 +170,13 @@ class Connection(SchedulerChannel):
             return
         super()._lost()
 
+    def silent_s(self, now_s: float, period_s: float) -> float:
+        """For how long it has published nothing, of the time in which this front ran; 0 before its
+        first snapshot. Asked once per period."""
+        if self._published_s is None:
+            return 0.0
+        return self._silence.since(self._published_s, now_s, period_s)
+
     def on_records(self, records: Sequence[Any]) -> None:
         self._front.iterated(self, records)
 
@@ -178,7 +188,7 @@ class Connection(SchedulerChannel):
 
     def on_message(self, message: EngineMessage) -> None:
         if isinstance(message, EngineSnapshot):
-            self.snapshot = message
+            self.snapshot, self._published_s = message, time.monotonic()
             if self.leaving_since_s is None and message.state is EngineState.DRAINING:
                 self.leaving_since_s = time.monotonic()
             self._front.published(self, message)

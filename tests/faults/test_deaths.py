@@ -26,8 +26,10 @@ from tests.faults.within import (
     SCHEDULER_KILLED_S,
     STAGE_FROZEN_S,
     STAGE_KILLED_S,
+    STEP_DEADLINE_S,
 )
 from tests.serve.server_process import Server
+from tests.standstill import stand_still
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
@@ -100,6 +102,27 @@ def test_row_3_a_stage_stops(server: Server, canary: Canary) -> None:
         server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[0], signal.SIGSTOP)
     )
     exact(streams, canary, STAGE_FROZEN_S)
+
+
+def test_a_machine_that_stands_still_takes_no_part_of_the_engine_for_dead(
+    server: Server, canary: Canary
+) -> None:
+    """All of it stops for three times the deadline of a step; the stages are the last to go on."""
+    stages = serving_stages(server)
+    judges = [*pids_of(server, "ray::ServeReplica"), *pids_of(server, "ray::SchedulerActor")]
+    assert len(judges) == 2
+    status = f"{server.url}/console/status"
+    before = httpx.get(status).json()
+    still_s = 3 * STEP_DEADLINE_S
+    streams = stream_all(
+        server, canary.prompts, MAX_TOKENS, lambda: stand_still(judges, stages, still_s)
+    )
+    exact(streams, canary, still_s + STAGE_KILLED_S)
+    assert min(s.longest_gap_s for s in streams) >= still_s
+    after = httpx.get(status).json()
+    assert [after[key] for key in ("pid", "stage_pids", "recoveries")] == [
+        before[key] for key in ("pid", "stage_pids", "recoveries")
+    ]
 
 
 def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(

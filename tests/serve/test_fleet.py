@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from tests.standstill import stand_still
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(280)]
 
@@ -179,6 +180,24 @@ def test_a_killed_engine_costs_no_byte(served_fleet: Any) -> None:
         if num_moves > 0:
             break
     assert num_moves > 0
+
+
+def test_a_machine_that_stands_still_moves_no_stream(served_fleet: Any) -> None:
+    """Its front has heard nothing of the engines for longer than an engine may be silent."""
+    wait_for_engines(served_fleet, 2)
+    unfailed = asyncio.run(Streams(served_fleet.url, served_fleet.model).run())
+    before = httpx.get(f"{served_fleet.url}/console/status").json()
+    fronts = [p.pid for p in served_fleet.titled("ray::ServeReplica", "Front")]
+    kinds = ("ray::ServeReplica", "ray::SchedulerActor", "ray::StageActor")
+    found = {process.pid for kind in kinds for process in served_fleet.titled(kind)}
+    engines = sorted(found - {*fronts})
+    assert (len(fronts), len(engines) >= 6) == (1, True)
+    streams = Streams(served_fleet.url, served_fleet.model)
+    answers = asyncio.run(streams.run(lambda: stand_still(fronts, engines, 8.0)))
+    assert answers == unfailed
+    after = httpx.get(f"{served_fleet.url}/console/status").json()
+    assert [engine["id"] for engine in after["engines"]] == [e["id"] for e in before["engines"]]
+    assert after["fleet"]["num_moves"] == before["fleet"]["num_moves"]
 
 
 def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> None:

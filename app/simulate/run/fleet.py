@@ -149,7 +149,7 @@ class SimulatedFleet:
             return
         replica.on_refuse = self._refused
         self.moved.watch(replica)
-        self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
+        self._picture.published(engine.snapshot(now_s, self._predicts))
         # Engines publish at different times.
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
         self._at(first_s, partial(self._publish, engine))
@@ -172,7 +172,7 @@ class SimulatedFleet:
     ) -> None:
         if snapshot.engine_id not in self.engines:
             return
-        self._picture.published(snapshot, now_s)
+        self._picture.published(snapshot)
         if update is not None:
             self._picture.update_prefixes(update)
         self._told(self.engines[snapshot.engine_id], now_s)
@@ -210,7 +210,7 @@ class SimulatedFleet:
     def drain(self, engine: SimulatedEngine, drain_s: float, now_s: float) -> None:
         """Accept nothing new; move streams that would take longer, and finish the rest."""
         engine.state, engine.drain_s, engine.leaving_since_s = EngineState.DRAINING, drain_s, now_s
-        self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
+        self._picture.published(engine.snapshot(now_s, self._predicts))
         self._evacuate(engine, now_s)
 
     def _evacuate(self, engine: SimulatedEngine, now_s: float) -> None:

@@ -19,6 +19,7 @@ from tests.actors.engine import paper_engine
 from tests.actors.engine.paper_engine import background
 from tests.actors.scheduling import short_lives
 from tests.actors.scheduling.short_lives import config
+from tests.standstill import pass_time
 
 BLOCKS = ((3, b"x"), (4, b"y"))
 HELD, LOST = TierChange((b"x", b"y")), TierChange((b"x",), (b"y",))
@@ -81,6 +82,18 @@ async def test_a_move_without_an_answer_costs_the_stages_once_its_own_limit_has_
     assert asyncio.get_running_loop().time() - begin_s >= 0.12
     assert engine.events == []
     assert engine.losses == [f"no answer to a move of KV within {s} s" for s in ("0.0", "0.1")]
+
+
+async def test_a_move_has_its_time_although_the_engine_stood_still() -> None:
+    engine = Engine(deadline_s=1.0)
+    engine.stages.may_go_on.clear()
+    engine.moves.begin(Save(1, BLOCKS))
+    await asyncio.sleep(0)
+    pass_time(2.0)  # the whole event loop stands still
+    await asyncio.sleep(0)  # what is due is done before the answer comes
+    engine.stages.may_go_on.set()
+    await background()
+    assert (engine.events, engine.losses) == ([Moved(1, 1, (HELD, LOST))], [])
 
 
 async def test_answers_of_lost_stages_are_dropped() -> None:

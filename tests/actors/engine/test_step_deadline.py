@@ -13,6 +13,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import PipelineLost, StepDone, Submit
 from actors.scheduling.plan import StepResult, StepShape
 from actors.scheduling.request import Request, SamplingParams
+from actors.transport.running_time import LOOKS
 
 FLOOR_S = 10.0
 LATE = f"no answer within {FLOOR_S:.1f} s"
@@ -42,6 +43,16 @@ class _Loop:
         self.num_timers += 1
         heapq.heappush(self._timers, timer)
         return timer
+
+    def stand_still(self, seconds: float) -> None:
+        """The clock goes on, and no timer runs before its end."""
+        self.now_s += seconds
+        late = [timer for timer in self._timers if timer.due_s <= self.now_s]
+        self._timers = [timer for timer in self._timers if timer.due_s > self.now_s]
+        heapq.heapify(self._timers)
+        for timer in sorted(late):
+            if not timer.cancelled:
+                timer.call()
 
     def pass_time(self, seconds: float) -> None:
         end_s = self.now_s + seconds
@@ -142,12 +153,44 @@ def test_a_long_step_has_its_time(loop: _Loop) -> None:
     assert engine.lost == ["no answer within 300.0 s"]
 
 
+@pytest.mark.parametrize("still_s", [FLOOR_S, 9 * FLOOR_S])
+def test_time_in_which_the_engine_stood_still_is_no_time_of_a_step(
+    loop: _Loop, still_s: float
+) -> None:
+    engine = _Engine(loop)
+    loop.pass_time(FLOOR_S / 2)
+    loop.stand_still(still_s)
+    loop.pass_time(FLOOR_S / 2 - 2 * FLOOR_S / LOOKS - 0.01)
+    assert engine.lost == []
+    engine.answer()
+    loop.pass_time(FLOOR_S - 0.01)  # the next step has its whole time
+    assert engine.lost == []
+    loop.pass_time(0.02)
+    assert engine.lost == [LATE]
+
+
+def test_a_stuck_step_is_found_after_the_engine_stood_still(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    loop.stand_still(9 * FLOOR_S)
+    assert engine.lost == []
+    loop.pass_time(FLOOR_S)
+    assert engine.lost == [LATE]
+
+
+def test_a_busy_loop_that_looks_late_finds_a_stuck_step_in_time(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    while loop.now_s < FLOOR_S:
+        assert engine.lost == []
+        loop.stand_still(2 * FLOOR_S / LOOKS)  # each look comes a whole period late
+    assert engine.lost == [LATE]
+
+
 def test_steps_need_no_timers_of_their_own(loop: _Loop) -> None:
     engine = _Engine(loop)
     for _ in range(200):
         loop.pass_time(0.1)
         engine.answer()
-    assert loop.num_timers <= 4  # 20 s of steps, looked after every 10 s
+    assert loop.num_timers <= 2 * LOOKS + 1  # 20 s of steps, with a floor of 10 s
     assert engine.lost == []
 
 

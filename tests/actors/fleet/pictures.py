@@ -42,7 +42,7 @@ def snapshot(name: str, **changes: Any) -> EngineSnapshot:
 def fleet_of(*snapshots: EngineSnapshot) -> Fleet:
     fleet = Fleet()
     for one in snapshots:
-        fleet.published(one, 0.0)
+        fleet.published(one)
     return fleet
 
 

@@ -89,8 +89,8 @@ def test_requests_on_their_way_count_until_a_snapshot_has_them(name: str) -> Non
         fleet.sent(there.engine_id, Arrival(100, 10))
     assert taken.count("a") == taken.count("b") == 5
     seen = snapshot("a", sequence=2, num_received=5, num_running=5, num_prefill_tokens=500)
-    fleet.published(seen, 1.0)
-    fleet.published(snapshot("a", sequence=1), 1.1)  # overtaken
+    fleet.published(seen)
+    fleet.published(snapshot("a", sequence=1))  # overtaken
     assert (fleet.engines["a"].num_live, fleet.engines["a"].num_prefill_tokens) == (5, 500)
     assert (fleet.engines["b"].num_live, fleet.engines["b"].num_prefill_tokens) == (5, 500)
 
@@ -144,7 +144,7 @@ def test_one_idle_engine_of_many_does_not_make_a_busy_fleet_idle(
 def test_a_session_is_followed_where_no_prefix_is_known() -> None:
     fleet = fleet_of(snapshot("a"), snapshot("b"))
     fleet.sent("b", Arrival(500, 10, session="s"))
-    fleet.published(snapshot("b", sequence=2, num_received=1), 0.1)
+    fleet.published(snapshot("b", sequence=2, num_received=1))
     there = build_router("slack").choose(Arrival(600, 10, session="s"), fleet, 0.2)
     assert there is not None
     assert (there.engine_id, there.num_cached_tokens) == ("b", 500)

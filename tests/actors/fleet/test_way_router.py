@@ -68,10 +68,10 @@ def test_a_role_is_a_preference() -> None:
 
 def test_a_stream_goes_where_it_has_room() -> None:
     fleet = divided(outlook=outlook(begin_s=0.0))
-    fleet.published(snapshot("e", role=Role.DECODE, num_free_blocks=2), 0.0)
+    fleet.published(snapshot("e", role=Role.DECODE, num_free_blocks=2))
     assert chosen("split", STREAM, fleet) == "d"
     fleet = divided(num_running=64)
-    fleet.published(snapshot("e", role=Role.DECODE), 0.0)
+    fleet.published(snapshot("e", role=Role.DECODE))
     assert chosen("split", STREAM, fleet) == "e"
 
 

@@ -35,6 +35,7 @@ from app.engine_client.channel import EngineMessage, QuestionFailed, SchedulerCh
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.delivery_times import REPORT_EVERY
 from app.engine_client.streams import OpenRequests, Stream
+from tests.standstill import pass_time
 
 
 class Channel(SchedulerChannel):
@@ -165,6 +166,17 @@ async def test_answers_find_their_questions_in_any_order(ends: Ends) -> None:
         await second
     assert await first == {"num_waiting": 3}
     assert channel.told == []
+
+
+async def test_who_stood_still_waits_on_for_an_answer(ends: Ends) -> None:
+    """As a replica for that to its heartbeat, after a machine was suspended."""
+    channel, scheduler = ends
+    asked = asyncio.create_task(channel.ask("stage_pids", within_s=1.0))
+    ask: Ask = await scheduler.next()
+    pass_time(2.0)  # the whole event loop stands still
+    await asyncio.sleep(0)  # what is due is done before the answer comes
+    scheduler.send(Answer(ask.ticket, 7))
+    assert await asked == 7
 
 
 async def test_an_answer_that_comes_too_late_is_dropped(ends: Ends) -> None:
