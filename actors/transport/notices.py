@@ -4,10 +4,9 @@ the logs of Ray's workers. That command prints them (`app/cli/notices.py`)."""
 from __future__ import annotations
 
 import logging
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
-
-import ray
 
 logger = logging.getLogger("legato.notices")
 
@@ -21,10 +20,14 @@ def notify(message: str, engine_id: str | None = None) -> Future[None] | None:
     a cluster, where there is only the log. engine_id: of one engine among several."""
     text = message if engine_id is None else f"engine {engine_id}: {message}"
     logger.warning("%s", text)
-    return _in_order.submit(_publish, text) if ray.is_initialized() else None
+    ray: Any = sys.modules.get("ray")  # the command reads `KIND` before Ray may be imported
+    is_inside = ray is not None and ray.is_initialized()
+    return _in_order.submit(_publish, text) if is_inside else None
 
 
 def _publish(text: str) -> None:
+    import ray
+
     worker: Any = ray._private.worker.global_worker  # which has no types
     job = worker.current_job_id
     worker.gcs_client.publish_error(job.hex().encode(), KIND, text, job, _WITHIN_S)

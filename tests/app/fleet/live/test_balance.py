@@ -15,10 +15,10 @@ from actors.fleet.snapshot import Role
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
-from tests.app.fleet.live.test_draining import OUTLASTS, Hook
+from tests.app.fleet.live.test_draining import Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
-from tests.app.fleet.live.test_failover import mixed, through
+from tests.app.fleet.live.test_failover import OUTLASTS, mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts

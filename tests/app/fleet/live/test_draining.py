@@ -16,7 +16,7 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
-from tests.app.fleet.live.test_failover import Answer, mixed, through
+from tests.app.fleet.live.test_failover import OUTLASTS, Answer, mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
@@ -24,7 +24,6 @@ from tests.live.reference import expected, make_prompts
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 LENGTH, MAX_TOKENS = 81, 150
-OUTLASTS = 600  # tokens of a stream that no slow front sees end before its copy is done
 NUM_BLOCKS = LENGTH // 4
 STEPS = ["kv_saved", "kv_fetched", "next_token"]  # of a copy, as a front asks for them
 Hook = Callable[[Connection, str], Awaitable[None]]
@@ -115,11 +114,16 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
+    tiny_model: Callable[..., Path],
+    unhurried: None,
     who: str,
     step: str,
 ) -> None:
-    fleet = await make_fleet(3, **sections)
-    unfailed, _ = await through(fleet.front, mixed())
+    sections["kv"]["memory_gib"] = 0.03
+    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    requests = mixed(OUTLASTS // 2)
+    fleet = await make_fleet(3, folder, **sections)
+    unfailed, _ = await through(fleet.front, requests)
     pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}
     source = next(iter(pids))
     killed: list[str] = []
@@ -135,7 +139,7 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
 
     before_asking(kill)
     leave, _ = leaves(fleet)
-    answers, _ = await through(fleet.front, mixed(), leave)
+    answers, _ = await through(fleet.front, requests, leave)
     assert answers == unfailed
     assert killed
     assert fleet.front.num_open == 0
