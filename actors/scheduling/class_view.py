@@ -29,7 +29,7 @@ class ClassView:
     """
 
     def __init__(self, requests: BothClasses, is_background: bool) -> None:
-        """is_background: its requests are those of the background (`Request.is_background`)."""
+        """is_background: its requests are those of the background (`Request.priority`)."""
         self._requests = requests
         self.is_background = is_background
         self.now_s = requests.now_s
@@ -70,8 +70,8 @@ class ClassView:
         is_one = state is not None and state.is_background == self.is_background
         return state if is_one else None
 
-    def found_by(self, is_background: bool) -> EngineView:
-        return self._requests.found_by(is_background)
+    def found_by(self, priority: int) -> EngineView:
+        return self._requests.found_by(priority)
 
     def knows(self, request_id: int) -> bool:
         return self._requests.knows(request_id)

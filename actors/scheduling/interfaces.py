@@ -108,8 +108,8 @@ class EngineView(Protocol):
         """Running mean of computed tokens per second; 0.0 before any step."""
         ...
 
-    def found_by(self, is_background: bool) -> EngineView:
-        """The engine as a new request of this class finds it: background ones delay no live one."""
+    def found_by(self, priority: int) -> EngineView:
+        """The engine as a new request finds it: background ones delay no live one."""
         ...
 
     def knows(self, request_id: int) -> bool:

@@ -34,7 +34,7 @@ class LiveRequests:
         self.now_s = 0.0
         self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
         self.in_flight = in_flight
-        self.num_background = 0  # of those, see `Request.is_background`
+        self.num_background = 0  # of those, see `Request.priority`
         self.num_preemptions = 0
         self.num_arrived = 0
         self.num_loads = 0  # of adapters, under way
@@ -75,8 +75,8 @@ class LiveRequests:
     def num_waiting_tokens(self) -> int:
         return self.waiting.num_tokens
 
-    def found_by(self, is_background: bool) -> EngineView:
-        if is_background or not self.num_background:
+    def found_by(self, priority: int) -> EngineView:
+        if priority < 0 or not self.num_background:
             return self
         return ClassView(self, is_background=False)
 

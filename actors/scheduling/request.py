@@ -78,6 +78,7 @@ class Request:
     cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
     adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt
     identifies the adapter, because slots are reused.
+    priority: a request below 0 takes only what others, live ones, hardly notice (as of a batch).
     num_losses: earlier engines that were lost while running it: it is then a suspect, tried apart
     from others until it is cleared.
     """
@@ -88,15 +89,10 @@ class Request:
     arrival_s: float
     output: tuple[int, ...] = ()
     tenant: str = ""
-    priority: int = 0  # higher goes first
+    priority: int = 0  # higher goes first; below 0: in the background
     objective: Objective = field(default_factory=Objective)
     group: str | None = None
     pooling: str | None = None
     cache_salt: str = ""
     num_losses: int = 0
     adapter: int = 0
-
-    @property
-    def is_background(self) -> bool:
-        """Whether it takes only what others, live requests, hardly notice: as those of batches."""
-        return self.priority < 0

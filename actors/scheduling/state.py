@@ -113,7 +113,7 @@ class RequestState:
         sampling = request.sampling
         self.request = request
         self.request_id = request.request_id
-        self.is_background = request.is_background
+        self.is_background = request.priority < 0
         self.sequence_number = sequence_number  # order of submission
         self.status = RequestStatus.WAITING
         self.fate = Fate.QUEUE

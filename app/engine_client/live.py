@@ -1,8 +1,7 @@
 """The engine client of a replica: the scheduler actor behind `EngineClient`.
 
-Submissions go to the scheduler over a Unix socket; one message per iteration comes back for all of
-the replica's streams. Tokens of a stream are numbered, so when the scheduler dies a new one is
-built and every open request replayed: prompt plus tokens already delivered.
+Submissions go to the scheduler over a Unix socket; one message per iteration comes back for all
+streams. When the scheduler dies a new one is built and every open request replayed.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class LiveEngine:
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
-        self._foreseen = ForeseenRefusals()
+        self._foreseen: ForeseenRefusals | None = None  # until there is a refusal
         self._standby = Standby(config, lambda *asked: self._link.ask(*asked))
         self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
@@ -231,6 +230,8 @@ class LiveEngine:
             self._abandon(ids)
 
     def foreseen(self, request: GenerationRequest) -> RequestRefused | None:
+        if self._foreseen is None:
+            return None
         return self._foreseen.find(request, self.objective, time.monotonic())
 
     def finish_early(self, request_id: str, index: int) -> None:
@@ -242,7 +243,7 @@ class LiveEngine:
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         self._open.add(requests, stream)
-        if turned_away := self._foreseen.pop_turned_away():
+        if self._foreseen and (turned_away := self._foreseen.pop_turned_away()):
             self._link.turned_away(turned_away)
         try:
             self._link.submit(requests)
@@ -301,6 +302,7 @@ class LiveEngine:
 
     def on_refusal(self, refusal: Refuse) -> None:
         if (entry := self._open.get(refusal.request_id)) is not None:
+            self._foreseen = self._foreseen or ForeseenRefusals()
             self._foreseen.note(refusal, entry.request, self.objective, time.monotonic())
         error = RequestRefused(
             refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s

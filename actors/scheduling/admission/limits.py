@@ -32,7 +32,7 @@ class QueueLimits:
         return (
             self.impossible(request, engine)
             or self.overload(request, engine)
-            or self.admission.on_submit(request, engine.found_by(request.is_background))
+            or self.admission.on_submit(request, engine.found_by(request.priority))
         )
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:

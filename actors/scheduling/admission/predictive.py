@@ -146,7 +146,7 @@ class PredictiveAdmission:
         if place is not None:
             returning.judged(is_served)
         if is_served:
-            if not request.is_background:  # which takes longer, by what live requests come
+            if request.priority >= 0:  # others take longer, by what live requests come
                 self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
         retry_after_s = self.retry_after_s(request, found, now_s, place)

@@ -39,7 +39,7 @@ def quote(engine: EngineView, limits: QueueLimits, asked: QuoteRequest, now_s: f
     admission = limits.admission
     if not isinstance(admission, PredictiveAdmission):  # it accepts every request
         admission = PredictiveAdmission.build(limits.config, limits.cost, max_wait_s=math.inf)
-    predictor, engine = admission.predictor, engine.found_by(request.is_background)
+    predictor, engine = admission.predictor, engine.found_by(request.priority)
     forecast = admission.forecast(request, engine, now_s)
     predicted = Quote(
         True,

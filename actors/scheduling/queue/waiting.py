@@ -29,7 +29,7 @@ class WaitingQueue:
         self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
-        self.num_background = self.num_background_tokens = 0  # see `Request.is_background`
+        self.num_background = self.num_background_tokens = 0  # see `Request.priority`
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first

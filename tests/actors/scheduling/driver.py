@@ -199,7 +199,7 @@ class Driver:
         waits = overlaps and core.speculation.holds_back(core.builder)
         if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
-                if state.request.is_background and self.core.requests.are_mixed:
+                if state.is_background and self.core.requests.are_mixed:
                     continue
                 ready = state.in_flight < self.config.steps_per_request
                 holds_memory = state.num_computed_tokens < state.capacity
