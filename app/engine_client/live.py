@@ -1,7 +1,6 @@
 """The engine client of a replica: the scheduler actor behind `EngineClient`.
 
-Submissions go to the scheduler over a Unix socket; one message per iteration comes back for all
-streams. When the scheduler dies a new one is built and every open request replayed.
+A scheduler that dies is replaced, and every open request replayed: prompt and delivered tokens.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ async def ask_all(engine: LiveEngine, has_begun: asyncio.Event) -> list[list[int
 
 
 async def kill_a_stage(engine: LiveEngine, has_begun: asyncio.Event) -> None:
+    *_, (pid, *_) = await engine.stage_pids()  # beforehand: streams go on meanwhile
     await has_begun.wait()
-    *_, (pid, *_) = await engine.stage_pids()
     os.kill(pid, signal.SIGKILL)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.fleet.connection import Connection
-from tests.app.fleet.live.conftest import SHARE_BYTES
+from tests.app.fleet.live.conftest import SHARE_BYTES, SLOW
 from tests.app.fleet.live.test_draining import Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
@@ -74,6 +74,7 @@ async def test_kills_at_any_moment_of_a_drain_lose_and_double_nothing(
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
     request: pytest.FixtureRequest,
+    tiny_model: Callable[..., Path],
     tmp_path: Path,
     num_rounds: int,
     seed: int,
@@ -81,7 +82,7 @@ async def test_kills_at_any_moment_of_a_drain_lose_and_double_nothing(
 ) -> None:
     if not is_hurried:
         request.getfixturevalue("unhurried")
-    fleet = await make_fleet(3, **sections)
+    fleet = await make_fleet(3, tiny_model("llama", **SLOW), **sections)
     front = fleet.front
     unfailed, _ = await through(front, mixed())
     draw = random.Random(seed)

@@ -16,6 +16,7 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
+from tests.app.fleet.live.conftest import SLOW
 from tests.app.fleet.live.test_failover import OUTLASTS, Answer, mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
@@ -119,10 +120,8 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
     who: str,
     step: str,
 ) -> None:
-    sections["kv"]["memory_gib"] = 0.03
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
-    requests = mixed(OUTLASTS // 2)
-    fleet = await make_fleet(3, folder, **sections)
+    requests = mixed()
+    fleet = await make_fleet(3, tiny_model("llama", **SLOW), **sections)
     unfailed, _ = await through(fleet.front, requests)
     pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}
     source = next(iter(pids))
@@ -190,10 +189,11 @@ async def test_a_fetch_that_does_not_end_delays_no_drain_for_long(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
     before_asking: Callable[[Hook], None],
+    tiny_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.fleet.stream_copies.COPIED_WITHIN_S", 0.05)
-    fleet = await make_fleet(2, **sections)
+    fleet = await make_fleet(2, tiny_model("llama", **SLOW), **sections)
     unfailed, _ = await through(fleet.front, mixed())
 
     async def wait(connection: Connection, question: str) -> None:

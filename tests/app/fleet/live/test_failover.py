@@ -18,6 +18,7 @@ import pytest
 from actors.scheduling.request import Grammar, SamplingParams
 from app.engine_client.client import GenerationRequest, TokenChunk
 from app.fleet.client import FleetClient
+from tests.app.fleet.live.conftest import SLOW
 from tests.live.reference import make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -112,16 +113,15 @@ async def test_a_killed_engines_streams_go_on_elsewhere(
     """Its closed sockets tell, at once: silence and the periodic look are out of the question."""
     monkeypatch.setattr("app.fleet.client._SILENT_AFTER_S", 1e9)
     monkeypatch.setattr("app.fleet.client._WATCH_PERIOD_S", 1e9)
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
-    fleet = await make_fleet(2, folder, kv={"block_size": 4, "memory_gib": 0.03})
+    fleet = await make_fleet(2, tiny_model("llama", **SLOW))
     pid = await fleet.pid(0)
-    unfailed, quiet_s = await through(fleet.front, mixed(OUTLASTS // 2))
+    unfailed, quiet_s = await through(fleet.front, mixed())
     places: dict[tuple[str, int], list[str]] = {}
 
     def placed(request_id: str, index: int, engine_id: str) -> None:
         places.setdefault((request_id, index), []).append(engine_id)
 
-    told = [replace(r, placed=partial(placed, r.request_id)) for r in mixed(OUTLASTS // 2)]
+    told = [replace(r, placed=partial(placed, r.request_id)) for r in mixed()]
     answers, pause_s = await through(fleet.front, told, lambda: os.kill(pid, signal.SIGKILL))
     assert answers == unfailed
     assert len(places) == sum(request.n for request in told)
