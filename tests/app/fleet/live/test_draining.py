@@ -156,7 +156,7 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     unhurried: None,
     how: str,
 ) -> None:
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
+    folder = tiny_model("llama", max_position_embeddings=4 * OUTLASTS)
     fleet = await make_fleet(2, folder, **sections)
     ended, begun = asyncio.Event(), asyncio.Event()
 
@@ -168,10 +168,10 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     before_asking(wait)
     leave, leaving = leaves(fleet)
     if how == "completes":
-        answers, _ = await through(fleet.front, [one(OUTLASTS)], leave)
-        assert answers == right(OUTLASTS)
+        answers, _ = await through(fleet.front, [one(2 * OUTLASTS)], leave)
+        assert answers == right(2 * OUTLASTS)
     else:
-        async with aclosing(fleet.front.generate(one(OUTLASTS))) as chunks:
+        async with aclosing(fleet.front.generate(one(2 * OUTLASTS))) as chunks:
             await anext(chunks)
             leave()
             await begun.wait()
