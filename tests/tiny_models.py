@@ -36,6 +36,11 @@ _BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+# Of a model whose steps take some milliseconds, and of one that has long streams too: they do not
+# end before a test's stroke falls, however late front and client are for them on a loaded machine.
+SLOW: dict[str, Any] = {"intermediate_size": 32768}
+LASTING: dict[str, Any] = {**SLOW, "max_position_embeddings": 2048}
+
 
 def _rope(kind: str, theta: float = 10_000.0, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **parameters}}

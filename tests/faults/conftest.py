@@ -12,11 +12,12 @@ from tests.faults.surroundings import Canary, after_each, answer_largest, look
 from tests.faults.within import BODY_TIMEOUT_S, SEND_TIMEOUT_S, STEP_DEADLINE_S
 from tests.live.conftest import make_engine as make_engine  # a fixture of this room too
 from tests.serve.server_process import Server, running
+from tests.tiny_models import SLOW
 
 
 @pytest.fixture(scope="session")
 def canary(tiny_model: Callable[..., Path]) -> Iterator[Canary]:
-    found = Canary(tiny_model("llama"))
+    found = Canary(tiny_model("llama", **SLOW))
     yield found
     found.close()
 
@@ -25,7 +26,7 @@ def canary(tiny_model: Callable[..., Path]) -> Iterator[Canary]:
 def settings(tiny_model: Callable[..., Path]) -> dict[str, Any]:
     """A small server whose limits are near."""
     return {
-        "model": {"path": str(tiny_model("llama"))},
+        "model": {"path": str(tiny_model("llama", **SLOW))},
         "scheduling": {"token_budget": 64, "max_requests": 64},
         "kv": {"block_size": 4, "memory_gib": 0.01},
         "engine": {"step_deadline_s": STEP_DEADLINE_S, "standby": True},

@@ -19,6 +19,7 @@ from app.text.processor import TextProcessor
 from tests.faults.within import SETTLED_S, STANDBY_READY_S
 from tests.live.reference import expected, make_prompts
 from tests.serve.server_process import Server
+from tests.tiny_models import SLOW
 
 LENGTHS = (3, 17, 40, 60, 5, 81, 22, 9)
 MAX_TOKENS = 150
@@ -171,7 +172,7 @@ class Canary:
 
     def __init__(self, model: Path) -> None:
         self._text = TextProcessor(model)
-        self._answers = expected("llama", LENGTHS, MAX_TOKENS)
+        self._answers = expected("llama", LENGTHS, MAX_TOKENS, **SLOW)
         self.prompts: Sequence[tuple[int, ...]] = make_prompts(LENGTHS)
 
     def texts(self, max_tokens: int = MAX_TOKENS) -> list[str]:

@@ -26,10 +26,13 @@ def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[tuple[
 
 @functools.cache
 def expected(
-    variant: str, lengths: tuple[int, ...] = LENGTHS, max_tokens: int = MAX_TOKENS
+    variant: str,
+    lengths: tuple[int, ...] = LENGTHS,
+    max_tokens: int = MAX_TOKENS,
+    **overrides: Any,
 ) -> list[list[int]]:
     """Greedy tokens of transformers in float32, one prompt at a time, end-of-sequence ignored."""
-    model = tiny_models.build(variant)
+    model = tiny_models.build(variant, **overrides)
     answers = []
     for prompt in make_prompts(lengths):
         ids = model.generate(

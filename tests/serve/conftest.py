@@ -10,6 +10,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.serve.server_process import running
+from tests.tiny_models import LASTING
 
 if TYPE_CHECKING:
     from tests.serve.live_server import LiveServer
@@ -29,7 +30,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 def served_fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Any]:
     """A front and two engines, in processes of their own."""
     args = {
-        "model": {"path": str(tiny_model("llama"))},
+        "model": {"path": str(tiny_model("llama", **LASTING))},
         "kv": {"memory_gib": 0.01, "block_size": 4},
         "scheduling": {"token_budget": 128},
         "fleet": {"routing": "least_loaded"},

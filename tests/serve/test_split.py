@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.serve.test_fleet import Streams, engines_of, wait_for_engines
+from tests.tiny_models import LASTING
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
 
@@ -32,7 +33,7 @@ def test_clients_see_no_difference(
     served_fleet: Any, serve: Callable[..., Any], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     args = {
-        "model": {"path": str(tiny_model("llama"))},
+        "model": {"path": str(tiny_model("llama", **LASTING))},
         "kv": {"memory_gib": 0.01, "block_size": 4},
         "scheduling": {"token_budget": 128},
     }

@@ -53,11 +53,6 @@ class LiveFleet:
         return int((await self.engines[number].status())["pid"])
 
 
-# Of a model whose steps take some milliseconds: its streams do not end before a test's stroke
-# falls, however late their front is for them on a loaded machine.
-SLOW: dict[str, Any] = {"intermediate_size": 32768}
-
-
 @pytest.fixture
 def sections(tmp_path: Path) -> dict[str, Any]:
     """Of engines that share KV."""

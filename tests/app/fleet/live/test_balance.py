@@ -22,6 +22,7 @@ from tests.app.fleet.live.test_failover import OUTLASTS, mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
+from tests.tiny_models import LASTING
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -47,8 +48,7 @@ def lasting(
 ) -> tuple[Path, list[GenerationRequest]]:
     """A model, and requests whose streams no slow front sees end before they have moved."""
     sections["kv"]["memory_gib"] = 0.03
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
-    return folder, mixed(OUTLASTS // 2)
+    return tiny_model("llama", **LASTING), mixed(OUTLASTS // 2)
 
 
 async def rebalance(fleet: Any, requests: list[GenerationRequest], right: Any) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from app.fleet.connection import Connection
-from tests.app.fleet.live.conftest import SHARE_BYTES, SLOW
+from tests.app.fleet.live.conftest import SHARE_BYTES
 from tests.app.fleet.live.test_draining import Hook
 from tests.app.fleet.live.test_draining import before_asking as before_asking
 from tests.app.fleet.live.test_draining import unhurried as unhurried
 from tests.app.fleet.live.test_failover import mixed, through
 from tests.app.fleet.live.test_split import all_at_rest, largest_share, processes, struck
 from tests.app.fleet.live.waiting import until
+from tests.tiny_models import SLOW
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 

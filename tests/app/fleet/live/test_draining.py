@@ -16,26 +16,26 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.fleet.connection import Connection
-from tests.app.fleet.live.conftest import SLOW
 from tests.app.fleet.live.test_failover import OUTLASTS, Answer, mixed, through
 from tests.app.fleet.live.test_split import all_at_rest
 from tests.app.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
+from tests.tiny_models import LASTING
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
-LENGTH, MAX_TOKENS = 81, 150
+LENGTH = 81
 NUM_BLOCKS = LENGTH // 4
 STEPS = ["kv_saved", "kv_fetched", "next_token"]  # of a copy, as a front asks for them
 Hook = Callable[[Connection, str], Awaitable[None]]
 
 
-def one(max_tokens: int = MAX_TOKENS) -> GenerationRequest:
+def one(max_tokens: int) -> GenerationRequest:
     return GenerationRequest("one", make_prompts((LENGTH,))[0], SamplingParams(max_tokens))
 
 
-def right(max_tokens: int = MAX_TOKENS) -> list[Answer]:
-    (tokens,) = expected("llama", (LENGTH,), max_tokens)
+def right(max_tokens: int) -> list[Answer]:
+    (tokens,) = expected("llama", (LENGTH,), max_tokens, **LASTING)
     return [{0: [*tokens, "length"]}]
 
 
@@ -76,8 +76,7 @@ async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     before_asking: Callable[[Hook], None],
     unhurried: None,
 ) -> None:
-    folder = tiny_model("llama", max_position_embeddings=2 * OUTLASTS)
-    fleet = await make_fleet(2, folder, **sections)
+    fleet = await make_fleet(2, tiny_model("llama", **LASTING), **sections)
     asked: list[tuple[str, str]] = []
 
     async def note(connection: Connection, question: str) -> None:
@@ -121,7 +120,7 @@ async def test_a_death_during_a_copy_loses_and_doubles_nothing(
     step: str,
 ) -> None:
     requests = mixed()
-    fleet = await make_fleet(3, tiny_model("llama", **SLOW), **sections)
+    fleet = await make_fleet(3, tiny_model("llama", **LASTING), **sections)
     unfailed, _ = await through(fleet.front, requests)
     pids = {engine["id"]: engine["pid"] for engine in (await fleet.front.status())["engines"]}
     source = next(iter(pids))
@@ -156,8 +155,7 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     unhurried: None,
     how: str,
 ) -> None:
-    folder = tiny_model("llama", max_position_embeddings=4 * OUTLASTS)
-    fleet = await make_fleet(2, folder, **sections)
+    fleet = await make_fleet(2, tiny_model("llama", **LASTING), **sections)
     ended, begun = asyncio.Event(), asyncio.Event()
 
     async def wait(connection: Connection, question: str) -> None:
@@ -193,7 +191,7 @@ async def test_a_fetch_that_does_not_end_delays_no_drain_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.fleet.stream_copies.COPIED_WITHIN_S", 0.05)
-    fleet = await make_fleet(2, tiny_model("llama", **SLOW), **sections)
+    fleet = await make_fleet(2, tiny_model("llama", **LASTING), **sections)
     unfailed, _ = await through(fleet.front, mixed())
 
     async def wait(connection: Connection, question: str) -> None:

@@ -18,8 +18,8 @@ import pytest
 from actors.scheduling.request import Grammar, SamplingParams
 from app.engine_client.client import GenerationRequest, TokenChunk
 from app.fleet.client import FleetClient
-from tests.app.fleet.live.conftest import SLOW
 from tests.live.reference import make_prompts
+from tests.tiny_models import SLOW
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 MAX_TOKENS = 120

@@ -22,6 +22,7 @@ from tests.app.fleet.live.test_failover import Answer, through
 from tests.app.fleet.live.test_split import struck
 from tests.live.reference import make_prompts
 from tests.live.test_live_tier import at_rest
+from tests.tiny_models import SLOW
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -68,7 +69,8 @@ ENGINE_KINDS: dict[str, dict[str, Any]] = {
 }
 # So slow a model that fetching beats computing, and the first token of a step costs so much of it
 # that drafts do pay.
-SLOW = "{name: slow, tokens_s: [[1, 1.0], [64, 1.2]]}"
+COSTS = "{name: slow, tokens_s: [[1, 1.0], [64, 1.2]]}"
+ATTENTION = list(tiny_adapters.LLAMA_MODULES[:4])  # the rest are as wide as the model is slow
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # stages and ranks
 SHORT = [("everything", 2, 1)]
 CASES = [
@@ -126,7 +128,7 @@ async def served(fleet: LiveFleet, way: str, has_adapter: bool) -> list[Answer]:
 
 @pytest.fixture
 def slow_sections(sections: dict[str, Any]) -> dict[str, Any]:
-    Path(sections["scheduling"]["cost_model"]).write_text(SLOW)
+    Path(sections["scheduling"]["cost_model"]).write_text(COSTS)
     return sections
 
 
@@ -141,11 +143,11 @@ async def test_the_tokens_of_one_engine(
     stages: int,
     ranks: int,
 ) -> None:
-    model = {"model": {"path": str(tiny_model("llama"))}}
+    model = {"model": {"path": str(tiny_model("llama", **SLOW))}}
     parallel = {"pipeline_stages": stages, "tensor_ranks": ranks, "cpus_per_rank": 0.1}
     args = merged(slow_sections, model, {"parallel": parallel}, ENGINE_KINDS[kind])
     if has_adapter := "adapters" in args:
-        paths = {"a": str(tiny_adapters.write(tmp_path / "adapter"))}
+        paths = {"a": str(tiny_adapters.write(tmp_path / "adapter", target_modules=ATTENTION))}
         args["adapters"] = {"max_adapters": 1, "max_rank": 8, "paths": paths}
     async with live_engines(args, ENGINES) as fleet:
         async with fleet.front(router_of("colocated"), ("two",)) as front:
