@@ -136,11 +136,13 @@ class LiveRequests:
         return last if remaining >= 2 * last else 0
 
     def can_spare(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free beside those of all prompts, waiting ones included."""
-        num_prompts = self.waiting.num_requests + len(self.prefilling)
+        """Whether so many blocks are free beside those of all prompts, waiting ones included.
+        Where live requests are, those of the background do not count: they yield."""
+        view = self.found_by(priority=0) if self.are_mixed else self
+        num_prompts = view.num_waiting + len(view.prefilling)
         if num_prompts:
             size = self.config.block_size
-            num_blocks += num_prompts + pending_tokens(self) // size
+            num_blocks += num_prompts + pending_tokens(view) // size
             num_blocks += int(self.config.watermark * self.config.num_blocks)
         return self.running.block_manager.can_allocate(num_blocks)
 

@@ -18,6 +18,11 @@ from actors.scheduling.state import NEVER, RequestState, RequestStatus
 _by_order_key = attrgetter("order_key")
 
 
+def _rank(state: RequestState) -> tuple[bool, tuple[float, int]]:
+    """By it, requests get memory: in order, but background requests after all live ones."""
+    return state.is_background, state.order_key
+
+
 class RunningRequests:
     """Lists are kept sorted by `order_key`, first in order first."""
 
@@ -59,7 +64,7 @@ class RunningRequests:
         if num_slots_taken >= self.config.max_requests:
             return False
         claimant = self.claimant
-        if claimant is not None and claimant.order_key < state.order_key:
+        if claimant is not None and _rank(claimant) < _rank(state):
             if claimant.status is RequestStatus.RUNNING:
                 return False
             self.claimant = None
@@ -197,7 +202,7 @@ class RunningRequests:
         self.block_manager.free(spare)
 
     def claim(self, state: RequestState) -> None:
-        """While the first request in order that lacks a block waits for it, no later one may start.
+        """While the first request that lacks a block waits for it, no later one may start.
 
         Otherwise a policy that prefers prompts would return the memory to the victim at once,
         and the two requests would preempt each other for ever.
@@ -206,30 +211,22 @@ class RunningRequests:
         if (
             claimant is None
             or claimant.status is not RequestStatus.RUNNING
-            or state.order_key < claimant.order_key
+            or _rank(state) < _rank(claimant)
         ):
             self.claimant = state
 
     def victim(self, state: RequestState, step_id: int) -> RequestState | None:
-        """The last request in order after `state` that is not yet in the step."""
-        worst: RequestState | None = None
-        for running in (self.decoding, self.prefilling):
-            for other in reversed(running):
-                if other.order_key <= state.order_key:
-                    break
-                if other.step_id != step_id:
-                    if worst is None or other.order_key > worst.order_key:
-                        worst = other
-                    break
-        return worst
+        """The last request after `state` that is not yet in the step."""
+        return max(self.victims(state, step_id), key=_rank, default=None)
 
     def victims(self, state: RequestState, step_id: int) -> list[RequestState]:
         """All that `victim` would return, one after another."""
+        rank = _rank(state)
         return [
             other
             for running in (self.decoding, self.prefilling)
             for other in running
-            if other.order_key > state.order_key and other.step_id != step_id
+            if other.step_id != step_id and _rank(other) > rank
         ]
 
     # ---- stopping ---------------------------------------------------------------------

@@ -156,7 +156,8 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.core.requests.running.num_requests)
     @rule(request=requests(), steps=st.integers(20, 80))
     def flood(self, request: Request, steps: int) -> None:
-        """Those that come later, as many as can be, hold up none that came first.
+        """Those that come later, as many as can be, hold up none that came first, unless they are
+        live and it is of the background.
 
         Each has a second token: those that end with their prompt do hold up decodes where prompts
         go first, as in vLLM's first scheduler.
@@ -164,7 +165,10 @@ class AnythingGoes(RuleBasedStateMachine):
         driver = self.driver
         sampling = replace(request.sampling, max_tokens=max(2, request.sampling.max_tokens))
         running = driver.core.requests.running
-        first = min([*running.decoding, *running.prefilling], key=lambda s: s.order_key)
+        states = [*running.decoding, *running.prefilling]
+        first = min(states, key=lambda s: (s.is_background, s.order_key))
+        if first.is_background and request.priority >= 0:
+            return
         order = driver.core.order
         before, younger = (first.num_tokens, first.num_computed_tokens), self.num_submitted
         length = min(len(request.prompt), 3)

@@ -20,8 +20,8 @@ def requests() -> LiveRequests:
     return LiveRequests(settings, "fcfs", None)
 
 
-def _add(requests: LiveRequests, number: int, prompt: int = 8) -> RequestState:
-    made = replace(request(number, prompt=prompt), arrival_s=float(number))
+def _add(requests: LiveRequests, number: int, prompt: int = 8, priority: int = 0) -> RequestState:
+    made = replace(request(number, prompt=prompt, priority=priority), arrival_s=float(number))
     state = RequestState(made, number, max_model_len=64)
     requests.add(state)
     return state
@@ -56,6 +56,10 @@ def test_blocks_that_prompts_will_need_are_not_spared(requests: LiveRequests) ->
     assert not requests.can_spare(NUM_BLOCKS - 2)
     _start(requests, state)
     assert requests.can_spare(NUM_BLOCKS - 2)
+    _add(requests, 2, prompt=8, priority=-1)  # beside a live one it yields
+    assert requests.can_spare(NUM_BLOCKS - 2)
+    requests.end(state)
+    assert not requests.can_spare(NUM_BLOCKS - 2)
 
 
 def test_blocks_stay_while_a_step_in_flight_uses_them(requests: LiveRequests) -> None:

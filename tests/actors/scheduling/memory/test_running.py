@@ -43,6 +43,20 @@ def test_preemption_takes_the_worst_rank_and_keeps_its_tokens() -> None:
     assert len(driver.callers[2].tokens) == 10
 
 
+@pytest.mark.parametrize("policy", ["sarathi", "fair", "deadline", "shortest_first", "mlfq"])
+def test_a_request_of_the_background_gives_its_memory_to_a_live_one(policy: str) -> None:
+    """In order it is the first: it came long before, and asks for the fewest tokens."""
+    driver = Driver(config(policy=policy, num_blocks=6, max_model_len=24, watermark=0.0))
+    driver.submit(request(1, prompt=8, output=9, priority=-1))
+    while not driver.callers[1].tokens:
+        driver.answer()
+    driver.submit(request(2, prompt=8, output=10, arrival_s=1000.0))
+    driver.drain()
+    assert [len(driver.callers[n].tokens) for n in (1, 2)] == [9, 10]
+    starts = [s.request_id for p in driver.plans for s in p.started]
+    assert starts.count(1) > starts.count(2) == 1
+
+
 @pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
 def test_reserving_the_maximum_length_never_preempts(policy: str) -> None:
     driver = Driver(config(num_blocks=16, policy=policy, lookahead=True))
