@@ -6,6 +6,7 @@ because its value is neutral or the default of the architecture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -78,18 +79,18 @@ class Keys:
 
     def size(self, key: str, default: int | None = None) -> int:
         """A number of at least 1. Raises KeyError if it is absent and has no default."""
-        value = self.get(key, default)
-        if value is None:
-            raise KeyError(self._renamed.get(key, key))
-        if int(value) <= 0:
-            raise ValueError(f"{key} must be positive, not {value}")
-        return int(value)
+        value = int(self.number(key, default))
+        if value <= 0:
+            raise ValueError(f"{self._renamed.get(key, key)} must be positive, not {value}")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if value is None:
             raise KeyError(self._renamed.get(key, key))
-        return float(value)
+        if not math.isfinite(value := float(value)):
+            raise ValueError(f"{self._renamed.get(key, key)} must be a finite number, not {value}")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self.get(key, default))

@@ -85,7 +85,7 @@ def load_config(
             _refuse(_unknown(config, keys), ignored_keys, name)
     except KeyError as missing:
         raise ModelError(f"{path} lacks the key {missing}") from missing
-    except (TypeError, ValueError) as bad:
+    except (TypeError, ValueError, ArithmeticError) as bad:
         raise ModelError(f"{path}: {bad}") from bad
     return config
 

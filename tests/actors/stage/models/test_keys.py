@@ -101,3 +101,19 @@ def test_an_ignored_key_that_is_not_refused_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="beta 4 may change"):
         load_config(folder, ["alpha"])
     load_config(folder, ["alpha", "beta"])
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("Llama-3.1", "rms_norm_eps", float("nan"), "rms_norm_eps must be a finite number"),
+        ("Llama-3.1", "hidden_size", float("inf"), "hidden_size must be a finite number"),
+        ("Llama-3.1", "num_hidden_layers", 0, "num_hidden_layers must be positive, not 0"),
+        ("Granite-3.1-MoE", "logits_scaling", 0, "division by zero"),
+    ],
+)
+def test_numbers_that_compute_nothing_are_refused(
+    tmp_path: Path, name: str, key: str, value: float, said: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json: .*{said}"):
+        load_config(_folder(tmp_path, name, **{key: value}))
