@@ -40,7 +40,7 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(
         windows(gemma(base, keys), keys, kinds),
         activation=base.activation,
-        attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
+        attention_scale=keys.divisor("query_pre_attn_scalar") ** -0.5,
         attention_softcap=keys.get("attn_logit_softcapping"),
         logit_softcap=keys.get("final_logit_softcapping"),
     )

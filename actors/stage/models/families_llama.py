@@ -58,13 +58,13 @@ def granite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     A residual multiplier r, x + r f(norm(x)), equals a residual kept in units of r,
     x / r + f(norm(x / r)), because a norm is invariant to scale except for its epsilon.
     """
-    unit = keys.number("residual_multiplier", 1.0)
+    unit = keys.divisor("residual_multiplier", 1.0)
     return replace(
         llama(base, keys),
         embedding_scale=keys.number("embedding_multiplier", 1.0) / unit,
         norm_eps=base.norm_eps / unit**2,
         attention_scale=keys.number("attention_multiplier", 1.0),
-        logit_scale=1 / keys.number("logits_scaling", 1.0),
+        logit_scale=1 / keys.divisor("logits_scaling", 1.0),
     )
 
 

@@ -92,6 +92,13 @@ class Keys:
             raise ValueError(f"{self._renamed.get(key, key)} must be a finite number, not {value}")
         return value
 
+    def divisor(self, key: str, default: float | None = None) -> float:
+        """A number above 0, by which others are divided."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise ValueError(f"{self._renamed.get(key, key)} must be positive, not {value}")
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self.get(key, default))
 

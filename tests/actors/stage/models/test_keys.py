@@ -109,7 +109,8 @@ def test_an_ignored_key_that_is_not_refused_is_an_error(tmp_path: Path) -> None:
         ("Llama-3.1", "rms_norm_eps", float("nan"), "rms_norm_eps must be a finite number"),
         ("Llama-3.1", "hidden_size", float("inf"), "hidden_size must be a finite number"),
         ("Llama-3.1", "num_hidden_layers", 0, "num_hidden_layers must be positive, not 0"),
-        ("Granite-3.1-MoE", "logits_scaling", 0, "division by zero"),
+        ("Granite-3.1-MoE", "logits_scaling", 0, "logits_scaling must be positive"),
+        ("Gemma-3-1B", "query_pre_attn_scalar", 0, "query_pre_attn_scalar must be positive"),
     ],
 )
 def test_numbers_that_compute_nothing_are_refused(
