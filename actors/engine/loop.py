@@ -194,7 +194,7 @@ class EngineLoop:
 
     def _stages_rebuilt(self) -> None:
         self._send_readiness(True)
-        self._handle(PipelineLost(self._stages.tier))
+        self._handle(PipelineLost(self._stages.tier, not self._recovery.after_failures))
 
     def _standby_taken(self, name: str) -> None:
         self.peers.send(OWNER, StandbyTaken(name))

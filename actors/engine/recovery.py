@@ -102,19 +102,21 @@ class Recovery:
         self._engine_id = engine_id
         self.num_rebuilds_in_a_row = 0  # reset by the loop when a step succeeds
         self.is_rebuilding = False
+        self.after_failures = False  # the latest rebuild was for steps that had failed
         self.num_recoveries = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
         """Rebuild after an error of the process, or after too many failed steps in a row."""
         if any(words in message for words in _BEYOND_REPAIR):
-            self.lose(message)
+            self.lose(message, after_failures=True)
         elif num_in_a_row >= _MAX_FAILED_STEPS:
-            self.lose(f"{num_in_a_row} steps failed in a row: {message}")
+            self.lose(f"{num_in_a_row} steps failed in a row: {message}", after_failures=True)
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, after_failures: bool = False) -> None:
         """Rebuild the stages, because they are lost."""
         if not self.is_rebuilding:
             self.is_rebuilding = True
+            self.after_failures = after_failures
             self._tasks.start(self._rebuild(reason))
 
     async def _rebuild(self, reason: str) -> None:

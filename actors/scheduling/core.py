@@ -191,7 +191,7 @@ class Core:
             out.append(Emit((Output(state.request_id, state.num_output_tokens, (), reason),)))
             return
         if request.num_losses:
-            self.faults.suspect_from_before(state, self.num_steps)
+            self.faults.suspect_from_before(state)
         self.requests.add(state)
         if self.config.queue_timeout_s is not None:
             self.timeout.entered(state)
@@ -250,7 +250,7 @@ class Core:
         self.in_flight.clear()
         if self.tier is not None:
             self.tier.lost(event.tier)
-        out += Emit.of(self.faults.pipeline_lost(steps))
+        out += Emit.of(self.faults.pipeline_lost(steps if event.steps_are_suspect else []))
 
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)

@@ -5,8 +5,8 @@ the step are suspects until they have been computed past the point of the fault.
 in groups, one step at a time with nothing else in flight, in turn with steps of other requests.
 Their recomputation is chunked like any prompt, so that the others keep their objectives.
 
-- A failed step is cheap: its requests are halved until one fails alone. Failing alone twice ends a
-  request, but only if other steps succeed; otherwise the stages may be at fault.
+- A failed step is cheap: its requests are halved until one fails alone. Twice ends it, but only if
+  the stages were new or had just succeeded each time: else they may be at fault.
 - A lost pipeline costs seconds: suspects are tried in groups of about the square root of their
   number, then the members of a group that causes another loss one by one; the third loss ends the
   request at fault.
@@ -24,8 +24,6 @@ from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus,
 from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
-# The same while no step of any request succeeds; the engine rebuilds its stages earlier.
-_MAX_FAILURES_OF_ALL = 5
 LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
 _GROUP_FROM_BEFORE = 16  # group size for suspects of an earlier engine, which arrive one by one
 
@@ -36,8 +34,7 @@ class Faults:
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
         self._trial_is_next = True  # suspects and the others take turns
-        self._last_success = -1  # step id; maintained while there are suspects
-        self.num_failures_in_a_row = 0  # failed steps since the last success
+        self.num_failures_in_a_row = 0  # failed steps since the last success or rebuild
 
     # ---- trials -----------------------------------------------------------------------
 
@@ -105,7 +102,6 @@ class Faults:
 
     def succeeded(self, step: InFlight) -> None:
         """A step succeeded: clear members that are past their fault."""
-        self._last_success = step.plan.step_id
         self.num_failures_in_a_row = 0
         for part in step.plan.parts:
             state = self.requests.by_id.get(part.request_id)
@@ -119,12 +115,12 @@ class Faults:
             if part.start >= state.suspicion.begin and end >= state.suspicion.end:
                 state.suspicion = None
 
-    def suspect_from_before(self, state: RequestState, next_step: int) -> None:
+    def suspect_from_before(self, state: RequestState) -> None:
         """Make a new request a suspect that was in a lost engine before."""
         trials, num_losses = self.requests.trials, state.request.num_losses
         # The point of the fault is unknown: assume its known tokens, and one more.
         begin = state.num_tokens if state.request.pooling is None else 0
-        state.suspicion = Suspicion(next_step - 1, begin, num_losses=num_losses)
+        state.suspicion = Suspicion(begin, num_losses=num_losses)
         last = trials[-1] if trials else []
         if num_losses > 1 or not 0 < len(last) < _GROUP_FROM_BEFORE or _lost_twice(last[0]):
             trials.append([state])
@@ -141,7 +137,7 @@ class Faults:
                 if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                     continue
                 if state.suspicion is None:
-                    state.suspicion = Suspicion(step.plan.step_id)
+                    state.suspicion = Suspicion()
                 suspicion = state.suspicion
                 suspicion.begin = max(suspicion.begin, part.start)
                 suspicion.end = max(suspicion.end, part.start + part.num_tokens)
@@ -199,10 +195,8 @@ class Faults:
         """A step with only this request failed; returns whether the request must end."""
         suspicion = state.suspicion
         assert suspicion is not None
-        suspicion.num_failures += 1
-        stages_work = self._last_success > suspicion.since_step
-        most = _MAX_FAILURES_ALONE if stages_work else _MAX_FAILURES_OF_ALL
-        return suspicion.num_failures >= most
+        suspicion.num_failures += self.num_failures_in_a_row == 1
+        return suspicion.num_failures >= _MAX_FAILURES_ALONE
 
     def _distrust_copies(self, step: InFlight) -> None:
         """Drop KV on the host that the failed step may not have written."""

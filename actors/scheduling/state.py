@@ -50,10 +50,9 @@ class Suspicion:
     A successful slice clears it if it begins and ends at or after the last suspect slice.
     """
 
-    since_step: int  # the step after which it was suspected
     begin: int = 0
     end: int = 0
-    num_failures: int = 0  # failed steps with only this request
+    num_failures: int = 0  # of steps with only this request, by stages that had worked until then
     num_losses: int = 0  # pipelines lost while it was computed
 
 

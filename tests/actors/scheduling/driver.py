@@ -144,11 +144,11 @@ class Driver:
         num_blocks, changes = self.stages.stores.move(move, most, self.stages.slots)
         self.send(Moved(move.move_id, num_blocks, changes), after_s)
 
-    def lose(self) -> None:
+    def lose(self, steps_are_suspect: bool = True) -> None:
         self.outstanding.clear()
         self.moves.clear()
         self.failures += 1
-        self.send(PipelineLost(self.stages.lose()))
+        self.send(PipelineLost(self.stages.lose(), steps_are_suspect))
 
     def drain(self, limit: int = 20_000) -> None:
         """Answer everything until nothing is left."""

@@ -106,6 +106,37 @@ def test_broken_stages_are_no_request_s_fault() -> None:
         driver.check_everyone_finished()
 
 
+@pytest.mark.parametrize("num_requests", [2, 3, 6, 30])
+@pytest.mark.parametrize("after", [0, 3, 9])
+@pytest.mark.parametrize("num_stray", range(4))
+def test_a_request_that_breaks_the_stages_for_good_takes_none_with_it(
+    num_requests: int, after: int, num_stray: int
+) -> None:
+    """All steps fail from one of its own on, until the engine rebuilds its stages; there are
+    suspects of other failures then."""
+    driver = begin(num_requests, output=30)
+    driver.submit(request(99, prompt=40, output=30))
+    stages_work, num_rebuilds = True, 0
+    while driver.outstanding:
+        parts = driver.outstanding[0].parts
+        if any(part.request_id == 99 and part.start >= after for part in parts):
+            stages_work = False
+        if stages_work and num_stray and driver.core.num_failures_in_a_row == 0:
+            num_stray -= 1
+            driver.fail(applied=True)
+        elif stages_work:
+            driver.answer()
+        else:
+            driver.fail(applied=True)
+            if driver.core.num_failures_in_a_row == 4:  # `recovery.Recovery`
+                driver.lose(steps_are_suspect=False)
+                stages_work = True
+                num_rebuilds += 1
+    assert driver.callers[99].finish is FinishReason.ERROR
+    assert num_rebuilds <= 2 + num_requests.bit_length()  # halved, and twice alone
+    driver.check_everyone_finished(but_errors=[99])
+
+
 def test_deaths_that_strike_at_random_blame_no_request() -> None:
     driver = begin(40, output=200)
     for turn in range(12):

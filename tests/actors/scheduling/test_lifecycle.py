@@ -110,7 +110,7 @@ def test_a_suspect_waits_for_its_trial_and_an_end_overrides_it(
     _start(requests, ended)
     for state in (suspect, ended):
         state.in_flight = 1
-        state.suspicion = Suspicion(9, 0)
+        state.suspicion = Suspicion()
         requests.stop(state, Fate.QUEUE)
     requests.end(ended)
     for state in (suspect, ended):

@@ -193,7 +193,7 @@ def test_suspects_share_no_step_with_others(is_trial: bool) -> None:
         bench.begin().start(state, 8)
         state.in_flight = 0
     for suspect in (decodes[1], prompts[1]):
-        suspect.suspicion = Suspicion(9)
+        suspect.suspicion = Suspicion()
     bench.requests.trials.append([decodes[1], prompts[1]])
     step = bench.begin()
     step.is_trial = is_trial

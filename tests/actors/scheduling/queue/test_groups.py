@@ -81,7 +81,7 @@ def test_a_member_that_has_lost_its_blocks_gives_none() -> None:
 def test_a_suspect_waits_for_its_own_trial_alone() -> None:
     groups, _ = joined(2)
     suspect = member(5)
-    suspect.suspicion = Suspicion(9)
+    suspect.suspicion = Suspicion()
     assert groups.join(suspect)
 
 

@@ -71,7 +71,7 @@ def test_a_tenant_at_its_cap_steps_aside_until_a_slot_is_free() -> None:
 def test_a_suspect_waits_apart() -> None:
     queue = _queue()
     suspect = _state(1)
-    suspect.suspicion = Suspicion(5, 0)
+    suspect.suspicion = Suspicion()
     queue.restore(suspect, 0.0)
     assert queue.num_requests == 1
     assert queue.head(0.0) is None
