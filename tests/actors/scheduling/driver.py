@@ -33,6 +33,8 @@ from actors.scheduling.state import RequestStatus
 from actors.scheduling.validation import validate
 from tests.actors.scheduling.fake_stages import FakeStages, expected_output
 
+REBUILT_AFTER = 4  # failed steps in a row: the engine then gives its stages up (`Recovery`)
+
 
 def is_shared(manager: BlockManager, block: int) -> bool:
     """Another request holds the block too, or may come to: it must not be written."""
@@ -124,6 +126,8 @@ class Driver:
             return
         if _fatal(self.poison, plan):
             self.fail(applied=True)
+            if self.core.num_failures_in_a_row >= REBUILT_AFTER:
+                self.lose(steps_are_suspect=False)
             return
         self.outstanding.popleft()
         self.send(StepDone(self.stages.run(plan)))

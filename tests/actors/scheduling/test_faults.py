@@ -9,7 +9,7 @@ import pytest
 
 from actors.scheduling.events import PipelineLost
 from actors.scheduling.request import FinishReason
-from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.driver import REBUILT_AFTER, Driver
 from tests.actors.scheduling.short_lives import config, request
 
 ROOM: dict[str, Any] = {"num_blocks": 4000, "max_model_len": 512, "max_requests": 256}
@@ -128,7 +128,7 @@ def test_a_request_that_breaks_the_stages_for_good_takes_none_with_it(
             driver.answer()
         else:
             driver.fail(applied=True)
-            if driver.core.num_failures_in_a_row == 4:  # `recovery.Recovery`
+            if driver.core.num_failures_in_a_row == REBUILT_AFTER:
                 driver.lose(steps_are_suspect=False)
                 stages_work = True
                 num_rebuilds += 1
