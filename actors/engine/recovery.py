@@ -21,6 +21,7 @@ logger = logging.getLogger("legato.recovery")
 _LAST_WORDS_S = 3.0
 # A single faulty request fails fewer steps in a row: suspects are halved, and one half succeeds.
 _MAX_FAILED_STEPS = 4
+_MAX_OVERFLOWS = 4  # requests in a row
 # Errors of a process, not of a request: its device is unusable, or it lacks memory or files (an
 # ImportError: the first grammar mask imports the grammar compiler, which fails without memory).
 _BEYOND_REPAIR = (
@@ -111,6 +112,14 @@ class Recovery:
             self.lose(message, after_failures=True)
         elif num_in_a_row >= _MAX_FAILED_STEPS:
             self.lose(f"{num_in_a_row} steps failed in a row: {message}", after_failures=True)
+
+    def overflowed(self, num_in_a_row: int) -> bool:
+        """Whether so many requests have overflowed, and no other has got a token, that the stages
+        may be at fault; they are then rebuilt."""
+        at_fault = num_in_a_row >= _MAX_OVERFLOWS
+        if at_fault:
+            self.lose(f"the output of {num_in_a_row} requests in a row was not finite", True)
+        return at_fault
 
     def lose(self, reason: str, after_failures: bool = False) -> None:
         """Rebuild the stages, because they are lost."""

@@ -211,6 +211,11 @@ class Output(NamedTuple):
     error: str | None = None
     queued_s: float = 0.0
 
+    @classmethod
+    def failed(cls, request_id: int, index: int, message: str) -> Output:
+        """The last output of an erroneous request that has had `index` of them."""
+        return cls(request_id, index, (), FinishReason.ERROR, error=message)
+
 
 # What is emitted: an `Output`, or (request_id, index, token) where it has one token and nothing
 # else. A plain tuple for the reason that `plan` gives.

@@ -19,7 +19,7 @@ from math import isqrt
 
 from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.request import MAX_LOSSES, FinishReason
+from actors.scheduling.request import MAX_LOSSES
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus, Suspicion
 from actors.scheduling.step import StepBuilder
 
@@ -178,7 +178,7 @@ class Faults:
             if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                 pass  # its result is not needed
             elif state.request_id == culprit:
-                outputs.append(_error(state, message))
+                outputs.append(Output.failed(state.request_id, state.num_output_tokens, message))
                 requests.end(state)
             else:
                 # Later steps in flight used tokens of this one: discard their results.
@@ -222,7 +222,8 @@ class Faults:
             assert suspicion is not None
             suspicion.num_losses += 1
             if num_members == 1 and suspicion.num_losses >= MAX_LOSSES:
-                outputs.append(_error(state, "the engine fails whenever this request runs"))
+                message = "the engine fails whenever this request runs"
+                outputs.append(Output.failed(state.request_id, state.num_output_tokens, message))
                 requests.end(state)
             else:
                 (again if suspicion.num_losses > 1 else once).append(state)
@@ -244,7 +245,3 @@ class Faults:
 
 def _lost_twice(state: RequestState) -> bool:
     return state.suspicion is not None and state.suspicion.num_losses > 1
-
-
-def _error(state: RequestState, message: str) -> Output:
-    return Output(state.request_id, state.num_output_tokens, (), FinishReason.ERROR, error=message)

@@ -10,6 +10,8 @@ from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
+_OVERFLOW = "the model's output is not finite: weights or activations overflow"
+
 
 class Outcomes:
     """Applies the results of steps to requests, and makes the outputs."""
@@ -23,6 +25,7 @@ class Outcomes:
         self.running = requests.running
         self.num_prefilled_tokens = 0  # computed in answered steps
         self.num_accepted_drafts = 0
+        self.num_overflows_in_a_row = 0  # requests that ended so, and no token drawn between
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """Note the speed of a step."""
@@ -75,6 +78,8 @@ class Outcomes:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._apply_partial(step, result, outputs)
+        if self.num_overflows_in_a_row and any(token >= 0 for _, token in result.tokens):
+            self.num_overflows_in_a_row = 0
         return outputs
 
     @staticmethod
@@ -100,6 +105,9 @@ class Outcomes:
         if not self._counts(state):
             self._drain(state)
             return
+        if min(tokens) < 0:
+            self._overflowed(state, outputs)
+            return
         requests, running = self.requests, self.running
         is_first = state.num_output_tokens == len(state.request.output)
         reason: FinishReason | None = None
@@ -123,6 +131,14 @@ class Outcomes:
             requests.waiting.finished(state)
             self._on_end(state)
             requests.end(state)
+        if state.status is RequestStatus.FINISHING:
+            self._drain(state)
+
+    def _overflowed(self, state: RequestState, outputs: list[OutputRow]) -> None:
+        """End a request whose logits are not finite; the other requests of the step go on."""
+        self.num_overflows_in_a_row += 1
+        outputs.append(Output.failed(state.request_id, state.num_output_tokens, _OVERFLOW))
+        self.requests.end(state)
         if state.status is RequestStatus.FINISHING:
             self._drain(state)
 

@@ -27,8 +27,8 @@ from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import Columns, InputBatch
 from actors.stage.landing import await_queue
-from actors.stage.models.decoder import Decoder, NotFinite
-from actors.stage.vocab_parallel import VocabParallelSampler
+from actors.stage.models.decoder import Decoder
+from actors.stage.vocab_parallel import DRAW_FAILED, VocabParallelSampler
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 from kernels.sampling import Adjustment
@@ -134,8 +134,6 @@ class Head:
         drawn = self._vocab_parallel.draw(
             rows_S[alone], positions_S[alone], _rows(sharded_SV, alone)
         )
-        if drawn.min() < 0:
-            raise NotFinite
         tokens = dict(zip(alone.tolist(), drawn.tolist(), strict=True))
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         if others.size:
@@ -144,7 +142,7 @@ class Head:
                 [ids[i] for i in others.tolist()], rows_S[others], positions_S[others], raw_SV
             )
             tokens.update(zip(others.tolist(), (t for _, t in sampled), strict=True))
-        self._input_batch.put_tokens(rows_S[alone], positions_S[alone], drawn)
+        self._input_batch.put_tokens(rows_S[alone], positions_S[alone], drawn.clip(min=0))
         return tuple((request_id, tokens[i]) for i, request_id in enumerate(ids)), logprobs
 
     def _sample(
@@ -156,30 +154,28 @@ class Head:
     ) -> _Sampled:
         """Draw, share with the other ranks, and note the tokens in the persistent batch."""
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-        drawn_S = np.full(len(ids), -1, dtype=np.int64)
+        drawn_S = np.full(len(ids), DRAW_FAILED, dtype=np.int64)
         try:
             if self._sampler is not None and raw_SV is not None:
                 wanted = np.flatnonzero(self._input_batch.columns.logprobs_R[rows_S] >= 0)
                 kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
                 drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
-                if drawn_S.min() < 0:
-                    drawn_S.fill(-1)
-                    raise NotFinite
                 if kept is not None:
                     counts = self._input_batch.columns.logprobs_R[rows_S[wanted]].tolist()
-                    entries = token_logprobs(self._backend, kept, drawn_S[wanted], counts)
+                    chosen_R = drawn_S[wanted].clip(min=0)
+                    entries = token_logprobs(self._backend, kept, chosen_R, counts)
                     logprobs = tuple(
                         (ids[i], entry) for i, entry in zip(wanted.tolist(), entries, strict=True)
                     )
         finally:
-            # Also after a failure, with -1: the other ranks wait for this and must not hang.
+            # Also after a failure: the other ranks wait for this and must not hang.
             if self._share_tokens:
                 shared_S = torch.from_numpy(drawn_S).to(self._decoder.device)
                 drawn_S = self._group.broadcast(shared_S).cpu().numpy()
-        if drawn_S[0] >= 0:
-            self._input_batch.put_tokens(rows_S, positions_S, drawn_S)
-        elif self._share_tokens:
+        if drawn_S[0] == DRAW_FAILED:
             raise RuntimeError("rank 0 failed to sample")
+        # A step in flight after this one reads these as token ids.
+        self._input_batch.put_tokens(rows_S, positions_S, drawn_S.clip(min=0))
         return tuple(zip(ids, drawn_S.tolist(), strict=True)), logprobs
 
 

@@ -19,6 +19,8 @@ from kernels.interface import Backend
 
 NO_SCORE = float(np.finfo(np.float64).min)  # of a shard that is padding only
 
+DRAW_FAILED = -2  # what rank 0 shares in the place of tokens; -1 is `NOT_FINITE`
+
 
 class VocabParallelSampler:
     """On every rank of the last stage; all of them call `draw` together."""

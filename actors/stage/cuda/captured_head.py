@@ -20,7 +20,7 @@ from actors.stage.head import Sampler, adjusted, samples_locally
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing
-from actors.stage.models.decoder import NotFinite
+from actors.stage.vocab_parallel import DRAW_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class CapturedHead:
 
     def end(self, pending: Pending) -> StepResult | None:
         """The result of a step that was started, on rank 0; None on the others. Waits for its
-        tokens. Raises NotFinite, on every rank."""
+        tokens."""
         drawn_S = pending.landing.wait().numpy().astype(np.int64)
-        # Also of a step that fails: a step launched after it reads these as token ids.
+        # A step launched after this one reads these as token ids.
         self._input_batch.put_tokens(pending.rows_S, pending.positions_S, drawn_S.clip(min=0))
-        if drawn_S.size and drawn_S.min() < 0:
-            raise NotFinite
+        if drawn_S.size and drawn_S.min() == DRAW_FAILED:
+            raise RuntimeError("rank 0 failed to sample")
         if self._sampler is None:
             return None
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()

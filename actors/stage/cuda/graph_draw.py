@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
-from actors.stage.vocab_parallel import NO_SCORE, winners
+from actors.stage.vocab_parallel import DRAW_FAILED, NO_SCORE, winners
 from actors.transport.group import RankGroup
 from kernels.graph_support import GraphSupport
 from kernels.sampling import SamplingRows, or_minus_one
@@ -111,9 +111,9 @@ class GraphDraw:
         tokens_R: torch.Tensor | None,
     ) -> None:
         """Other tokens for some draws, whose rows of the persistent batch are rows_S. Every rank
-        calls it, and rank 0's tokens count; None there: the draw failed, and -1 says so."""
+        calls it, and rank 0's tokens count; None there: the draw failed."""
         if tokens_R is None:
-            tokens_R = torch.full((len(draws),), -1, dtype=torch.int32, device=self._device)
+            tokens_R = torch.full_like(self._tokens_S[: len(draws)], DRAW_FAILED)
         tokens_R = self._group.broadcast(tokens_R)
         self._drawn_R.index_copy_(0, self._upload(rows_S), tokens_R.clamp(min=0))
         self._tokens_S.index_copy_(0, self._upload(draws), tokens_R)

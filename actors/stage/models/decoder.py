@@ -22,8 +22,8 @@ from kernels.layer_weights import LayerWeights, Linear
 
 
 class NotFinite(RuntimeError):
-    """The step's output is not finite. The step fails, so that the overflowing request is isolated
-    and ended, and no tokens are drawn from invalid logits."""
+    """An embedding or the log-probabilities of a prompt are not finite. The step fails, so that the
+    overflowing request is isolated and ended."""
 
     def __init__(self) -> None:
         super().__init__("the model's output is not finite: weights or activations overflow")

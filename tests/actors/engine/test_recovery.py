@@ -106,6 +106,15 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
     assert recovery.is_rebuilding
 
 
+async def test_requests_in_a_row_that_overflow_cost_the_stages() -> None:
+    recovery, _, rebuilt = _recovery(0)
+    assert not recovery.overflowed(3)
+    assert not recovery.is_rebuilding
+    assert recovery.overflowed(4)
+    assert recovery.is_rebuilding
+    await rebuilt.wait()
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from actors.scheduling.build import build_core
@@ -14,7 +17,7 @@ from actors.scheduling.events import (
     Submit,
     Tick,
 )
-from actors.scheduling.plan import StepResult, TokenLogprobs
+from actors.scheduling.plan import NOT_FINITE, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request, SamplingParams
 from actors.scheduling.statistics import statistics
 from tests.actors.scheduling.driver import Driver
@@ -141,6 +144,32 @@ def test_a_named_culprit_alone_ends() -> None:
     assert driver.callers[2].finish is FinishReason.ERROR
     driver.drain()
     driver.check_everyone_finished(but_errors=[2])
+
+
+@pytest.mark.parametrize("changes", [{}, {"lookahead": True}, {"num_stages": 3}], ids=str)
+@pytest.mark.parametrize("num_others", [0, 3])
+@pytest.mark.parametrize("begin", [0, 2, 5])
+def test_an_overflow_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], num_others: int, begin: int
+) -> None:
+    driver = Driver(config(**changes))
+    run = driver.stages.run
+
+    def overflowing(plan: StepPlan) -> StepResult:
+        result = run(plan)
+        late = len(driver.callers[99].tokens) >= begin
+        tokens = [(i, NOT_FINITE if i == 99 and late else t) for i, t in result.tokens]
+        return replace(result, tokens=tuple(tokens))
+
+    monkeypatch.setattr(driver.stages, "run", overflowing)
+    for number in (*range(num_others), 99):
+        driver.submit(request(number, output=8))
+    driver.drain()
+    driver.check_everyone_finished(but_errors=[99])
+    assert driver.callers[99].finish is FinishReason.ERROR
+    assert len(driver.callers[99].tokens) == begin
+    assert driver.failures == 0  # the others compute nothing twice
+    assert driver.core.outcomes.num_overflows_in_a_row == (num_others == 0)
 
 
 def test_one_lonely_failure_is_forgiven() -> None:
