@@ -48,8 +48,10 @@ def serve_rank(rank: int, pipe: Connection) -> None:
     """The life of one process: a chain of stages, all at this rank, driven by messages."""
     from actors.stage.runner import StageRunner
     from actors.stage.spec import StageSpec
+    from tests import swift_interpreter
     from tests.gpu.captures import EagerCapture
 
+    swift_interpreter.install()
     runners: list[Any] = []
     inbox = Inbox(pipe)
     while (message := inbox.receive()) is not None:
