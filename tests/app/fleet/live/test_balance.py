@@ -26,7 +26,7 @@ from tests.tiny_models import LASTING
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
-LENGTH, MAX_TOKENS, NUM_WAITING = 40, 150, 24
+LENGTH, MAX_TOKENS, NUM_WAITING = 40, 30, 12
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ async def test_an_engine_that_joins_takes_over_what_waits(
     prompts = make_prompts((LENGTH,) * NUM_WAITING)
     params = SamplingParams(MAX_TOKENS)
     requests = [GenerationRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
-    asked = asyncio.create_task(through(fleet.front, requests))
-    await until(lambda: fleet.front.num_open == NUM_WAITING)
     (stage,) = (await fleet.engines[0].status())["stage_pids"][0]
-    os.kill(stage, signal.SIGSTOP)
+    os.kill(stage, signal.SIGSTOP)  # before they come: none of them can end
     try:
+        asked = asyncio.create_task(through(fleet.front, requests))
+        await until(lambda: fleet.front.num_open == NUM_WAITING)
         await fleet.add(*roles[:1])
         await until(lambda: fleet.front.moves.num_balanced > 0)
     finally:

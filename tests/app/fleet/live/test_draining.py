@@ -166,10 +166,10 @@ async def test_a_stream_that_ends_during_its_copy_moves_nowhere(
     before_asking(wait)
     leave, leaving = leaves(fleet)
     if how == "completes":
-        answers, _ = await through(fleet.front, [one(2 * OUTLASTS)], leave)
-        assert answers == right(2 * OUTLASTS)
+        answers, _ = await through(fleet.front, [one(OUTLASTS)], leave)
+        assert answers == right(OUTLASTS)
     else:
-        async with aclosing(fleet.front.generate(one(2 * OUTLASTS))) as chunks:
+        async with aclosing(fleet.front.generate(one(OUTLASTS))) as chunks:
             await anext(chunks)
             leave()
             await begun.wait()
