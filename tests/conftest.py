@@ -17,6 +17,9 @@ from tests import quick
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Nor trusts a certificate: to read all there are takes 40 ms at every call of httpx's functions.
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+os.environ.pop("SSL_CERT_FILE", None)
 # Torch computes in one thread where a test does not say otherwise: tiny tensors take several times
 # as long in two, and each test worker has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

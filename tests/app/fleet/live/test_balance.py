@@ -38,6 +38,7 @@ def is_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return 2 if engine.engine_id.startswith(f"replica-{number}.") else 0
 
         monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
+        monkeypatch.setattr("app.fleet.stream_placement.LOOKS_EVERY_S", 0.02)
 
     return install
 
@@ -48,7 +49,7 @@ def lasting(
 ) -> tuple[Path, list[GenerationRequest]]:
     """A model, and requests whose streams no slow front sees end before they have moved."""
     sections["kv"]["memory_gib"] = 0.03
-    return tiny_model("llama", **LASTING), mixed(OUTLASTS // 2)
+    return tiny_model("llama", **LASTING), mixed(OUTLASTS // 4)
 
 
 async def rebalance(fleet: Any, requests: list[GenerationRequest], right: Any) -> None:
