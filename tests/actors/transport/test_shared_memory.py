@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ import torch
 
 from actors.transport.addresses import free_address
 from tests.actors.stage.greedy_reference import skip_unless_available
+from tests.actors.transport.rank_processes import rank_processes
 
 COUNTS = (1, 7, 576, 40_000, 3_000_000)  # the last ones by several threads, and in pieces
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def sum_all(rank: int, size: int, address: str, answers: Any) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rank_gets_the_sum_with_the_same_bits(size: int) -> None:
     skip_unless_available("cpu")
-    context = multiprocessing.get_context("spawn")
+    context = rank_processes()
     answers, address = context.Queue(), free_address("127.0.0.1")
     processes = [
         context.Process(target=sum_all, args=(rank, size, address, answers), daemon=True)
@@ -83,7 +83,7 @@ def wait_in_a_sum(rank: int, address: str, pipe: Connection) -> None:
 @pytest.mark.parametrize(("killed", "said"), [(True, "died"), (False, "left")])
 def test_a_rank_that_waits_for_one_that_is_gone_gets_an_error(killed: bool, said: str) -> None:
     skip_unless_available("cpu")
-    context = multiprocessing.get_context("spawn")
+    context = rank_processes()
     address = free_address("127.0.0.1")
     pipes, processes = [], []
     for rank in range(2):

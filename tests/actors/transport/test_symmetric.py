@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from actors.transport.addresses import free_address
 from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
+from tests.actors.transport.rank_processes import rank_processes
 
 # One shot, two shots, and three that do not fit: too large, no whole vectors, another type.
 ITEMS = {
@@ -97,7 +97,7 @@ def test_kernels_of_ranks_wait_for_each_other(size: int) -> None:
 
 def run_ranks(target: Any, size: int, count: int, *arguments: Any) -> dict[tuple[Any, int], Any]:
     """What `target(rank, *arguments, address, answers)` answers, in processes, `count` times."""
-    context = multiprocessing.get_context("spawn")
+    context = rank_processes()
     answers = context.Queue()
     address = free_address("127.0.0.1")
     processes = [
