@@ -113,23 +113,41 @@ def test_the_source_distribution_builds_the_same(source: Path, wheel: Path, tmp_
     assert not wanted - names
 
 
-def test_commands_find_what_came_with_them(legato: Run, environment: dict[str, str]) -> None:
+# Several commands in one process, which imports what they need once.
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from app.cli.main import app
+for arguments in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, arguments)
+    print(json.dumps([result.exit_code, result.stdout, result.output]))
+"""
+
+
+def test_commands_find_what_came_with_them(
+    legato: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
     site = environment["PYTHONPATH"]
     checked = legato("config", "check")
     assert (checked.returncode, checked.stdout) == (0, "configs/serve/demo.yaml: ok\n")
-    for name in ("bench_135m_adaptive", "two_stages"):  # the first has a shape and a cost model
-        checked = legato("config", "check", f"configs/serve/{name}.yaml")
-        assert checked.returncode == 0, checked.stderr
-    shown = json.loads(legato("config", "show", "--resolved").stdout)
-    assert shown["stage"]["model_path"] == f"{site}/configs/models/demo"
-    for arguments in (
-        ("--workload", "configs/workloads/laptop.yaml"),
-        ("llama-135m-cpu-2-cores", "--requests", "16"),
-        ("configs/hardware/mistral-7b-a100.json", "--requests", "16"),
-    ):
-        simulated = legato("simulate", *arguments, "--json")
-        assert simulated.returncode == 0, simulated.stderr
-        assert json.loads(simulated.stdout)["num_completed"] > 0
+    commands = [
+        ["config", "show", "--resolved"],
+        ["config", "check", "configs/serve/bench_135m_adaptive.yaml"],  # a shape, a cost model
+        ["config", "check", "configs/serve/two_stages.yaml"],
+        ["simulate", "--workload", "configs/workloads/laptop.yaml", "--json"],
+        ["simulate", "llama-135m-cpu-2-cores", "--requests", "16", "--json"],
+        ["simulate", "configs/hardware/mistral-7b-a100.json", "--requests", "16", "--json"],
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [code for code, _, _ in found] == [0] * len(commands), found
+    texts = [text for _, text, _ in found]
+    assert json.loads(texts[0])["stage"]["model_path"] == f"{site}/configs/models/demo"
+    assert all(json.loads(text)["num_completed"] > 0 for text in texts[3:])
 
 
 def test_a_file_of_the_working_folder_comes_first(legato: Run, tmp_path: Path) -> None:
