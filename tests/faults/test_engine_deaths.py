@@ -8,11 +8,13 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from actors.scheduling.request import Grammar, SamplingParams
+from app.engine_client import link
 from app.engine_client.client import EngineUnavailable, GenerationRequest
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
@@ -104,8 +106,6 @@ async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
     blow: signal.Signals,
 ) -> None:
     """It is started again; an engine that is reported as ready is whole."""
-    if (struck, blow) == ("ray::SchedulerActor.start", signal.SIGSTOP):
-        monkeypatch.setattr("app.engine_client.link._SILENT_S", 15.0)
     while True:  # a tiny model may load between two looks; the test's timeout bounds the tries
         others = _called("ray::")  # of servers that other tests share, and of earlier tries
         engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
@@ -120,6 +120,8 @@ async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
         await engine.close()
     try:
         os.kill(found.pop(), blow)
+        if (struck, blow) == ("ray::SchedulerActor.start", signal.SIGSTOP):
+            _give_it_up_soon(monkeypatch)
         assert not engine.is_ready()
         noticed_s = 40.0 if blow == signal.SIGSTOP else 0.0
         await asyncio.wait_for(starting, noticed_s + within.KILLED_WHILE_LOADING_S)
@@ -133,6 +135,18 @@ async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
         assert len(_called("ray::StageActor") - others) == 2
     finally:
         await engine.close()
+
+
+def _give_it_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler that is stopped now; the one that takes its place starts in its own time."""
+    kill, patience_s = link.ray.kill, link._SILENT_S
+
+    def killed(actor: Any, **more: Any) -> None:
+        monkeypatch.setattr(link, "_SILENT_S", patience_s)
+        kill(actor, **more)
+
+    monkeypatch.setattr(link.ray, "kill", killed)
+    monkeypatch.setattr(link, "_SILENT_S", 1.0)
 
 
 def _called(title: str) -> set[int]:
