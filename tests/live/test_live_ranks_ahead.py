@@ -35,7 +35,7 @@ class CapturedStage(StageActor):
     """Captures its steps without a GPU, and counts those that it launches ahead."""
 
     def __init__(self, spec: Any, channel_bytes: int | None = None) -> None:
-        super().__init__(replace(spec, backend="triton", graph_tokens=16), channel_bytes)
+        super().__init__(replace(spec, backend="triton", graph_tokens=8), channel_bytes)
         self._num_ahead = 0
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
@@ -67,7 +67,7 @@ async def test_plans_are_launched_ahead_by_every_rank(
     settings = {
         "model": {"path": str(tiny_model("llama")), "max_model_len": 64},
         "parallel": {"tensor_ranks": ranks},
-        "scheduling": {"token_budget": 16, "max_requests": 4},
+        "scheduling": {"token_budget": 8, "max_requests": 4},
         "kv": {"block_size": 4},
     }
     config = resolve(parse(settings))
