@@ -71,6 +71,8 @@ def test_a_name_that_is_none_ends_the_command(hub: LocalHub, tmp_path: Path, com
 def test_a_folder_is_preferred(hub: LocalHub, tmp_path: Path) -> None:
     (tmp_path / "org").mkdir()
     (tmp_path / "org/demo").symlink_to(ROOT / "configs/models/demo")
-    ran = run(hub, tmp_path, "-m", "app.cli.main", "check", "org/demo", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    command = ("-m", "app.cli.main", "config", "show", "--resolved", "org/demo")
+    stage = json.loads(run(hub, tmp_path, *command, cwd=tmp_path).stdout)["stage"]
+    assert Path(stage["model_path"]) == ROOT / "configs/models/demo"
+    assert not stage["hub_model"]
     assert hub.requests == []
