@@ -45,6 +45,7 @@ class LiveFleet:
         engine = LiveEngine(config, "tiny", membership=member)
         await engine.start()
         self.engines.append(engine)
+        self.front._finder.refresh()  # which would look by itself within a second
         await until(lambda: self.front.num_engines == len(self.engines))
         return engine
 
