@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.stage.cuda.graph_draw import GraphDraw
+from actors.stage.vocab_parallel import DRAW_FAILED
 from actors.transport.group import RankGroup
 from kernels.graph_support import GraphSupport
 from kernels.random_stream import row_keys
@@ -177,5 +178,5 @@ def test_a_failure_of_rank_0_reaches_all(draws: list[GraphDraw]) -> None:
 
     together(draws, fail)
     for one in draws:
-        assert one.fetch_tokens(3).wait().tolist() == [wanted[0], -1, wanted[2]]
+        assert one.fetch_tokens(3).wait().tolist() == [wanted[0], DRAW_FAILED, wanted[2]]
         assert one.known(torch.tensor([-1 - 1], dtype=torch.int32)).tolist() == [0]
