@@ -39,16 +39,19 @@ _SERVE_RUN = """
 from app.ray_environment import set_environment
 set_environment(haproxy=False)
 from ray import serve
+from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import start_ray
 from app.main import build_app
 from tests.ports import free_port
-start_ray(2)
+forks = ForkServer()
+start_ray(2, forks)
 serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
 args = {"model": {"path": "org/tiny"}, "kv": {"memory_gib": 0.01, "block_size": 4}}
 handle = serve.run(build_app(args), name="legato")
 events = list(handle.generate.options(stream=True).remote("a", max_tokens=2))
 print("events", len(events))
 serve.shutdown()
+forks.close()
 """
 
 
