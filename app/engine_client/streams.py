@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
+
+logger = logging.getLogger("legato.engine")
 
 
 class Stream:
@@ -181,6 +184,7 @@ class OpenRequests(dict[int, OpenRequest]):
     def _deliver_output(self, entry: OpenRequest, output: Output) -> None:
         if output.error is not None:
             del self[output.request_id]
+            logger.error("a request ended: %s", output.error)
             entry.stream.fail(GenerationFailed(output.error))
             return
         entry.deliver(output)
