@@ -16,12 +16,17 @@ from kernels.triton.round_inputs import round_inputs
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("group", [0, 8, 48, 128, 200])
-@pytest.mark.parametrize("float8", [False, True])
-def test_numbers_are_those_of_the_reference(float8: bool, group: int, dtype: torch.dtype) -> None:
-    """Also of a row of zeros, and of one whose largest leaves little of the others."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+GROUPS = (0, 8, 48, 128, 200)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", GROUPS)
+def test_numbers_are_those_of_the_reference(group: int, dtype: torch.dtype) -> None:
+    """To int8 and e4m3 by turns. Also of a row of zeros, and of one whose largest leaves little of
+    the others."""
     torch.manual_seed(0)
+    float8 = (GROUPS.index(group) + DTYPES.index(dtype)) % 2 == 1
     weight = RoundedCase(float8=float8, group_size=group, by_group=group > 0).draw(8, 300)
     x_TK = torch.randn(40, 300) * torch.logspace(-4, 3, 40)[:, None]
     x_TK[3] = 0
