@@ -172,10 +172,11 @@ class Head:
             if self._share_tokens:
                 shared_S = torch.from_numpy(drawn_S).to(self._decoder.device)
                 drawn_S = self._group.broadcast(shared_S).cpu().numpy()
-        if drawn_S[0] == DRAW_FAILED:
+        if drawn_S[0] != DRAW_FAILED:
+            # A step in flight after this one reads these as token ids.
+            self._input_batch.put_tokens(rows_S, positions_S, drawn_S.clip(min=0))
+        elif self._share_tokens:
             raise RuntimeError("rank 0 failed to sample")
-        # A step in flight after this one reads these as token ids.
-        self._input_batch.put_tokens(rows_S, positions_S, drawn_S.clip(min=0))
         return tuple(zip(ids, drawn_S.tolist(), strict=True)), logprobs
 
 
