@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.plan import StepResult, TokenLogprobs
+from actors.scheduling.plan import NOT_FINITE, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
@@ -78,7 +78,7 @@ class Outcomes:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._apply_partial(step, result, outputs)
-        if self.num_overflows_in_a_row and any(token >= 0 for _, token in result.tokens):
+        if self.num_overflows_in_a_row and any(token != NOT_FINITE for _, token in result.tokens):
             self.num_overflows_in_a_row = 0
         return outputs
 
@@ -105,7 +105,7 @@ class Outcomes:
         if not self._counts(state):
             self._drain(state)
             return
-        if min(tokens) < 0:
+        if NOT_FINITE in tokens:
             self._overflowed(state, outputs)
             return
         requests, running = self.requests, self.running

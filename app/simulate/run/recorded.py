@@ -22,7 +22,7 @@ from app.simulate.run.record import Floats, RunRecord
 from app.simulate.run.simulation import Deployment
 from app.simulate.workload.requests import Workload
 
-END = -1  # sampled where the recorded answer ended; no token has this id
+END = -2  # sampled where the recorded answer ended; neither a token nor `NOT_FINITE`
 
 
 @dataclass(slots=True)
