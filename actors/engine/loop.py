@@ -182,9 +182,8 @@ class EngineLoop:
         # The outputs have been sent; the rest is not urgent.
         now_s = core.last_answer_s
         recovery.num_rebuilds_in_a_row = 0
-        overflows = core.outcomes.num_overflows_in_a_row
-        if overflows and recovery.overflowed(overflows):
-            core.outcomes.num_overflows_in_a_row = 0
+        if overflows := core.outcomes.num_overflows_in_a_row:
+            recovery.overflowed(overflows)
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.planned_at_s
         self._deadline.observe(step.num_tokens, now_s - begin_s)
         self._records.note(step, now_s, answer, recovery.num_recoveries)

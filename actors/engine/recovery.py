@@ -104,6 +104,7 @@ class Recovery:
         self.num_rebuilds_in_a_row = 0  # reset by the loop when a step succeeds
         self.is_rebuilding = False
         self.after_failures = False  # the latest rebuild was for steps that had failed
+        self._num_overflows = 0  # in a row, when last told
         self.num_recoveries = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
@@ -113,13 +114,14 @@ class Recovery:
         elif num_in_a_row >= _MAX_FAILED_STEPS:
             self.lose(f"{num_in_a_row} steps failed in a row: {message}", after_failures=True)
 
-    def overflowed(self, num_in_a_row: int) -> bool:
-        """Whether so many requests have overflowed, and no other has got a token, that the stages
-        may be at fault; they are then rebuilt."""
-        at_fault = num_in_a_row >= _MAX_OVERFLOWS
-        if at_fault:
-            self.lose(f"the output of {num_in_a_row} requests in a row was not finite", True)
-        return at_fault
+    def overflowed(self, num_in_a_row: int) -> None:
+        """Rebuild, once, if so many requests have overflowed, and none has got a token meanwhile,
+        that the stages may be at fault. If that does not help, the model is."""
+        before = self._num_overflows if num_in_a_row >= self._num_overflows else 0
+        self._num_overflows = num_in_a_row
+        if before < _MAX_OVERFLOWS <= num_in_a_row:
+            reason = f"the output of {num_in_a_row} requests in a row was not finite"
+            self.lose(reason, after_failures=True)
 
     def lose(self, reason: str, after_failures: bool = False) -> None:
         """Rebuild the stages, because they are lost."""

@@ -231,7 +231,7 @@ class Core:
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._pop_answered(event.step_id)
         self.last_answer_s = self.requests.now_s
-        out += Emit.of(self.faults.step_failed(step, event.message, event.culprit))
+        out += Emit.of(self.faults.step_failed(step, event.message))
 
     def _pop_answered(self, step_id: int) -> InFlight:
         """Steps are answered in order; the oldest is done with."""

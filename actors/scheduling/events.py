@@ -37,14 +37,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The stages raised an error in this step but keep running; its work must be planned again.
-
-    culprit: the request known to be at fault, which then ends with an error.
-    """
+    """The stages raised an error in this step but keep running; its work must be planned again."""
 
     step_id: int
     message: str
-    culprit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

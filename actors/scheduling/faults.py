@@ -155,11 +155,11 @@ class Faults:
 
     # ---- a failed step ----------------------------------------------------------------
 
-    def step_failed(self, step: InFlight, message: str, culprit: int | None) -> list[Output]:
+    def step_failed(self, step: InFlight, message: str) -> list[Output]:
         requests, outputs = self.requests, list[Output]()
         members = step.members()
         # A step after a failed one may fail as a consequence, which is no new evidence.
-        is_explained = culprit is not None or any(state.discard for state in members)
+        is_explained = any(state.discard for state in members)
         for state in members:
             state.in_flight -= 1
         for part in step.drafted:
@@ -172,12 +172,13 @@ class Faults:
                 requests.running.released.append(request_id)
         suspects = [] if is_explained else self._suspect((step,))
         self.num_failures_in_a_row += not is_explained
-        if len(members) == len(suspects) == 1 and self._failed_alone(members[0]):
-            culprit, suspects = members[0].request_id, []
+        is_culprit = len(members) == len(suspects) == 1 and self._failed_alone(members[0])
+        if is_culprit:
+            suspects = []
         for state in members:
             if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                 pass  # its result is not needed
-            elif state.request_id == culprit:
+            elif is_culprit:
                 outputs.append(Output.failed(state.request_id, state.num_output_tokens, message))
                 requests.end(state)
             else:

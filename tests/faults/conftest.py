@@ -38,9 +38,8 @@ def settings(tiny_model: Callable[..., Path]) -> dict[str, Any]:
 def faulted_server(
     settings: dict[str, Any], canary: Canary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    args = {**settings, "parallel": {"pipeline_stages": 2}}
-    impatient = Path(__file__).with_name("impatient")
-    with running(tmp_path_factory.mktemp("faults"), args, python_path=[impatient]) as server:
+    parallel = {"pipeline_stages": 2}
+    with running(tmp_path_factory.mktemp("faults"), {**settings, "parallel": parallel}) as server:
         canary.check(server)
         answer_largest(server)
         yield server

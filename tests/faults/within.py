@@ -16,7 +16,7 @@ BODY_TIMEOUT_S = 2.0
 
 STAGE_KILLED_S = 5.0 * _FACTOR
 STAGE_FROZEN_S = STEP_DEADLINE_S + 5.0 * _FACTOR
-STANDBY_READY_S = 40.0 + 10.0 * _FACTOR  # its processes import on idle cores only
+STANDBY_READY_S = 40.0 + 10.0 * _FACTOR  # after a loss the next attempt waits 30 s
 SCHEDULER_KILLED_S = 5.0 * _FACTOR
 REBUILT_S = 20.0 * _FACTOR  # a new request waits so long for an engine
 KILLED_WHILE_LOADING_S = 20.0 * _FACTOR

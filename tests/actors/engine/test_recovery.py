@@ -108,10 +108,18 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
 
 async def test_requests_in_a_row_that_overflow_cost_the_stages() -> None:
     recovery, _, rebuilt = _recovery(0)
-    assert not recovery.overflowed(3)
+    recovery.overflowed(3)
     assert not recovery.is_rebuilding
-    assert recovery.overflowed(4)
+    recovery.overflowed(5)
     assert recovery.is_rebuilding
+    await rebuilt.wait()
+    for num_in_a_row in (5, 9):  # it did not help
+        recovery.overflowed(num_in_a_row)
+        assert not recovery.is_rebuilding
+    for num_in_a_row in (1, 4):  # there was a token between
+        recovery.overflowed(num_in_a_row)
+    assert recovery.is_rebuilding
+    rebuilt.clear()
     await rebuilt.wait()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
@@ -27,7 +27,7 @@ from actors.scheduling.events import (
     WakeAt,
 )
 from actors.scheduling.memory.block_manager import BlockManager
-from actors.scheduling.plan import Slice, StepPlan
+from actors.scheduling.plan import NOT_FINITE, Slice, StepPlan
 from actors.scheduling.request import FinishReason, Request
 from actors.scheduling.state import RequestStatus
 from actors.scheduling.validation import validate
@@ -132,11 +132,24 @@ class Driver:
         self.outstanding.popleft()
         self.send(StepDone(self.stages.run(plan)))
 
-    def fail(self, applied: bool, culprit: int | None = None) -> None:
+    def fail(self, applied: bool) -> None:
         plan = self.outstanding.popleft()
         self.failures += 1
         self.stages.fail(plan, applied)
-        self.send(StepFailed(plan.step_id, "kernel panic", culprit))
+        self.send(StepFailed(plan.step_id, "kernel panic"))
+
+    def overflow(self, request_id: int) -> None:
+        """The last token that this request draws in the next step is not finite."""
+        plan = self.outstanding.popleft()
+        result = self.stages.run(plan)
+        extra = dict(result.extra_tokens)
+        if request_id in extra:
+            extra[request_id] = (*extra[request_id][:-1], NOT_FINITE)
+            result = replace(result, extra_tokens=tuple(extra.items()))
+        else:
+            tokens = [(i, NOT_FINITE if i == request_id else token) for i, token in result.tokens]
+            result = replace(result, tokens=tuple(tokens))
+        self.send(StepDone(result))
 
     def answer_move(self, which: int = 0, most: int = 1 << 30, after_s: float = 0.01) -> None:
         """Carry a move out, as late as can be: what it holds must be as it was until now.

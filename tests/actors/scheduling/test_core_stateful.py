@@ -240,11 +240,11 @@ class AnythingGoes(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.outstanding)
     @rule(which=st.integers(0, 10))
-    def fail_with_culprit(self, which: int) -> None:
+    def overflow(self, which: int) -> None:
         slices = self.driver.outstanding[0].parts
         culprit = slices[which % len(slices)].request_id
         self.poisoned.add(culprit)
-        self.driver.fail(applied=True, culprit=culprit)
+        self.driver.overflow(culprit)
 
     @precondition(lambda self: self.num_submitted)
     @rule(kills=st.booleans(), begin=st.integers(0, MAX_LEN), start_only=st.booleans())

@@ -76,7 +76,7 @@ FULL_REQUEST = Request(
                 stage_times_s=((0.1, 0.30000000000000004), (0.4, 0.5)),
             )
         ),
-        StepFailed(1, "why", culprit=2),
+        StepFailed(1, "why"),
         PipelineLost(),
         Reconfigure({"policy": "vllm", "policy_options": {"max_batched_tokens": 64}}),
         Tick(),
