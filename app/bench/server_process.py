@@ -14,11 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 
 from app.bench.load.client import first_model, server_root
 from app.bench.plan import ServerPlan
 from app.bench.report import MeasurementError
 from app.bench.terminal import console
+
+_DIE_WITHIN_S = 10.0
 
 
 @contextmanager
@@ -57,16 +60,39 @@ def running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Stop a server as Ctrl-C does; then end the rest of its group, which would disturb the next
-    server."""
+    server, and wait until it is gone."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
         pass
     finally:
+        group = [p for p in psutil.process_iter() if _group(p.pid) == process.pid]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        _wait_gone(group)
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _wait_gone(processes: list[psutil.Process]) -> None:
+    deadline_s = time.monotonic() + _DIE_WITHIN_S
+    while any(map(is_alive, processes)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Not if it has ended and only its parent has not noticed."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path) -> str:

@@ -27,6 +27,7 @@ import yaml
 
 from app.bench.load.client import first_model
 from app.bench.report import MeasurementError
+from app.bench.server_process import is_alive
 from app.paths import locate
 from app.settings.model_folder import SettingsError
 from app.settings.models import engine_groups
@@ -149,12 +150,7 @@ class OwnServer:
 
     def alive(self) -> list[psutil.Process]:
         """The processes ever seen that are still alive."""
-        found = []
-        for process in self.known.values():
-            with suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return list(filter(is_alive, self.known.values()))
 
     def shared_files(self) -> list[str]:
         """In shared memory, where that is the server's own."""
