@@ -10,10 +10,11 @@ function row(engine) {
   const box = document.createElement("div");
   box.className = "engine";
   const used = engine.num_blocks ? 1 - engine.num_free_blocks / engine.num_blocks : 0;
+  const role = ["prefill", "decode"].includes(engine.role) ? `, ${engine.role}` : "";
   const slack = engine.least_slack_s == null ? "–" : `${(1000 * engine.least_slack_s).toFixed(0)} ms`;
   box.append(
     cell(engine.id),
-    cell(engine.state ?? "–", `pill ${engine.state === "serving" ? "good" : "bad"}`),
+    cell(`${engine.state ?? "–"}${role}`, `pill ${engine.state === "serving" ? "good" : "bad"}`),
     cell(`${engine.num_running ?? 0} running`),
     cell(`${engine.num_waiting ?? 0} waiting`),
     cell(`KV ${(100 * used).toFixed(0)} %`),

@@ -156,3 +156,24 @@ def test_the_rate_falls_to_nothing_once_no_more_steps_come(server: Server, brows
         }, (problem) => done([String(problem)]));"""
     )
     assert shown == ["", "40 tokens/s", "20 tokens/s", "0 tokens/s"]
+
+
+def test_engines_that_take_a_part_of_each_request_say_which(server: Server, browser: Any) -> None:
+    browser.get(server.url + "/")
+    browser.set_window_size(1000, 1000)
+    shown, is_clipped = browser.execute_async_script(
+        """const done = arguments[0];
+        import("/console/fleet.js").then(({ showFleet }) => {
+          const place = document.getElementById("fleet");
+          showFleet(place, {
+            engines: ["prefill", "decode", "both", undefined].map((role, i) =>
+              ({ id: `engine-${i}`, state: "serving", role, least_slack_s: 0.123 })),
+            fleet: { latest_moves: [], num_engines_lost: 0, num_moves: 0 },
+          });
+          const pills = [...place.querySelectorAll(".pill")].map((pill) => pill.textContent);
+          const cells = [...place.querySelectorAll(".engine span")];
+          done([pills, cells.some((cell) => cell.scrollWidth > cell.clientWidth + 1)]);
+        }, (problem) => done([[String(problem)], true]));"""
+    )
+    assert shown == ["serving, prefill", "serving, decode", "serving", "serving"]
+    assert not is_clipped
