@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from actors.stage.grammar_kinds import compile_grammar
@@ -23,6 +24,7 @@ from app.text.lean_import import import_grammars_alone
 from app.text.template_worker import serve_jobs
 
 _MEMORY_BYTES = 1 << 30
+_NO_TEXT = "no text matches it"
 
 
 def main(model_path: str) -> None:
@@ -38,14 +40,22 @@ def main(model_path: str) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
-            compile_grammar(compiler, job["kind"], job["text"])
+            grammar = compile_grammar(compiler, job["kind"], job["text"])
+            matcher = xgrammar.GrammarMatcher(grammar)
         except MemoryError:
             return {"error": "it needs too much memory to compile"}
         except Exception as error:  # the library raises its own and the runtime's kinds
             return {"error": _readable(str(error))}
-        return {"ok": True}
+        return {"ok": True} if _can_begin(matcher, info.vocab_size) else {"error": _NO_TEXT}
 
     serve_jobs(answer)
+
+
+def _can_begin(matcher: Any, vocab_size: int) -> bool:
+    """Whether any token may come first. `{"$ref": "#"}` and `[^\\s\\S]` compile, but no text
+    matches: in a stage such a mask leaves nothing to draw, as if the model had overflowed."""
+    words_1W = np.zeros((1, -(-vocab_size // 32)), np.int32)  # torch's functions do not work here
+    return not matcher.fill_next_token_bitmask(words_1W) or bool(words_1W.any())
 
 
 def _readable(message: str) -> str:

@@ -60,6 +60,19 @@ async def test_bad_grammars_are_refused(checker: GrammarChecker, grammar: Gramma
             await checker.check(grammar)
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"$ref": "#"}'),
+        Grammar("regex", r"[^\s\S]"),
+        Grammar("ebnf", "root ::= root"),
+    ],
+)
+async def test_grammars_of_no_text_are_refused(checker: GrammarChecker, grammar: Grammar) -> None:
+    with pytest.raises(GrammarInvalid, match="no text matches it"):
+        await checker.check(grammar)
+
+
 @pytest.mark.heavy
 async def test_a_pathological_grammar_is_cut_off_and_others_go_on(folder: str) -> None:
     properties = {f"p{i}": {"type": "string", "pattern": "(a|b){1,50}"} for i in range(4000)}
