@@ -68,7 +68,7 @@ def _parameter_at(
 def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> ApiError:
     """The error for content that the schema, `model`, rejects."""
     found = error.errors(include_url=False, include_context=True, include_input=False)
-    first = max(found, key=lambda one: _progress(one["loc"], found[0]["loc"], content))
+    first = max(found, key=lambda one: _progress(one, found[0]["loc"], content))
     kind, message = str(first["type"]), str(first["msg"])
     param = _path(first["loc"], content, is_missing=kind == "missing")
     if kind == "extra_forbidden":
@@ -79,6 +79,8 @@ def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> A
         )
     if kind == "missing":
         return invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    if kind == "item_type":  # of a union whose member is told by its type
+        param += ".type"
     if kind == "value_error":
         message = _own_message(first.get("ctx", {}), message)
     if kind in ("literal_error", "union_tag_invalid") and ".content." in param:
@@ -109,12 +111,14 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def _progress(location: Sequence[Any], first: Sequence[Any], content: Any) -> tuple[int, ...]:
-    """How far the validator got on this branch of a union: the furthest is what was meant."""
-    if location[:1] != first[:1]:
+def _progress(error: Any, first: Sequence[Any], content: Any) -> tuple[Any, ...]:
+    """How far the validator got on this branch of a union: the furthest is what was meant, and of
+    equals the one whose type is right."""
+    if error["loc"][:1] != first[:1]:
         return ()
-    parts = _known_parts(location, content)
-    return (len(parts), *(part for part in parts if isinstance(part, int)))
+    parts = _known_parts(error["loc"], content)
+    indices = tuple(part for part in parts if isinstance(part, int))
+    return len(parts), indices, not error["type"].endswith("_type")
 
 
 def _own_message(context: Mapping[str, Any], message: str) -> str:
@@ -126,7 +130,7 @@ def _path(location: Sequence[Any], content: Any, *, is_missing: bool) -> str:
     parts = [_brief(part) for part in _known_parts(location, content)]
     if is_missing:
         parts.append(_brief(location[-1]))
-    return ".".join(parts) or "body"
+    return ".".join(parts) if parts else "body"
 
 
 def _known_parts(location: Sequence[Any], content: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from app.api.schema.common import ReasoningEffort, SamplingFields, Strict
 
@@ -65,7 +65,24 @@ class ReasoningSettings(Strict):
     generate_summary: None = None
 
 
-InputItem = InputCall | InputCallOutput | InputReasoning | InputMessage
+def _kind(item: object) -> object:
+    """A message may leave out its type."""
+    return item.get("type", "message") if isinstance(item, dict) else "message"
+
+
+# By their type, so that an error is of the kind that is meant.
+InputItem = Annotated[
+    Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[InputMessage, Tag("message")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="Input should be 'message', 'function_call', "
+        "'function_call_output' or 'reasoning'",
+    ),
+]
 
 
 class TextFormat(Strict):

@@ -266,6 +266,12 @@ async def test_an_unknown_parameter_brings_the_one_it_may_be_meant_to_be(
     assert said.partition(" Did you mean ")[2] == (f"'{meant}'?" if meant else "")
 
 
+async def test_a_parameter_without_a_name_is_named_so(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "a", "": 1}
+    error = check(await server.http.post("/v1/completions", json=body), 400, "")
+    assert error["message"] == "Unknown parameter: ''."
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -143,3 +143,31 @@ async def test_responses_refuse_by_name(server: Server, extra: Any, param: str) 
     error = answer.json()["error"]
     assert error["param"] == param
     assert "at most 0" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "message"),
+    [
+        ([], "input", "at least 1 item"),
+        ([{"role": "wizard", "content": "Hi"}], "input.0.role", "'assistant'"),
+        ([{"role": "user", "content": 5}], "input.0.content", "string"),
+        ([{"role": "user"}], "input.0.content", "Missing"),
+        ([{"type": "function_call", "name": "f"}], "input.0.call_id", "Missing"),
+        (
+            [{"role": "user", "content": [{"type": "input_image"}]}],
+            "input.0.content.0.type",
+            "'input_text'",
+        ),
+        ([{"type": "nope"}], "input.0.type", "'message'"),
+        ([{"type": []}], "input.0.type", "'message'"),
+        (["Hi"], "input.0", "InputMessage"),
+    ],
+)
+async def test_errors_of_items_are_of_the_kind_that_is_meant(
+    server: Server, content: Any, param: str, message: str
+) -> None:
+    answer = await server.http.post("/v1/responses", json={"model": MODEL, "input": content})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
