@@ -11,6 +11,8 @@ from actors.scheduling.request import FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 _OVERFLOW = "the model's output is not finite: weights or activations overflow"
+# A mask that allows nothing leaves nothing finite to draw either.
+_OVERFLOW_OR_DEAD_END = f"the request's grammar allows nothing here, or {_OVERFLOW}"
 
 
 class Outcomes:
@@ -137,7 +139,8 @@ class Outcomes:
     def _overflowed(self, state: RequestState, outputs: list[OutputRow]) -> None:
         """End a request whose logits are not finite; the other requests of the step go on."""
         self.num_overflows_in_a_row += 1
-        outputs.append(Output.failed(state.request_id, state.num_output_tokens, _OVERFLOW))
+        reason = _OVERFLOW if state.request.sampling.grammar is None else _OVERFLOW_OR_DEAD_END
+        outputs.append(Output.failed(state.request_id, state.num_output_tokens, reason))
         self.requests.end(state)
         if state.status is RequestStatus.FINISHING:
             self._drain(state)

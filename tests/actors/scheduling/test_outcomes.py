@@ -16,8 +16,8 @@ from actors.scheduling.events import (
     Submit,
     Tick,
 )
-from actors.scheduling.plan import StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.scheduling.plan import NOT_FINITE, StepResult, TokenLogprobs
+from actors.scheduling.request import FinishReason, Grammar, Request, SamplingParams
 from actors.scheduling.statistics import statistics
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
@@ -154,6 +154,18 @@ def test_an_overflow_ends_its_request_alone(
     # With lookahead its next token, drawn in vain, is here as good as any.
     in_a_row = num_others == 0 and "lookahead" not in changes
     assert driver.core.outcomes.num_overflows_in_a_row == in_a_row
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("regex", r"a[^\s\S]")])
+def test_nothing_finite_to_draw_may_be_a_dead_end_of_the_grammar(grammar: Grammar | None) -> None:
+    core = build_core(config())
+    core.handle(Submit(request(1, sampling={"grammar": grammar})), 0.0)
+    emit, *_ = core.handle(StepDone(StepResult(0, ((1, NOT_FINITE),))), 0.1)
+    assert isinstance(emit, Emit)
+    message = emit.outputs[0].error
+    assert message is not None
+    assert "overflow" in message
+    assert ("grammar allows nothing" in message) == (grammar is not None)
 
 
 def test_an_overflow_after_an_accepted_draft_ends_its_request() -> None:
