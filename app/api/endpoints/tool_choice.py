@@ -133,9 +133,14 @@ def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     for key in ("$defs", "definitions"):  # move to the root, under names of this tool's own
         for own, definition in (parameters.pop(key, None) or {}).items():
             definitions[f"{name}.{own}"] = _moved(definition, name)
+    arguments = _moved(parameters, name)
+    whole, text = f"#/$defs/{name}", json.dumps([arguments, definitions])
+    if f'"{whole}"' in text or f'"{whole}/' in text:  # it refers to itself
+        definitions[name] = arguments
+        arguments = {"$ref": whole}
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _moved(parameters, name)},
+        "properties": {"name": {"const": name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
@@ -150,6 +155,9 @@ def _moved(schema: Any, name: str) -> Any:
             for start in ("#/$defs/", "#/definitions/"):
                 if reference.startswith(start):
                     moved["$ref"] = f"#/$defs/{name}.{reference[len(start) :]}"
+                    return moved
+            if reference == "#" or reference.startswith("#/"):  # the tool's own root
+                moved["$ref"] = f"#/$defs/{name}{reference[1:]}"
         return moved
     if isinstance(schema, list):
         return [_moved(value, name) for value in schema]

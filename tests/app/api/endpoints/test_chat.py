@@ -222,6 +222,24 @@ async def test_forced_tool_call_is_constrained(
     assert answer.choices[0].message.content is None
 
 
+async def test_parameters_that_refer_to_themselves_mean_the_tools_own(server: Server) -> None:
+    write(server, '[{"name": "add", "arguments": {}}]')
+    properties = {"next": {"$ref": "#"}, "last": {"$ref": "#/properties/next"}}
+    parameters = {"type": "object", "properties": properties}
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[tool], tool_choice="required"
+    )
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    schema = json.loads(grammar.text)
+    assert schema["items"]["properties"]["arguments"] == {"$ref": "#/$defs/add"}
+    assert schema["$defs"]["add"]["properties"] == {
+        "next": {"$ref": "#/$defs/add"},
+        "last": {"$ref": "#/$defs/add/properties/next"},
+    }
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 async def test_only_allowed_tools_are_offered(server: Server, mode: str) -> None:
     write(server, '[{"name": "add", "arguments": {"a": 1}}]')
