@@ -166,6 +166,7 @@ def test_nothing_finite_to_draw_may_be_a_dead_end_of_the_grammar(grammar: Gramma
     assert message is not None
     assert "overflow" in message
     assert ("grammar allows nothing" in message) == (grammar is not None)
+    assert core.outcomes.num_overflows_in_a_row == (grammar is None)
 
 
 def test_an_overflow_after_an_accepted_draft_ends_its_request() -> None:

@@ -77,8 +77,8 @@ async def test_grammars_of_no_text_are_refused(checker: GrammarChecker, grammar:
 async def test_a_pathological_grammar_is_cut_off_and_others_go_on(folder: str) -> None:
     properties = {f"p{i}": {"type": "string", "pattern": "(a|b){1,50}"} for i in range(4000)}
     huge = json.dumps({"type": "object", "properties": properties})  # seconds of work
-    checker = GrammarChecker(folder, limit_s=0.2)
-    with pytest.raises(GrammarInvalid, match=r"within 0\.2 s"):
+    checker = GrammarChecker(folder, limit_s=1.0)
+    with pytest.raises(GrammarInvalid, match=r"within 1 s"):
         await checker.check(Grammar("json_schema", huge))
     await checker.check(Grammar("regex", "ab+"))
     checker.close()
