@@ -177,7 +177,7 @@ def test_nothing_waits_for_the_device() -> None:
     assert torch.equal(adapted_without_waiting(module, x, y, runs), expected)
 
 
-@pytest.mark.parametrize("slots", [(0,), (2,) * 17, ALTERNATING, ALTERNATING * 5, (0, 2, 3) * 30])
+@pytest.mark.parametrize("slots", [(0,), (2,) * 17, ALTERNATING, ALTERNATING * 5, (0, 2, 3) * 17])
 def test_a_captured_launch_serves_any_batch(slots: tuple[int, ...]) -> None:
     """It has as many tiles as any batch and all ranks; the bits are those of the batch's own."""
     case = AdapterCase("", slots, RANKS, 24, 64, (40, 24, 24))
