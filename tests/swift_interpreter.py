@@ -1,8 +1,10 @@
 """Triton's interpreter without work that it repeats or throws away; it computes the same.
 
 In each call of a function from a kernel it looks through the whole language for what to replace,
-for each array it builds a table of numpy's types, and for each sum of integers it works out an
-assertion that it never makes. A small test spends most of its time on these.
+for each array it builds a table of numpy's types, for each sum of integers it works out an
+assertion that it never makes, and for each value it takes its shape apart, checks it and writes
+its type's name. A small test spends most of its time on these. What Triton refuses still is: only
+what its own functions let pass is remembered (tests/kernels/triton/test_swift_interpreter.py).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import importlib.util
 import inspect
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +30,9 @@ def install() -> None:
         _keep_names(interpreter)
         _keep_types(interpreter)
         _assert_no_more(interpreter)
+        _call_directly(interpreter)
+        _keep_shapes(interpreter.tl.core, interpreter.interpreter_builder)
+        _keep_promotions(interpreter.tl.core, interpreter.interpreter_semantic)
 
 
 def _replace_once_a_launch(interpreter: Any) -> None:
@@ -92,3 +98,112 @@ def _assert_no_more(interpreter: Any) -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # with it alone are overflows asserted
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _call_directly(interpreter: Any) -> None:
+    """A builtin's replacement is made once, and asks for no semantic that it is given itself."""
+    builtin = interpreter.tl.core.builtin(_call_directly).__code__  # of all that it wraps
+
+    @functools.cache
+    def replacement(member: Any) -> Callable[..., Any]:
+        function = member.__wrapped__ if member.__code__ is builtin else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
+
+        return call
+
+    def patch_attr(package: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        scope.set_attr(package, name, replacement(member))
+
+    interpreter._patch_attr = patch_attr
+
+
+def _keep_shapes(core: Any, builder: Any) -> None:
+    """Shapes are checked once, and types have their names when asked for them."""
+    block_type, constexpr = core.block_type, core.constexpr
+    init_checked, to_any_ir = block_type.__init__, block_type.to_ir
+
+    @functools.cache
+    def of_block(sizes: tuple[int, ...]) -> tuple[Any, int]:
+        return core.tuple(sizes), core.validate_block_shape(sizes)
+
+    @functools.cache
+    def of_tensor(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+        numel = functools.reduce(lambda product, size: product * size, sizes, 1)
+        return constexpr(numel), core.tuple([constexpr(size) for size in sizes])
+
+    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes: tuple[Any, ...] = ()
+        if isinstance(shape, list | core.tuple):
+            sizes = tuple([s.value if isinstance(s, constexpr) else s for s in shape])
+        if not sizes or any(type(size) is not int for size in sizes):
+            init_checked(self, element_ty, shape)  # which says what is wrong
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel = of_block(sizes)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = of_tensor(tuple(type.shape.values) if type.is_block() else ())
+
+    def equal_blocks(self: Any, other: Any) -> bool:
+        return (
+            isinstance(other, block_type)
+            and self.element_ty == other.element_ty
+            and self.shape.values == other.shape.values
+        )
+
+    def equal_types(self: Any, other: Any) -> bool:
+        other = other.value if isinstance(other, constexpr) else other
+        return self is other or (isinstance(other, core.dtype) and self.name == other.name)
+
+    def to_ir(self: Any, to: Any) -> Any:
+        element = self.element_ty
+        same = to is builder and type(element) is core.dtype and element.name != "void"
+        return self if same else to_any_ir(self, to)
+
+    name = functools.cached_property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    name.__set_name__(block_type, "name")
+    block_type.name, block_type.__init__, block_type.__eq__ = name, init_block, equal_blocks
+    block_type.to_ir, core.dtype.__eq__, core.tensor.__init__ = to_ir, equal_types, init_tensor
+
+
+def _keep_promotions(core: Any, semantic: Any) -> None:
+    """The type that two have in common is found out once; what has it already is left alone."""
+    of_any, cast = semantic.computation_type_impl, semantic._cast_to_computation_type
+    broadcast = semantic.broadcast_impl_value
+    found: dict[tuple[str, bool, str, bool, bool], Any] = {}
+
+    def common(a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
+        key = a.name, a_is_scalar, b.name, b_is_scalar, divides
+        if key not in found:
+            found[key] = of_any(a, a_is_scalar, b, b_is_scalar, divides)
+        return found[key]
+
+    def cast_to_common(value: Any, dtype: Any) -> Any:
+        if isinstance(value, core.tensor) and value.dtype.name == dtype.name:
+            return value
+        return cast(value, dtype)
+
+    def broadcast_values(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        blocks = lhs.type.is_block(), rhs.type.is_block()
+        if not any(blocks):
+            return lhs, rhs
+        if not all(blocks):
+            return broadcast(lhs, rhs)
+        ours, theirs = lhs.type.shape.values, rhs.type.shape.values
+        if ours == theirs:
+            return lhs, rhs
+        pairs = list(zip(ours, theirs, strict=False))
+        if len(ours) != len(theirs) or any(a != b and 1 not in (a, b) for a, b in pairs):
+            return broadcast(lhs, rhs)
+        shape = [max(pair) for pair in pairs]
+        if ours != shape:
+            lhs = semantic.broadcast_impl_shape(lhs, shape)
+        return lhs, rhs if theirs == shape else semantic.broadcast_impl_shape(rhs, shape)
+
+    semantic.computation_type_impl = common
+    semantic._cast_to_computation_type = cast_to_common
+    semantic.broadcast_impl_value = broadcast_values
