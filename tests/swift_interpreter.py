@@ -124,6 +124,7 @@ def _keep_shapes(core: Any, builder: Any) -> None:
     """Shapes are checked once, and types have their names when asked for them."""
     block_type, constexpr = core.block_type, core.constexpr
     init_checked, to_any_ir = block_type.__init__, block_type.to_ir
+    unwrap_any, whole = core._unwrap_if_constexpr, {int, float, bool, str, core.tensor, core.dtype}
 
     @functools.cache
     def of_block(sizes: tuple[int, ...]) -> tuple[Any, int]:
@@ -164,6 +165,12 @@ def _keep_shapes(core: Any, builder: Any) -> None:
         same = to is builder and type(element) is core.dtype and element.name != "void"
         return self if same else to_any_ir(self, to)
 
+    def unwrap(value: Any) -> Any:
+        if type(value) is constexpr:
+            return value.value
+        return value if type(value) in whole else unwrap_any(value)
+
+    core._unwrap_if_constexpr = unwrap
     name = functools.cached_property(lambda self: f"<{self.shape}, {self.element_ty}>")
     name.__set_name__(block_type, "name")
     block_type.name, block_type.__init__, block_type.__eq__ = name, init_block, equal_blocks
@@ -173,7 +180,7 @@ def _keep_shapes(core: Any, builder: Any) -> None:
 def _keep_promotions(core: Any, semantic: Any) -> None:
     """The type that two have in common is found out once; what has it already is left alone."""
     of_any, cast = semantic.computation_type_impl, semantic._cast_to_computation_type
-    broadcast = semantic.broadcast_impl_value
+    broadcast, check = semantic.broadcast_impl_value, semantic.binary_op_type_checking_impl
     found: dict[tuple[str, bool, str, bool, bool], Any] = {}
 
     def common(a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
@@ -204,6 +211,23 @@ def _keep_promotions(core: Any, semantic: Any) -> None:
             lhs = semantic.broadcast_impl_shape(lhs, shape)
         return lhs, rhs if theirs == shape else semantic.broadcast_impl_shape(rhs, shape)
 
+    def check_operands(
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        if isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor):
+            ours, theirs = lhs.dtype, rhs.dtype
+            points = ours.is_ptr()
+            alike = ours is theirs and not points and not div_or_mod
+            if alike or (points and allow_lhs_ptr and theirs.is_int()):
+                return broadcast_values(lhs, rhs)
+        return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
     semantic.computation_type_impl = common
+    semantic.binary_op_type_checking_impl = check_operands
     semantic._cast_to_computation_type = cast_to_common
     semantic.broadcast_impl_value = broadcast_values

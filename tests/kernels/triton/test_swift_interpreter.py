@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
+from triton.language.semantic import IncompatibleTypeErrorImpl, TritonSemantic
 from triton.runtime import interpreter
 
 pytestmark = pytest.mark.skipif(
@@ -36,7 +36,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
     """What it returns, or what it refuses the arguments with."""
     try:
         return function(*arguments)
-    except (TypeError, ValueError) as refused:
+    except (IncompatibleTypeErrorImpl, TypeError, ValueError) as refused:
         return type(refused), str(refused)
 
 
@@ -54,7 +54,8 @@ def test_the_type_in_common(plain: Any) -> None:
 
 
 def block(shape: tuple[int, ...], dtype: Any) -> Any:
-    data = np.arange(math.prod(shape), dtype=np.int32).reshape(shape or (1,))
+    data = np.arange(math.prod(shape)).reshape(shape or (1,))
+    data = data.astype(interpreter._get_np_dtype(dtype))
     kind = tl.block_type(dtype, list(shape)) if shape else dtype
     return tl.tensor(interpreter.TensorHandle(data, dtype), kind)
 
@@ -89,6 +90,18 @@ def test_casts_keep_what_has_the_type_already(plain: Any) -> None:
         wanted = outcome(plain._cast_to_computation_type, *refused)
         assert wanted[0] is ValueError
         assert outcome(SWIFT._cast_to_computation_type, *refused) == wanted
+
+
+def test_operands(plain: Any) -> None:
+    pointers = [tl.pointer_type(tl.int32), tl.pointer_type(tl.float32)]
+    types = [tl.int1, tl.int32, tl.uint32, tl.int64, tl.float16, tl.float32, *pointers]
+    shapes = [(), (4,)]
+    values = [*itertools.starmap(block, itertools.product(shapes, types)), 3, -3, 0.5]
+    checks = itertools.product((False, True), repeat=4)
+    for lhs, rhs, flags in itertools.product(values, values, checks):
+        wanted = outcome(plain.binary_op_type_checking_impl, lhs, rhs, *flags)
+        given = outcome(SWIFT.binary_op_type_checking_impl, lhs, rhs, *flags)
+        assert list(map(described, given)) == list(map(described, wanted)), (lhs, rhs, flags)
 
 
 @pytest.mark.parametrize(
