@@ -17,12 +17,14 @@ from actors.stage.spec import StageSpec
 from kernels.packing import pack_weight
 from kernels.quantized import InputRounding, QuantizedWeight
 from kernels.triton import backend as triton_backend
+from tests import swift_interpreter
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import scaled_folders
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels do the sums")
 rounded = pytest.importorskip("kernels.triton.rounded")
+swift_interpreter.install()
 
 LENGTHS = (3, 21)
 NUM_TOKENS = 6
