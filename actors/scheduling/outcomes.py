@@ -139,7 +139,7 @@ class Outcomes:
     def _overflowed(self, state: RequestState, outputs: list[OutputRow]) -> None:
         """End a request whose logits are not finite; the other requests of the step go on."""
         has_grammar = state.request.sampling.grammar is not None
-        self.num_overflows_in_a_row += not has_grammar  # its client, not the stages, may be at fault
+        self.num_overflows_in_a_row += not has_grammar  # else its client may be at fault
         reason = _OVERFLOW_OR_DEAD_END if has_grammar else _OVERFLOW
         outputs.append(Output.failed(state.request_id, state.num_output_tokens, reason))
         self.requests.end(state)
