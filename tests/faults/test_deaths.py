@@ -151,6 +151,7 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
 def test_row_9_a_stage_is_killed_while_it_loads(server: Server) -> None:
     """Of the set that takes the place of a lost one: that is built again, and the engine is not
     reported as ready before it is."""
+    prepared(server)  # so that none begins to load before these are killed
     killed = pids_of(server, "ray::StageActor")  # the standby too: nothing is prepared
     for pid in killed:
         with suppress(ProcessLookupError):  # one of a scheduler that was killed before
