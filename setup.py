@@ -10,7 +10,6 @@ import os
 import platform
 import runpy
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,10 +31,8 @@ BASELINE = [
     "-ffp-contract=off",
     *WARNINGS,
 ]
-# GCC's register allocation by regions spills sums of loops that fit the 16 registers of AVX2.
-ALLOCATION = "-fira-region=one"
 ISAS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c", ALLOCATION],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
     "avx512_bf16": [
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
@@ -85,11 +82,6 @@ class BuildLibrary(build_ext):
             self.mkpath(str(target.parent))
             self.copy_file(str(built), str(target))
 
-    def knows(self, flag: str) -> bool:
-        """Whether the compiler does; Clang does not know all of GCC's."""
-        check = [self.compiler.compiler_so[0], flag, "-fsyntax-only", "-x", "c++", os.devnull]
-        return subprocess.run(check, capture_output=True).returncode == 0
-
     def compile_and_link(self, ext: Extension, sources: str) -> None:
         """sources: their hash, for the library to tell."""
         # Inline functions that several objects share are taken from the first object linked. The
@@ -107,8 +99,6 @@ class BuildLibrary(build_ext):
             for source in ext.sources
             if single_isa(source) == isa
         ]
-        if not self.knows(ALLOCATION):
-            jobs = [(*job, [f for f in flags if f != ALLOCATION]) for *job, flags in jobs]
         headers = b"".join(Path(header).read_bytes() for header in ext.depends)
 
         def compile_one(job: tuple[str, str, list[str]]) -> str:

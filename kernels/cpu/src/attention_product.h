@@ -57,7 +57,7 @@ struct FloatFormat {
     return Lanes::load(reinterpret_cast<const float*>(p));
   }
   static void multiply_add(Lanes& sum, const Left& a, const Right& b) {
-    for (int i = 0; i < kParts; ++i) add_product(sum.part[i], a.value, b.part[i]);
+    for (int i = 0; i < kParts; ++i) sum.part[i] = fma(a.value, b.part[i], sum.part[i]);
   }
 };
 

@@ -6,8 +6,7 @@ namespace legato::LEGATO_ISA {
 namespace {
 
 // From how many chunks of rows 16-bit floats are widened once instead of in every micro-kernel.
-constexpr int64_t kBf16WideningChunks = kLanes == 16 ? 2 : 5;
-constexpr int64_t kF16WideningChunks = 2;
+constexpr int64_t kWideningChunks = 2;
 
 Method method_of(const PackedLinear& linear) {
   if (linear.operand_group > 0) return integer_method(linear);
@@ -33,10 +32,10 @@ Method method_of(const PackedLinear& linear) {
     case Weights::i4:
       return {nullptr, plain, unpack_floats_i4, bytes, 0};
     case Weights::bf16:
-      return {&kMicroKernels<FloatFromBf16, false>, plain, nullptr, bytes, kBf16WideningChunks,
+      return {&kMicroKernels<FloatFromBf16, false>, plain, nullptr, bytes, kWideningChunks,
               &kMicroKernels<Keeping<FloatFromBf16>, false>};
     case Weights::f16:
-      return {&kMicroKernels<FloatFromF16, false>, plain, nullptr, bytes, kF16WideningChunks,
+      return {&kMicroKernels<FloatFromF16, false>, plain, nullptr, bytes, kWideningChunks,
               &kMicroKernels<Keeping<FloatFromF16>, false>};
     default:
       return {plain, nullptr, nullptr, bytes, 0};

@@ -66,11 +66,6 @@ struct FloatFromF16 {
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
 };
 
-#ifndef __AVX512F__
-alignas(32) constexpr uint32_t kHighHalves[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                                 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-#endif
-
 struct FloatFromBf16 {
   static Vec load(const char* unit, int k, int vec) {
     const float* pairs = reinterpret_cast<const float*>(unit) + (k / 2 * kPanelVecs + vec) * kLanes;
@@ -79,16 +74,9 @@ struct FloatFromBf16 {
     return {_mm512_castsi512_ps(k % 2 == 0 ? _mm512_slli_epi32(bits, 16)
                                            : _mm512_and_si512(bits, _mm512_set1_epi32(-65536)))};
 #else
-    if (k % 2 == 0) {
-      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
-      return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))};
-    }
-    // Pairs and mask are read anew: kept, they would take registers of sums.
-    Vec high;
-    asm("vmovaps %2, %0\n\tvandps %1, %0, %0"
-        : "=x"(high.v)
-        : "m"(*reinterpret_cast<const __m256_u*>(pairs)), "m"(kHighHalves));
-    return high;
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    return {_mm256_castsi256_ps(k % 2 == 0 ? _mm256_slli_epi32(bits, 16)
+                                           : _mm256_and_si256(bits, _mm256_set1_epi32(-65536)))};
 #endif
   }
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
@@ -150,7 +138,7 @@ inline void multiply_floats(const KernelArgs& s, const char* w, const char*& pre
         const Vec value = Vec::set(reinterpret_cast<const float*>(x.row(row))[k]);
 #pragma GCC unroll 4
         for (int v = 0; v < kPanels * kPanelVecs; ++v) {
-          add_product(sums[row][v], weights[v], value);
+          sums[row][v] = fma(weights[v], value, sums[row][v]);
         }
       }
     }
