@@ -128,10 +128,11 @@ class SecondTier:
             self.num_saved_blocks += event.num_blocks
         else:
             self._fetched(move, event.num_blocks)
-            if self._early.pop(event.move_id, None) is not None:
-                self._early_answer_s = self.requests.now_s
+        was_early = self._early.pop(event.move_id, None) is not None
+        if was_early:
+            self._early_answer_s = self.requests.now_s
         self.block_manager.free(move.held)
-        self._resume(move, is_whole=event.num_blocks == len(move.blocks))
+        self._resume(move, may_look=was_early or event.num_blocks == len(move.blocks))
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
         begun_s = max(move.begun_s, self._early_answer_s)  # it may have waited for another
@@ -148,12 +149,12 @@ class SecondTier:
             self.block_manager.commit(block, digest)
         self.early.claimed([digest for _, digest in move.blocks[num_blocks:]])
 
-    def _resume(self, move: PendingMove, is_whole: bool) -> None:
+    def _resume(self, move: PendingMove, may_look: bool) -> None:
         """Put the waiting requests back into the queue; after a partial fetch, no second one."""
         waiting = self.requests.waiting
         for state in reversed(move.waiting):  # each is restored ahead of its peers
             if state.status is RequestStatus.WAITING:
-                state.tier_asked = state.tier_asked or not is_whole
+                state.tier_asked = state.tier_asked or not may_look
                 waiting.put_back(state, self.requests.now_s)
 
     def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
@@ -166,7 +167,7 @@ class SecondTier:
         self.queue.clear()
         self._out.clear()
         for move in moves:
-            self._resume(move, is_whole=False)
+            self._resume(move, may_look=False)
         self.contents.replace(ranks)
 
     # ---- device to store ----------------------------------------------------------------------

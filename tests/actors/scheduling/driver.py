@@ -30,6 +30,7 @@ from actors.scheduling.memory.block_manager import BlockManager
 from actors.scheduling.plan import NOT_FINITE, Slice, StepPlan
 from actors.scheduling.request import FinishReason, Request
 from actors.scheduling.state import RequestStatus
+from actors.scheduling.step import StepBuilder
 from actors.scheduling.validation import validate
 from tests.actors.scheduling.fake_stages import FakeStages, expected_output
 
@@ -60,6 +61,8 @@ class Driver:
     def __init__(self, config: SchedulerConfig, core: Core | None = None) -> None:
         self.config = config
         self.core = core or build_core(config)
+        self.held_back = False  # the next step, until tokens in flight are known
+        self._record_holds_back()
         self.stages = FakeStages(config)
         self.callers: dict[int, Caller] = {}
         self.outstanding: deque[StepPlan] = deque()
@@ -209,11 +212,21 @@ class Driver:
                 is_overtaken = same and other.order_key < state.order_key
                 assert not is_overtaken, f"{state} started before {other}"
 
+    def _record_holds_back(self) -> None:
+        """Its last answer; to ask once more is another look, which may price drafts anew."""
+        holds_back = self.core.speculation.holds_back
+
+        def recorded(step: StepBuilder) -> bool:
+            self.held_back = holds_back(step)
+            return self.held_back
+
+        self.core.speculation.holds_back = recorded  # type: ignore[method-assign]
+
     def _check_no_decode_skipped(self) -> None:
         """With room in the pipeline no request is left that could decode in memory it holds."""
         core = self.core
         overlaps = self.config.steps_per_request > 1 and bool(self.outstanding)
-        waits = overlaps and core.speculation.holds_back(core.builder)
+        waits = overlaps and self.held_back
         if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
                 if state.is_background and self.core.requests.are_mixed:

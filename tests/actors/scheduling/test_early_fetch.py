@@ -218,6 +218,27 @@ def test_what_does_not_come_early_is_computed_after_one_more_try() -> None:
         assert replays(driver)
 
 
+def test_a_stream_that_waits_for_an_early_fetch_fetches_what_of_that_did_not_come() -> None:
+    plain, resumed = begun(1)
+    for end in (7, 9):  # all of what it lacks, and more
+        driver = Driver(SHARED)
+        saved_elsewhere(driver, plain)
+        told(driver, plain, 0, end)
+        driver.submit(resumed)
+        missing = prefix_digests(plain.prompt, 4)[3]
+        kept = [store.pop(missing) for store in driver.stages.stores.ranks]
+        (early,) = driver.moves
+        driver.answer_move(after_s=0.001)
+        assert len(early.blocks) == 7
+        assert [len(fetch.blocks) for fetch in fetches(driver)] == [7, 4]
+        for store, block in zip(driver.stages.stores.ranks, kept, strict=True):
+            store[missing] = block
+        driver.answer_move()
+        assert driver.plans[0].parts[0].start == 28
+        finish(driver)
+        assert replays(driver)
+
+
 def test_no_block_is_fetched_twice_at_a_time() -> None:
     """A stream that lacks what is in front of them fetches that, then waits for those that come."""
     for which in (0, 1):
