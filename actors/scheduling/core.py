@@ -286,7 +286,7 @@ class Core:
         in_flight, requests, speculation = self.in_flight, self.requests, self.speculation
         if requests.trials:
             self.faults.drop_settled()
-        while len(in_flight) < self.config.depth and requests.by_id:
+        while len(in_flight) < requests.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own
             if in_flight and speculation.is_on and speculation.holds_back(self.builder):

@@ -16,6 +16,8 @@ from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import Fate, RequestState, RequestStatus
 
+_LONG_S = 0.005  # a step, beside which the time is short that a stage without a plan stands still
+
 
 class LiveRequests:
     """The queue and the running requests together. Implements `interfaces.EngineView`."""
@@ -56,6 +58,17 @@ class LiveRequests:
     def are_mixed(self) -> bool:
         """Whether background and live ones are here."""
         return 0 < self.num_background < len(self.by_id)
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be outstanding: none is planned behind a long one of the background, as a
+        live request that comes would wait for both."""
+        config = self.config
+        if self.in_flight and self.is_background:
+            predicted_s = self.in_flight[-1].predicted_s
+            if predicted_s is not None and predicted_s > _LONG_S:
+                return min(config.depth, config.num_stages)
+        return config.depth
 
     # ---- EngineView -------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ DENT = 0.05  # token rates this close are equal within a profile's noise: prefer
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
 # Of an engine whose streams leave, in tokens and as `efficiency`.
 LEAST_HAND_OVER, HAND_OVER_EFFICIENCY = 512, 0.95
+# As `efficiency`, of steps of the background alone, for which a live request that comes waits.
+BACKGROUND_EFFICIENCY = 0.8
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
@@ -124,6 +126,7 @@ class SizeChoice:
     usual: StepSizes = field(init=False)  # up to where longer steps gain little
     fastest: StepSizes = field(init=False)  # while requests wait
     efficient_tokens: int = field(init=False)  # the longest usual step
+    _background_tokens: int = field(init=False)  # the longest step of the background alone
     _ratios: list[float] = field(init=False, default_factory=list)  # that both sizes are for
     num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
 
@@ -137,6 +140,8 @@ class SizeChoice:
         self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
         self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
         self.efficient_tokens = self.usual.at_most(most)
+        short = StepSizes(profile, most, BACKGROUND_EFFICIENCY, ratios=self._ratios)
+        self._background_tokens = short.at_most(most)
 
     def look_again(self) -> None:
         """Call every `LOOK_EVERY` answered steps."""
@@ -152,6 +157,10 @@ class SizeChoice:
         most = self.max_step_tokens
         cheap = StepSizes(self.cost.profile, most, HAND_OVER_EFFICIENCY).at_most(most)
         return min(most, max(cheap, LEAST_HAND_OVER))
+
+    def of_background(self, least: int) -> int:
+        """The most tokens of a step without live requests."""
+        return max(self._background_tokens, least)
 
     def in_queue(self, mix: Mix, outside_s: float) -> tuple[StepSizes | None, int]:
         """The sizes (None: any) and the most tokens of a step of `mix` while requests wait.

@@ -227,7 +227,7 @@ class Driver:
         core = self.core
         overlaps = self.config.steps_per_request > 1 and bool(self.outstanding)
         waits = overlaps and self.held_back
-        if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
+        if len(self.outstanding) < core.requests.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
                 if state.is_background and self.core.requests.are_mixed:
                     continue

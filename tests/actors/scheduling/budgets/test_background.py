@@ -15,6 +15,7 @@ from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.budgets.test_loads import TBT_S, Stages, busy
 from tests.actors.scheduling.budgets.tiled_model import TILED
 
+AHEAD = {"lookahead": True, "drafter": "none"}  # drafts would wait for what they continue
 NO_OBJECTIVE = Objective(3600.0, 3600.0)
 
 
@@ -28,6 +29,13 @@ def submit(
             objective=objective, priority=priority,
         )
     )  # fmt: skip
+
+
+def idle(model: CostModel = TILED, **changes: object) -> Stages:
+    stages = busy(model, **changes)
+    while stages.core.view.decoding:
+        stages.answer()
+    return stages
 
 
 def longest_s(stages: Stages, num_steps: int) -> float:
@@ -111,22 +119,47 @@ def test_a_prompt_that_is_waited_for_makes_steps_as_long_as_ever() -> None:
     assert 0.6 * TBT_S < longest_s(stages, 20) <= TBT_S
 
 
-def test_without_live_requests_a_batch_has_steps_of_an_efficient_length() -> None:
-    def first(priority: int) -> StepPlan:
-        stages = busy(TILED)
-        while stages.core.view.decoding:
-            stages.answer()
-        submit(stages, 100, priority, num_tokens=4000)
+def test_without_live_requests_a_batch_has_short_steps_at_most_of_the_best_rate() -> None:
+    def rate(plan: StepPlan) -> float:
+        return plan.num_tokens / TILED.linear_s(plan.num_tokens)
+
+    def first(number: int, priority: int) -> StepPlan:
+        stages = idle()
+        for one in range(100, 100 + number):
+            submit(stages, one, priority, num_tokens=4000)
         return stages.waiting[0][1]
 
-    assert first(0).num_tokens == 4000
-    assert 500 < first(-1000).num_tokens < 2000
+    live = first(1, 0)
+    assert live.num_tokens == 4000
+    for number in (1, 9):
+        plan = first(number, -1000)
+        assert plan.num_tokens < 0.1 * live.num_tokens
+        assert rate(plan) > 0.75 * rate(live)
+
+
+def test_a_live_request_waits_for_one_long_step_of_a_batch() -> None:
+    stages = idle(**AHEAD)
+    for number in range(3):
+        submit(stages, 100 + number, priority=-1000, num_tokens=4000)
+    for _ in range(9):
+        stages.answer()
+        assert len(stages.waiting) == 1
+    submit(stages, 200, priority=0, num_tokens=16)
+    stages.answer()
+    assert stages.waiting[0][1].parts[0].request_id == 200
+
+
+def test_short_steps_of_a_batch_are_planned_ahead() -> None:
+    fast = CostModel("fast", ((1, 0.001), (2048, 0.5)), kv_tokens=64_000, max_model_len=4096)
+    stages = idle(fast, **AHEAD)
+    submit(stages, 100, priority=-1000, num_tokens=4, output=20)
+    for _ in range(9):
+        stages.answer()
+        assert len(stages.waiting) == 2
 
 
 def test_streams_of_a_batch_alone_all_get_their_tokens() -> None:
-    stages = busy(TILED)
-    while stages.core.view.decoding:
-        stages.answer()
+    stages = idle()
     for number in range(20):
         submit(stages, 100 + number, priority=-1000, num_tokens=16, output=50)
     for _ in range(10):
