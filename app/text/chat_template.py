@@ -23,6 +23,7 @@ TEMPLATE_LIMIT_S: Final = 1.0
 _START_LIMIT_S: Final = 15.0  # of the child, which imports little: one that needs longer is hung
 
 _CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_SET: Final = ("messages", "tools", "documents", "add_generation_prompt")
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -91,6 +92,10 @@ class ChatTemplate:
             for template in self._templates.values()
             for code in _CODE.findall(template)
         )
+
+    def sets(self, variable: str) -> bool:
+        """Whether every chat sets this variable, and no request."""
+        return variable in _SET or variable in self._special_tokens
 
     def render(
         self,

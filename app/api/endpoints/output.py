@@ -85,17 +85,19 @@ def template_variables(
 ) -> dict[str, Any]:
     """Variables for the chat template: the request's own, and the effort as the template takes it.
 
-    Raises 400 for variables that this model's template does not read.
+    Raises 400 for variables that this model's template does not read or the request cannot set.
     """
     template = context.text.template
     variables = dict(given or {})
-    for name in variables:
-        if template and not template.reads(name):
-            raise invalid(
-                f"This model's chat template reads no variable '{name[:64]}'.",
-                f"chat_template_kwargs.{name[:64]}",
-                "unsupported_parameter",
-            )
+    for name in variables if template else ():
+        shown = name[:64]
+        if template.sets(name):
+            why = f"'{shown}' is set by the conversation and the model, not by a request."
+        elif not template.reads(name):
+            why = f"This model's chat template reads no variable '{shown}'."
+        else:
+            continue
+        raise invalid(why, f"chat_template_kwargs.{shown}", "unsupported_parameter")
     if effort is None:
         return variables
     switch = next((name for name in SWITCHES if template.reads(name)), None)

@@ -81,6 +81,8 @@ def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> A
         return invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
     if kind == "item_type":  # of a union whose member is told by its type
         param += ".type"
+    if kind == "model_type":
+        message = "Input should be an object"
     if kind == "value_error":
         message = _own_message(first.get("ctx", {}), message)
     if kind in ("literal_error", "union_tag_invalid") and ".content." in param:

@@ -137,6 +137,12 @@ async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param:
     check(answer, 400, param)
 
 
+async def test_an_object_is_asked_for_in_words_of_json(server: Server) -> None:
+    answer = await server.http.post("/v1/chat/completions", json={**CHAT, "slo": 5})
+    check(answer, 400, "slo")
+    assert answer.json()["error"]["message"] == "Invalid 'slo': Input should be an object."
+
+
 async def test_a_picture_is_refused_as_what_no_model_here_reads(server: Server) -> None:
     content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     for route, name in (("chat/completions", "messages"), ("responses", "input")):

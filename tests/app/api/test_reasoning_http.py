@@ -162,9 +162,10 @@ async def test_effort_reaches_the_template(
             {"chat_template_kwargs": {"enable_thinking": True}},
             "chat_template_kwargs.enable_thinking",
         ),
+        ("qwen3", {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],
 )
-async def test_an_effort_that_does_nothing_is_refused(
+async def test_an_effort_or_a_variable_that_does_nothing_is_refused(
     start_server: StartServer, of_family: OfFamily, family: str, given: Any, param: str
 ) -> None:
     server = await start_server(processor=of_family(family))
