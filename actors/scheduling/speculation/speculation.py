@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
+from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
 from actors.scheduling.speculation.choice import LEAST_CHANCE, Wish, choose, least_rate
 from actors.scheduling.speculation.history import AT_ONCE, Histories, Reading
@@ -70,6 +71,8 @@ class Speculation:
         self._price(decoding)
         if any(state.num_drafts for state in step.decoding):
             return True
+        if self._is_vain:
+            return False
         asking = self._asking
         if asking is not None and any(asking.awaits(state) for state in step.decoding):
             return True
@@ -95,12 +98,15 @@ class Speculation:
 
     def ended(self, state: RequestState) -> None:
         """Remember the text of a request that has been served."""
-        if isinstance(state.drafter, PromptLookup):
-            request = state.request
+        drafter, request = state.drafter, state.request
+        was_vain = drafter is None and self.is_on and len(state.output_token_ids) > 1
+        if isinstance(drafter, PromptLookup) or (was_vain and self._looks_up(request)):
             self._histories.of(request).add(request.prompt, tuple(state.output_token_ids))
 
     def _extend(self, step: StepBuilder) -> None:
         self._price(step.draftable(step.decoding))
+        if self._is_vain:
+            return
         if self._num_rests:
             self._num_rests -= 1
             if self._asking is not None:
@@ -171,14 +177,24 @@ class Speculation:
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
 
+    @property
+    def _is_vain(self) -> bool:
+        """Whether guesses would not pay beside so many decodes, were all of them right. Texts are
+        not followed then, for which a step of 32 short ones would lack a fortieth of its time."""
+        return self._least_rate >= 1.0 and self._asking is None
+
+    def _looks_up(self, request: Request) -> bool:
+        asking = self._asking
+        return asking is None or not (asking.has_model or request.sampling.grammar)
+
     def _drafter(self, state: RequestState) -> Drafter:
         request = state.request
         if request.sampling.grammar is not None and self._asking is None:
             self._asking = Asking(self.config, self.cost_model)
-        if self._asking is None or not (self._asking.has_model or request.sampling.grammar):
-            history = self._histories.of(request)
-            return PromptLookup(request.prompt, request.output, self._reading, history)
-        return self._asking.drafter(request)
+        if self._asking is not None and not self._looks_up(request):
+            return self._asking.drafter(request)
+        history = self._histories.of(request)
+        return PromptLookup(request.prompt, request.output, self._reading, history)
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
         """Those whose drafts may pay; every few tokens the others too, which may begin to copy."""

@@ -231,6 +231,23 @@ def test_auto_needs_a_cost_model_that_predicts_a_gain(costs: Costs | None, most:
     assert max(len(d) for plan in driver.plans for _, d in (*plan.drafts, (0, ()))) == most
 
 
+def test_texts_are_not_followed_where_no_guess_can_pay_but_remembered() -> None:
+    settings = config(drafter="auto")
+    core = build_core(settings, budget=FixedBudget(512), cost_model=Costs(1))
+    driver = Driver(settings, core)
+    driver.submit(quoting(1, seed=1))
+    while not core.requests.decoding:
+        driver.answer()
+    driver.answer()
+    assert core.requests.by_id[1].drafter is None
+    driver.drain()
+    assert not any(plan.drafts for plan in driver.plans)
+    driver.submit(quoting(2, seed=2))
+    driver.drain()  # reads what was served
+    history = core.speculation._histories.of(quoting(3, seed=3))
+    assert history.find(driver.callers[1].tokens[10:30])[2] == 20
+
+
 @pytest.mark.parametrize(("costs", "depth"), [(Costs(1), 2), (Costs(16), 1)])
 def test_planning_waits_for_tokens_only_where_a_draft_can_pay(costs: Costs, depth: int) -> None:
     """Likely drafts for all: behind a step of sixteen tokens free, else as dear as a decode."""
