@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,6 +17,8 @@ _MAX_DEPTH: Final = 199  # the parser's own limit
 _MAX_SCANNED: Final = 100_000
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
+# The parser's words for what is wrong within a string
+_IN_STRING: Final = re.compile(r"(?:escape|code point) at line (\d+) column (\d+)$")
 
 
 def check_size(body: bytes, max_nodes: int) -> None:
@@ -37,17 +40,29 @@ def unreadable(body: bytes, reason: str) -> ApiError:
     if "recursion" in reason:
         param = _parameter_at(body, max_depth=_MAX_DEPTH)
         reason = f"objects and lists may be nested {_MAX_DEPTH + 1} deep, which no setting changes"
+    elif place := _IN_STRING.search(reason):
+        line, column = map(int, place.groups())
+        before = b"\n".join(body.split(b"\n")[: line - 1])
+        param = _parameter_at(body, end=len(before) + column)
     where = f" in '{param}'" if param else ""
     return invalid(f"The body is not readable JSON{where}: {reason}.", param, "invalid_json")
 
 
 def _parameter_at(
-    body: bytes, *, max_depth: int = _MAX_SCANNED, max_nodes: int = _MAX_SCANNED
+    body: bytes,
+    *,
+    max_depth: int = _MAX_SCANNED,
+    max_nodes: int = _MAX_SCANNED,
+    end: float = math.inf,
 ) -> str | None:
-    """The top-level key in whose value a limit is passed (the scan itself is bounded)."""
+    """The top-level key in whose value a limit is passed (the scan itself is bounded).
+
+    end: bytes."""
     depth = num_nodes = 0
     string = key = b""
     for found in islice(_TOKEN.finditer(body), _MAX_SCANNED):
+        if found.start() >= end:
+            break
         token = found.group()
         if token in (b"{", b"["):
             depth += 1
