@@ -150,7 +150,7 @@ class SecondTier:
         self.early.claimed([digest for _, digest in move.blocks[num_blocks:]])
 
     def _resume(self, move: PendingMove, may_look: bool) -> None:
-        """Put the waiting requests back into the queue; after a partial fetch, no second one."""
+        """Put the waiting requests back into the queue. may_look: again, for what did not come."""
         waiting = self.requests.waiting
         for state in reversed(move.waiting):  # each is restored ahead of its peers
             if state.status is RequestStatus.WAITING:

@@ -57,7 +57,7 @@ def _parameter_at(
 ) -> str | None:
     """The top-level key in whose value a limit is passed (the scan itself is bounded).
 
-    end: bytes."""
+    end: where to stop, in bytes."""
     depth = num_nodes = 0
     string = key = b""
     for found in islice(_TOKEN.finditer(body), _MAX_SCANNED):
