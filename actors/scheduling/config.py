@@ -211,7 +211,7 @@ class SchedulerConfig:
         """Tokens per iteration of budgets that are constant."""
         return self.token_budget or DEFAULT_TOKEN_BUDGET
 
-    @property
+    @cached_property
     def most_drafts(self) -> int:
         """Most draft tokens of one request in a step."""
         return self.max_drafts or DEFAULT_MAX_DRAFTS
