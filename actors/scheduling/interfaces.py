@@ -232,7 +232,7 @@ class TokenBudget(Protocol):
     def room_for_background(self, shape: StepShape) -> int:
         """Most tokens of background prompts that the step may hold in addition.
 
-        It has some room for either, so that background requests go on."""
+        Every few steps there is room for either, so that background requests go on."""
         ...
 
     def room_for_drafts(self, shape: StepShape) -> int:

@@ -1,7 +1,8 @@
 """`legato bench batch`: a batch in the slack of a live load.
 
-Three parts in turn: the live load alone, the batch alone, and the batch while the live load goes
-on. What the live load leaves is the share of time in which the engine runs no step for it.
+In turn and several times: the live load alone, the batch alone, and the batch while the live load
+goes on. The live load is judged by the same requests in both, and what differs between its runs
+alone is noise. What it leaves is the share of time in which the engine runs no step for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Final
 
 import httpx
@@ -38,8 +40,8 @@ _TOKENS: Final = range(300, 4000)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """live_alone, live_beside: the live load without the batch and while it runs.
+class Round:
+    """live_alone, live_beside: the same live requests without the batch and while it runs.
 
     busy_share: of the time of the live load alone, that in which a step runs.
     alone_qps, beside_qps: requests of the batch answered per second, without and beside that load.
@@ -52,20 +54,38 @@ class BatchFigures:
     beside_qps: float
 
     @property
+    def tbt_p99_ratio(self) -> float:
+        """Of the live load, beside the batch and alone."""
+        return self.live_beside.tbt_p99_ms / self.live_alone.tbt_p99_ms
+
+    @property
     def left_qps(self) -> float:
         """The batch's own rate, times the share of time that the live load leaves."""
         return self.alone_qps * (1.0 - self.busy_share)
+
+    @property
+    def of_what_is_left(self) -> float:
+        return self.beside_qps / self.left_qps
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "live_alone": self.live_alone.to_dict(),
             "live_beside": self.live_beside.to_dict(),
+            "tbt_p99_ratio": self.tbt_p99_ratio,
             "busy_share": self.busy_share,
             "batch_alone_qps": self.alone_qps,
             "batch_left_qps": self.left_qps,
             "batch_beside_qps": self.beside_qps,
-            "of_what_is_left": self.beside_qps / self.left_qps if self.left_qps > 0 else None,
+            "of_what_is_left": self.of_what_is_left,
         }
+
+
+def in_both(
+    alone: Sequence[Trace], beside: Sequence[Trace]
+) -> tuple[Sequence[Trace], Sequence[Trace]]:
+    """The runs of one list of jobs, cut to the jobs that both have sent."""
+    count = min(len(alone), len(beside))
+    return alone[:count], beside[:count]
 
 
 def batch_lines(jobs: Sequence[Job], model: str, seed: int | None = None) -> str:
@@ -163,6 +183,7 @@ def command(
     model: Model = None,
     qps: Qps = 2.0,
     seconds: Seconds = 30.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs without and with the batch.")] = 3,
     lengths: LengthsOption = "sharegpt/8",
     num_requests: Annotated[int, typer.Option(min=1, help="Requests of the batch.")] = 500,
     batch_lengths: LengthsOption = "sharegpt/8",
@@ -175,48 +196,66 @@ def command(
     model = model or first_model(url, api_key)
     client = LoadClient(url, model, api_key=api_key)
     batch_jobs = Load(batch_lengths, 1.0, num_requests, seed=seed + 1).jobs()
-    lines = batch_lines(batch_jobs, model)
-    say_duration(seconds + num_requests / 10, seconds + num_requests, "three parts")
+    # Also where a tenth is left, the live load outlasts a batch of five requests per second.
+    jobs = Load(lengths, qps, seconds + 2 * num_requests, seed=seed).jobs()
+    measured = [job for job in jobs if job.arrival_s <= seconds] or jobs[:1]
+    least_s, most_s = rounds * (seconds + num_requests / 10), rounds * (seconds + num_requests)
+    say_duration(least_s, most_s, f"{rounds} rounds")
+    found = list[Round]()
     with tempfile.TemporaryDirectory(prefix="legato-batch-") as name:
         folder = Path(name)
-        with console.status("the live load alone"):
-            busy_s = _busy_seconds(url, api_key)
-            alone = load_figures(
-                asyncio.run(client.run(Load(lengths, qps, seconds, seed=seed).jobs())),
-                tbt_ms=tbt_ms,
-            )
-            alone.check_measured()
-            busy_s = _busy_seconds(url, api_key) - busy_s
-        with console.status("the batch alone"):
-            alone_qps = asyncio.run(run_batch(url, lines, folder, api_key))
-        busy_share = min(1.0, busy_s / alone.span_s)
-        most_s = 10 * num_requests / alone_qps / max(1.0 - busy_share, 0.1)
-        live = Load(lengths, qps, most_s, seed=seed).jobs()
-        with console.status("both"):
-            traces, beside_qps = asyncio.run(
-                run_beside(client, live, url, batch_lines(batch_jobs, model), folder, api_key)
-            )
-    beside = load_figures(traces, tbt_ms=tbt_ms)
-    beside.check_measured()
-    found = BatchFigures(alone, beside, busy_share, alone_qps, beside_qps)
-    publish(make_report(context, found.to_dict(), {"model": model}), as_json, out)
+        for number in range(1, rounds + 1):
+            with console.status(f"round {number}: the live load alone"):
+                busy_s = _busy_seconds(url, api_key)
+                alone = asyncio.run(client.run(measured))
+                whole = load_figures(alone, tbt_ms=tbt_ms)
+                whole.check_measured()
+                busy_share = (_busy_seconds(url, api_key) - busy_s) / whole.span_s
+                if busy_share >= 1.0:
+                    raise MeasurementError("the live load leaves no time: choose a smaller --qps")
+            with console.status(f"round {number}: the batch alone"):
+                lines = batch_lines(batch_jobs, model)
+                alone_qps = asyncio.run(run_batch(url, lines, folder, api_key))
+            with console.status(f"round {number}: both"):
+                lines = batch_lines(batch_jobs, model)
+                beside, beside_qps = asyncio.run(
+                    run_beside(client, jobs, url, lines, folder, api_key)
+                )
+            same = in_both(alone, beside)
+            of_alone, of_beside = (load_figures(traces, tbt_ms=tbt_ms) for traces in same)
+            of_beside.check_measured()
+            found.append(Round(of_alone, of_beside, busy_share, alone_qps, beside_qps))
+    result = {"rounds": [each.to_dict() for each in found], **medians(found)}
+    publish(make_report(context, result, {"model": model}), as_json, out)
     if not as_json:
         _print(found)
 
 
-def _print(found: BatchFigures) -> None:
-    columns = ("live load", "requests", "failed", "TTFT P50", "TBT P50", "P99", "max", "stalls")
-    rows = [
-        (
-            *(name, str(f.num_requests), str(f.num_failed), f"{f.ttft_p50_ms:.0f}"),
-            *(f"{f.tbt_p50_ms:.0f}", f"{f.tbt_p99_ms:.0f}", f"{f.tbt_max_ms:.0f}"),
-            str(f.num_stalls),
-        )
-        for name, f in (("alone", found.live_alone), ("beside", found.live_beside))
-    ]
-    output.print(table("seen by the client; times in ms", columns, rows))
+def medians(rounds: Sequence[Round]) -> dict[str, float]:
+    """tbt_p99_noise: the largest P99 of the live load alone, as a multiple of the smallest."""
+    alone_ms = [each.live_alone.tbt_p99_ms for each in rounds]
+    return {
+        "tbt_p99_ratio": median(each.tbt_p99_ratio for each in rounds),
+        "tbt_p99_noise": max(alone_ms) / min(alone_ms),
+        "of_what_is_left": median(each.of_what_is_left for each in rounds),
+    }
+
+
+def _print(rounds: Sequence[Round]) -> None:
+    columns = ("live load", "requests", "failed", "TTFT P50", "TBT P50", "P99", "max", "batch/s")
+    rows = []
+    for each in rounds:
+        for name, f, batch_qps in (
+            ("alone", each.live_alone, each.left_qps),
+            ("beside", each.live_beside, each.beside_qps),
+        ):
+            counts = (str(f.num_requests), str(f.num_failed), f"{f.ttft_p50_ms:.0f}")
+            tbt = (f"{f.tbt_p50_ms:.0f}", f"{f.tbt_p99_ms:.0f}", f"{f.tbt_max_ms:.0f}")
+            rows.append((name, *counts, *tbt, f"{batch_qps:.2f}"))
+    output.print(table("seen by the client; times in ms; batch/s: left, and had", columns, rows))
+    found = medians(rounds)
     output.print(
-        f"batch: {found.alone_qps:.2f} requests/s alone, {found.beside_qps:.2f} beside; the live "
-        f"load keeps the engine busy {found.busy_share:.0%} of its time and so leaves "
-        f"{found.left_qps:.2f}"
+        f"P99 TBT of the live load beside the batch is {found['tbt_p99_ratio']:.2f} times alone; "
+        f"alone, it differs {found['tbt_p99_noise']:.2f} times between rounds. The batch has "
+        f"{found['of_what_is_left']:.2f} of what the live load leaves. Medians of the rounds."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 
@@ -184,15 +185,21 @@ def test_a_batch_goes_on_as_ever_while_a_live_request_waits_behind_it(order: str
     assert stages.core.live_requests[200].num_output_tokens > 0
 
 
-def test_a_prompt_of_a_batch_goes_on_where_a_token_takes_more_than_a_tenth() -> None:
+@pytest.mark.parametrize("output", [1, 100])
+def test_where_a_token_takes_more_than_a_tenth_it_comes_the_more_seldom(output: int) -> None:
     steep = ((1, 0.010), (2, 0.014), (64, 0.050))
     stages = busy(CostModel("m", steep, kv_tokens=60_000, max_model_len=4096), tbt_s=0.1)
     while len(stages.core.live_requests) > 1:
         number = max(stages.core.live_requests)
         stages.take(stages.core.handle(Abort(number), stages.now_s))
         stages.answer()
-    submit(stages, 100, priority=-1000, num_tokens=100)
-    for _ in range(120):
+    alone_s = longest_s(stages, 20)
+    submit(stages, 100, priority=-1000, num_tokens=101 - output, output=output)
+    stages.gaps_s.clear()
+    plans = [stages.answer() for _ in range(300)]
+    assert 50 < sum(len(plan.parts) > 1 for plan in plans) < 100
+    assert mean(stages.gaps_s) <= LENGTHENED * alone_s * 1.01
+    for _ in range(200):
         stages.answer()
     assert list(stages.core.live_requests) == [0]
 

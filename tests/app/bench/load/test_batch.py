@@ -6,19 +6,35 @@ import json
 
 import pytest
 
-from app.bench.load.batch import BatchFigures, batch_lines, busy_seconds, rate_of
-from app.bench.load.client import Job
+from app.bench.load.batch import Round, batch_lines, busy_seconds, in_both, medians, rate_of
+from app.bench.load.client import Job, Trace
 from app.bench.report import MeasurementError
 from tests.app.bench.load.traces import steady
 
 
 def test_what_is_left_is_the_time_without_steps() -> None:
     live = steady(1.0, 0.1, 0.02)
-    found = BatchFigures(live, live, busy_share=0.25, alone_qps=8.0, beside_qps=4.5)
+    found = Round(live, live, busy_share=0.25, alone_qps=8.0, beside_qps=4.5)
     assert found.to_dict()["batch_left_qps"] == 6.0
     assert found.to_dict()["of_what_is_left"] == 0.75
-    full = BatchFigures(live, live, busy_share=1.0, alone_qps=8.0, beside_qps=0.1)
-    assert full.to_dict()["of_what_is_left"] is None
+
+
+def test_the_live_load_is_compared_by_the_same_requests() -> None:
+    """A part may have sent fewer, and a stream ends late: neither may tell its length."""
+    jobs = [Job(0.1 * number, 5, 1 + number) for number in range(6)]
+    traces = [Trace(job) for job in jobs]
+    for alone, beside in ((traces, traces[:4]), (traces[:4], traces)):
+        same = in_both(alone, beside)
+        assert [[trace.job for trace in part] for part in same] == [jobs[:4], jobs[:4]]
+
+
+def test_the_ratio_is_that_of_the_rounds_and_the_noise_that_of_the_live_load_alone() -> None:
+    slow, fast = steady(1.0, 0.1, 0.04), steady(1.0, 0.1, 0.02)
+    rounds = [Round(a, b, 0.5, 4.0, 2.0) for a, b in ((fast, slow), (slow, slow), (slow, fast))]
+    found = medians(rounds)
+    assert found["tbt_p99_ratio"] == pytest.approx(1.0)
+    assert found["tbt_p99_noise"] == pytest.approx(2.0)
+    assert found["of_what_is_left"] == 1.0
 
 
 def test_lines_are_requests_of_the_jobs() -> None:
