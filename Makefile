@@ -66,14 +66,15 @@ SOURCES := pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The library is compiled while packages are fetched and unpacked. Of their modules, Python compiles
-# those that are used when they are first imported.
+# The library is compiled while packages are fetched and unpacked: for this processor to serve, and
+# for all of them to be tested. Of the packages' modules, Python compiles those that are used when
+# they are first imported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 BUILD := $(BIN)/python setup.py -q build_ext --inplace
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(PIP) 'setuptools>=77'
-	$(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e . && wait $$!
+	LEGATO_LIBRARY=native $(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e . && wait $$!
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python

@@ -3,11 +3,16 @@
 It needs a C++17 compiler that knows AMX (GCC 11, Clang 12) and nothing else (no torch or Python
 headers), and is optional: where it cannot be built, installation goes on and the plain-torch
 backend serves instead.
+
+LEGATO_LIBRARY=native builds it for AVX2 and the best instruction set of this processor, in a
+quarter to two thirds of the time. LEGATO_LIBRARY=apart builds none: `make` does, while packages are
+fetched.
 """
 
 import hashlib
 import os
 import platform
+import re
 import runpy
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +49,30 @@ SINGLE = {
     "vnni": [*ISAS["avx512"], "-mavx512vnni"],
     "amx": [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"],
 }
+# What a processor uses besides AVX2, by the flags that Linux names; the first that it has all of.
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+NATIVE = [
+    (AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"}, ["avx512_bf16", "amx"]),
+    (AVX512 | {"avx512_vnni", "avx512_bf16"}, ["avx512_bf16"]),
+    (AVX512 | {"avx512_vnni"}, ["avx512", "vnni"]),
+    (AVX512, ["avx512"]),
+    (set(), []),
+]
+
+
+def wanted_sets() -> list[str]:
+    """The instruction sets to build for."""
+    if os.environ.get("LEGATO_LIBRARY") != "native":
+        return [*ISAS, *SINGLE]
+    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    return ["avx2", *next(sets for needs, sets in NATIVE if needs <= flags)]
+
+
+def sets_in(library: Path, sources: str) -> set[str]:
+    """Those that it was built for; none if it was built from other sources than those."""
+    found = re.search(rf"{sources}((?: \w+)+)".encode(), library.read_bytes())
+    return set(found[1].decode().split()) if found else set()
 
 
 def is_per_isa(source: str) -> bool:
@@ -71,33 +100,36 @@ class BuildLibrary(build_ext):
         built = Path(self.get_ext_filename(ext.name))  # in place, by `make build`
         target = Path(self.get_ext_fullpath(ext.name))
         sources = runpy.run_path("kernels/cpu/source_hash.py")["source_hash"](SOURCE)
+        sets = wanted_sets()
         is_fresh = (
             built.exists()
-            and sources.encode() in built.read_bytes()
+            and set(sets) <= sets_in(built, sources)
             and built.stat().st_mtime >= os.path.getmtime(__file__)  # which holds the flags
         )
         if self.force or not is_fresh:
-            self.compile_and_link(ext, sources)
+            self.compile_and_link(ext, sources, sets)
         elif built.resolve() != target.resolve():
             self.mkpath(str(target.parent))
             self.copy_file(str(built), str(target))
 
-    def compile_and_link(self, ext: Extension, sources: str) -> None:
+    def compile_and_link(self, ext: Extension, sources: str, sets: list[str]) -> None:
         """sources: their hash, for the library to tell."""
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
         once = [s for s in ext.sources if not is_per_isa(s) and not single_isa(s)]
-        jobs = [(source, "baseline", []) for source in once]
+        has = [f"-DLEGATO_HAS_{isa}={int(isa in sets)}" for isa in (*ISAS, *SINGLE)]
+        jobs = [(source, "baseline", has) for source in once]
         jobs += [
             (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
             for isa, flags in ISAS.items()
             for source in filter(is_per_isa, ext.sources)
+            if isa in sets
         ]
         jobs += [
             (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
             for isa, flags in SINGLE.items()
             for source in ext.sources
-            if single_isa(source) == isa
+            if single_isa(source) == isa and isa in sets
         ]
         headers = b"".join(Path(header).read_bytes() for header in ext.depends)
 
@@ -106,7 +138,7 @@ class BuildLibrary(build_ext):
             it is made of."""
             source, variant, flags = job
             if Path(source).stem == "source_hash":
-                flags = [*flags, f'-DLEGATO_SOURCE_HASH="{sources}"']
+                flags = [*flags, f'-DLEGATO_BUILT="{sources} {" ".join(sets)}"']
             content = Path(source).read_bytes() + headers + repr([*BASELINE, *flags]).encode()
             of_source = Path(self.build_temp) / variant / Path(source).stem
             folder = of_source / hashlib.sha256(content).hexdigest()[:16]

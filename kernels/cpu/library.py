@@ -70,11 +70,15 @@ def load() -> ctypes.CDLL | None:
     if library.legato_isa() < 0:
         _logger.warning("this CPU has no AVX2: torch computes instead")
         return None
-    _logger.info(
-        "CPU library: %s, %d threads",
-        Isa(library.legato_isa()).name.lower(),
-        library.legato_num_threads(),
-    )
+    used, has = Isa(library.legato_isa()), Isa(library.legato_machine_isa())
+    if used < has and "LEGATO_CPU_ISA" not in os.environ:
+        _logger.warning(
+            "the CPU library was built for another processor: it uses %s, where this one has %s; "
+            "`make build` builds it for all",
+            used.name.lower(),
+            has.name.lower(),
+        )
+    _logger.info("CPU library: %s, %d threads", used.name.lower(), library.legato_num_threads())
     return library
 
 
@@ -83,12 +87,12 @@ def _check_fresh(library: ctypes.CDLL) -> None:
     if wanted is None:  # a wheel: library and callers are packaged together
         return
     try:
-        tell = library["legato_source_hash"]
-    except AttributeError:  # built before the hash was exported
+        tell = library["legato_built"]
+    except AttributeError:  # built before it could tell
         found = None
     else:
         tell.restype = ctypes.c_char_p
-        found = tell().decode()
+        found = tell().decode().split()[0]
     if found != wanted:
         raise StaleLibrary(
             f"{_PATH.name} was built from other C++ sources than those in {_PATH.parent}/src: run "

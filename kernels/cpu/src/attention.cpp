@@ -80,7 +80,7 @@ void AttentionPlan::run(const AttentionArgs& args) {
   const KvLayout layout = args.shape.layout();
   const int64_t scratch_floats = AttentionScratch::num_floats(layout);
   const auto run_attention_task = can_attend_in_tiles(args.shape)
-                                      ? &amx::run_attention_task
+                                      ? LEGATO_IF_BUILT(amx, run_attention_task)
                                       : LEGATO_PICK(run_attention_task);
   const auto merge = LEGATO_PICK(merge_splits);
   const auto num_tasks = static_cast<int64_t>(tasks_.size());

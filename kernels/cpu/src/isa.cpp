@@ -36,7 +36,18 @@ Isa find_best_isa() {
   return has_amx() ? Isa::amx : Isa::avx512_bf16;
 }
 
-Isa best_isa() {
+// By the number of an instruction set.
+constexpr bool kIsBuilt[] = {true, LEGATO_HAS_avx512, LEGATO_HAS_vnni, LEGATO_HAS_avx512_bf16,
+                             LEGATO_HAS_amx};
+
+// The best of those up to this one that the library is built for.
+Isa best_built(Isa isa) {
+  int number = static_cast<int>(isa);
+  while (number > 0 && !kIsBuilt[number]) --number;
+  return static_cast<Isa>(number);
+}
+
+Isa machine_isa() {
   static const Isa best = find_best_isa();
   return best;
 }
@@ -50,10 +61,10 @@ Isa named(const char* name) {
 }
 
 Isa initial_isa() {
-  const Isa best = best_isa();
+  const Isa best = machine_isa();
   const char* asked = std::getenv("LEGATO_CPU_ISA");
-  if (asked == nullptr || *asked == '\0') return best;
-  return named(asked) < best ? named(asked) : best;
+  if (asked == nullptr || *asked == '\0') return best_built(best);
+  return best_built(named(asked) < best ? named(asked) : best);
 }
 
 std::atomic<Isa>& current() {
@@ -67,13 +78,15 @@ Isa active_isa() { return current().load(std::memory_order_relaxed); }
 
 }  // namespace legato
 
+LEGATO_API int legato_machine_isa() { return static_cast<int>(legato::machine_isa()); }
 
 LEGATO_API int legato_isa() { return static_cast<int>(legato::active_isa()); }
 
 // For tests: lowers or restores the choice; returns the one in force. Weights packed before it may
 // be laid out for another instruction set and must be packed again.
 LEGATO_API int legato_set_isa(int isa) {
-  const int best = static_cast<int>(legato::best_isa());
-  legato::current().store(static_cast<legato::Isa>(isa < best ? isa : best));
+  const auto asked = static_cast<legato::Isa>(isa);
+  const legato::Isa best = legato::machine_isa();
+  legato::current().store(legato::best_built(asked < best ? asked : best));
   return legato_isa();
 }

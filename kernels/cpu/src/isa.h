@@ -31,6 +31,7 @@ enum class Isa : int {
 // The best this machine runs, lowered by LEGATO_CPU_ISA, one of these names, at first use.
 Isa active_isa();
 
+// Those of avx512 and avx512_bf16 are null where this library was built without these.
 template <class Function>
 inline Function pick(Function avx2, Function avx512, Function avx512_bf16) {
   const Isa isa = active_isa();
@@ -50,5 +51,15 @@ inline Function pick(Function avx2, Function avx512, Function avx512_bf16) {
   __VA_ARGS__;                        \
   }
 
-#define LEGATO_PICK(name) \
-  ::legato::pick(&::legato::avx2::name, &::legato::avx512::name, &::legato::avx512_bf16::name)
+// A function of such a namespace, or null. Sources that are compiled once are told which sets the
+// library is built for (LEGATO_HAS_..., 0 or 1, by setup.py): a checkout's is for one machine.
+#define LEGATO_IF_BUILT(set, name) LEGATO_IF_(LEGATO_HAS_##set, &::legato::set::name)
+#define LEGATO_IF_(has, function) LEGATO_IF_OF_(has, function)
+#define LEGATO_IF_OF_(has, function) LEGATO_IF_##has(function)
+#define LEGATO_IF_0(function) nullptr
+#define LEGATO_IF_1(function) function
+
+#define LEGATO_PICK(name)                                                                   \
+  ::legato::pick<decltype(&::legato::avx2::name)>(&::legato::avx2::name,                    \
+                                                  LEGATO_IF_BUILT(avx512, name),            \
+                                                  LEGATO_IF_BUILT(avx512_bf16, name))

@@ -55,9 +55,10 @@ void choose_isa(PackedLinear& linear) {
   }
   linear.is_tiled =
       isa == Isa::amx && linear.operand == Operand::bf16 && linear.group % kTileK == 0;
-  linear.run_task = linear.is_tiled ? &amx::run_linear_task : LEGATO_PICK(run_linear_task);
+  linear.run_task =
+      linear.is_tiled ? LEGATO_IF_BUILT(amx, run_linear_task) : LEGATO_PICK(run_linear_task);
   if (isa == Isa::avx512_vnni && linear.operand_group > 0) {
-    linear.run_task = &vnni::run_linear_task;
+    linear.run_task = LEGATO_IF_BUILT(vnni, run_linear_task);
   }
   linear.prepare_rows = LEGATO_PICK(prepare_linear_rows);
 }

@@ -29,7 +29,7 @@ LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
 
 // Multiply-adds in registers on all threads; returns the number of floating-point operations.
 LEGATO_API int64_t legato_multiply_in_registers(int64_t count_per_task, int64_t num_tasks) {
-  const auto multiply = active_isa() == Isa::amx ? &amx::multiply_in_registers
+  const auto multiply = active_isa() == Isa::amx ? LEGATO_IF_BUILT(amx, multiply_in_registers)
                                                  : LEGATO_PICK(multiply_in_registers);
   std::vector<int64_t> flops(num_tasks);
   Pool::get().run(num_tasks, [&](int64_t task, int) {

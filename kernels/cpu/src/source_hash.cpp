@@ -1,4 +1,5 @@
-// Hash of the sources this library was built from: the loader refuses a stale build.
+// What this library was built from and for: the loader refuses a stale build.
 #include "api.h"
 
-LEGATO_API const char* legato_source_hash() { return LEGATO_SOURCE_HASH; }
+// The hash of the sources, and the instruction sets, apart by spaces.
+LEGATO_API const char* legato_built() { return LEGATO_BUILT; }

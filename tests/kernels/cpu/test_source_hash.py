@@ -49,9 +49,7 @@ def test_a_library_that_cannot_tell_is_refused(
 ) -> None:
     """As those built before it could."""
     old = tmp_path / "liblegato.so"
-    old.write_bytes(
-        library._PATH.read_bytes().replace(b"legato_source_hash", b"legato_source_dash")
-    )
+    old.write_bytes(library._PATH.read_bytes().replace(b"legato_built", b"legato_guilt"))
     monkeypatch.setattr(library, "_PATH", old)
     with pytest.raises(library.StaleLibrary, match="make build"):
         library.load.__wrapped__()
