@@ -68,16 +68,19 @@ $(BIN)/python:
 
 # The library is compiled while packages are fetched and unpacked: for this processor to serve, and
 # for all of them to be tested. Of the packages' modules, Python compiles those that are used when
-# they are first imported.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# they are first imported. The pip of Python 3.11 takes twice as long to choose versions. Editable
+# packages are said to be shadowed by folders of their names, which here they are themselves.
+PIP := PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet \
+	--disable-pip-version-check --no-compile -c constraints.txt
 BUILD := $(BIN)/python setup.py -q build_ext --inplace
+TOOLS := 'pip>=26' 'setuptools>=77'
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(PIP) 'setuptools>=77'
+	$(PIP) $(TOOLS)
 	LEGATO_LIBRARY=native $(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e . && wait $$!
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
-	$(PIP) 'setuptools>=77'
+	$(PIP) $(TOOLS)
 	$(BUILD) & LEGATO_LIBRARY=apart $(PIP) -e '.[dev]' && wait $$!
 	@touch $@ $(VENV)/.installed
