@@ -60,13 +60,18 @@ NATIVE = [
 ]
 
 
-def wanted_sets() -> list[str]:
-    """The instruction sets to build for."""
-    if os.environ.get("LEGATO_LIBRARY") != "native":
-        return [*ISAS, *SINGLE]
-    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+def native_sets(cpuinfo: str) -> list[str]:
+    """Those that the processor of which Linux tells this uses."""
+    found = re.search(r"^flags\s*:(.*)", cpuinfo, re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     return ["avx2", *next(sets for needs, sets in NATIVE if needs <= flags)]
+
+
+def wanted_sets() -> list[str]:
+    """The instruction sets to build for."""
+    if os.environ.get("LEGATO_LIBRARY") == "native":
+        return native_sets(Path("/proc/cpuinfo").read_text())
+    return [*ISAS, *SINGLE]
 
 
 def sets_in(library: Path, sources: str) -> set[str]:
