@@ -21,7 +21,7 @@ from app.fleet.stream_copies import StreamCopies
 logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
-_SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
+_SAVED_WITHIN_S = 2.0  # at least; see `StreamPlacement._hand_over`
 
 
 class StreamPlacement:
@@ -203,21 +203,25 @@ class StreamPlacement:
                 )
 
     def _hand_over(self, fleet_request: FleetRequest) -> None:
-        """Its prompt is computed: another engine continues it, once it can fetch the KV."""
-        connection = fleet_request.connection
+        """Its prompt is computed: another engine continues it, once it can fetch the KV. A save
+        that takes longer than the prompt has costs more than to compute this again."""
+        connection, now_s = fleet_request.connection, time.monotonic()
         assert connection is not None
-        fleet_request.unplace(time.monotonic())
+        within_s = max(_SAVED_WITHIN_S, now_s - fleet_request.waiting_since_s)
+        fleet_request.unplace(now_s)
         self._handed_over[id(fleet_request)] = fleet_request
-        self._start(self._follow(fleet_request, connection))
+        self._start(self._follow(fleet_request, connection, within_s))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, fleet_request: FleetRequest, connection: Connection) -> None:
+    async def _follow(
+        self, fleet_request: FleetRequest, connection: Connection, within_s: float
+    ) -> None:
         try:
-            await connection.ask("kv_saved", within_s=_SAVED_WITHIN_S)
+            await connection.ask("kv_saved", within_s=within_s)
         except (EngineUnavailable, QuestionFailed) as error:  # what is not saved is computed
             logger.warning("engine %s: %s", connection.engine_id, error)
         if self._handed_over.pop(id(fleet_request), None) is not None:  # else its client has left

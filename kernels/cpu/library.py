@@ -54,7 +54,7 @@ def load() -> ctypes.CDLL | None:
     ValueError for another name, StaleLibrary where the C++ sources have changed since the library
     was built.
     """
-    asked = os.environ.get("LEGATO_CPU_ISA") or "avx2"
+    asked = os.environ.get("LEGATO_CPU_ISA") or "amx"
     if asked.upper() not in Isa.__members__:
         known = ", ".join(Isa.__members__).lower()
         raise ValueError(f"LEGATO_CPU_ISA={asked}: there is no such set; known: {known}")
@@ -70,14 +70,11 @@ def load() -> ctypes.CDLL | None:
     if library.legato_isa() < 0:
         _logger.warning("this CPU has no AVX2: torch computes instead")
         return None
-    used, has = Isa(library.legato_isa()), Isa(library.legato_machine_isa())
-    if used < has and "LEGATO_CPU_ISA" not in os.environ:
-        _logger.warning(
-            "the CPU library was built for another processor: it uses %s, where this one has %s; "
-            "`make build` builds it for all",
-            used.name.lower(),
-            has.name.lower(),
-        )
+    used = Isa(library.legato_isa())
+    wanted = min(Isa[asked.upper()], Isa(library.legato_machine_isa()))
+    if used < wanted:
+        message = "CPU library built without %s, which uses %s: `make build` builds it for all"
+        _logger.warning(message, wanted.name.lower(), used.name.lower())
     _logger.info("CPU library: %s, %d threads", used.name.lower(), library.legato_num_threads())
     return library
 
