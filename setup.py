@@ -67,9 +67,14 @@ def native_sets(cpuinfo: str) -> list[str]:
     return ["avx2", *next(sets for needs, sets in NATIVE if needs <= flags)]
 
 
+LIBRARY = os.environ.get("LEGATO_LIBRARY", "")
+if LIBRARY not in ("", "native", "apart"):
+    raise SystemExit(f"LEGATO_LIBRARY={LIBRARY}: it is native, apart or not set")
+
+
 def wanted_sets() -> list[str]:
     """The instruction sets to build for."""
-    if os.environ.get("LEGATO_LIBRARY") == "native":
+    if LIBRARY == "native":
         return native_sets(Path("/proc/cpuinfo").read_text())
     return [*ISAS, *SINGLE]
 
@@ -178,7 +183,7 @@ class PlatformWheel(bdist_wheel):
 def extensions() -> list[Extension]:
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return []
-    if os.environ.get("LEGATO_LIBRARY") == "apart":  # `make` builds it while packages are fetched
+    if LIBRARY == "apart":  # `make` builds it while packages are fetched
         return []
     return [
         Extension(

@@ -73,7 +73,7 @@ def load() -> ctypes.CDLL | None:
     used = Isa(library.legato_isa())
     wanted = min(Isa[asked.upper()], Isa(library.legato_machine_isa()))
     if used < wanted:
-        message = "CPU library built without %s, which uses %s: `make build` builds it for all"
+        message = "the CPU library has no %s and uses %s instead: `make build` builds it with all"
         _logger.warning(message, wanted.name.lower(), used.name.lower())
     _logger.info("CPU library: %s, %d threads", used.name.lower(), library.legato_num_threads())
     return library

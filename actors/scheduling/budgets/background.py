@@ -18,8 +18,8 @@ class BackgroundRoom:
 
     Where one token takes more, some steps have none, so that it is a tenth of all their time. A
     step with a live prompt, which is among the longest as it is and so decides the P99 of the time
-    between tokens, has one token at most. Steps of a pipeline between two of live decodes are as
-    long as these.
+    between tokens, has one token, or more that cost nothing. Steps of a pipeline between two of
+    live decodes are as long as these.
     """
 
     cost: OnlineCostModel

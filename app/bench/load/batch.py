@@ -65,6 +65,7 @@ class Round:
 
     @property
     def of_what_is_left(self) -> float:
+        """The batch's rate beside the live load, as a share of what that leaves."""
         return self.beside_qps / self.left_qps
 
     def to_dict(self) -> dict[str, Any]:

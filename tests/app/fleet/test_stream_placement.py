@@ -44,5 +44,5 @@ async def test_a_save_may_take_as_long_as_its_prompt_took(took_s: float) -> None
     await placed.wait()
     ((question, within_s),) = engine.asked
     assert question == "kv_saved"
-    assert within_s == pytest.approx(max(2.0, took_s), abs=1.0)
+    assert within_s >= max(2.0, took_s)
     assert stream.connection is None

@@ -68,6 +68,16 @@ def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) 
     assert planner.run(make_prompts(), GREEDY) == expected(variant)
 
 
+@pytest.mark.parametrize("variant", tiny_models.VARIANTS)
+def test_every_variant_in_two_stages_and_recomputed(
+    tiny_model: Callable[..., Path], variant: str
+) -> None:
+    execute = make_chain(tiny_model(variant), 2, num_blocks=26)
+    planner = MiniPlanner(execute, num_blocks=26, chunk=5, feeds=True)
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
+    assert planner.num_preemptions > 0
+
+
 @pytest.mark.parametrize("num_host_blocks", [0, 64])
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_blocks: int) -> None:

@@ -20,7 +20,7 @@ def test_what_is_left_is_the_time_without_steps() -> None:
 
 
 def test_the_live_load_is_compared_by_the_same_requests() -> None:
-    """A part may have sent fewer, and a stream ends late: neither may tell its length."""
+    """Either part may have sent fewer."""
     jobs = [Job(0.1 * number, 5, 1 + number) for number in range(6)]
     traces = [Trace(job) for job in jobs]
     for alone, beside in ((traces, traces[:4]), (traces[:4], traces)):
