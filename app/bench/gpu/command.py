@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from app.bench.ceilings import Ceilings
 from app.bench.gpu import sections
 from app.bench.gpu.report import GpuReport
 from app.bench.gpu.sections import BLOCK_SIZES
-from app.bench.gpu.timing import measure_ceilings
+from app.bench.gpu.worker import Add, Work, Worker
 from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
@@ -31,9 +30,9 @@ WITHOUT_GPU = {"anatomy", "capacity"}
 SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
 
-Job = tuple[
-    str, Callable[[], dict[str, Any] | None]
-]  # its title; returns what it found beside rows
+# Its title, and what runs in the process that computes; made when its turn comes, of what the jobs
+# before it found, which may raise MeasurementError.
+Job = tuple[str, Callable[[], Work]]
 
 
 def command(
@@ -64,11 +63,12 @@ def command(
 ) -> None:
     """Prove and time the CUDA path on this GPU.
 
-    The report is written anew after every section and while it runs, so that what was found is kept
-    whatever happens next. Without --out it is named by GPU and date, in configs/hardware/reports; a
-    Parquet file of its rows stands beside it. The section anatomy needs no GPU, nor does capacity,
-    which searches for hours of cores: fit on the GPU, search anywhere with --given, and try what
-    was found with `--only live --given`.
+    The report is written anew after every section and while it runs, and a section that ruins its
+    process is followed by a fresh one: what was found is kept, and the rest still runs. Without
+    --out it is named by GPU and date, in configs/hardware/reports; a Parquet file of its rows
+    stands beside it. The section anatomy needs no GPU, nor does capacity, which searches for hours
+    of cores: fit on the GPU, search anywhere with --given, and try what was found with
+    `--only live --given`.
     """
     chosen = _chosen(only, SECTIONS) if only else list(UNASKED)
     on_gpu = torch.cuda.is_available()
@@ -95,7 +95,11 @@ def command(
         report, chosen, usable, shapes, (False, True)[not uncaptured :], kv_tokens,
         capacity_requests, live_s, before.get("capacity", []),
     )  # fmt: skip
-    run_jobs(report, jobs, minutes)
+    worker = Worker()
+    try:
+        run_jobs(report, jobs, minutes, worker.run)
+    finally:
+        worker.close()
     report.publish(as_json)
     for trouble in report.troubles:
         console.print(f"FAILED {trouble}", markup=False)
@@ -103,19 +107,24 @@ def command(
         raise typer.Exit(1)
 
 
-def run_jobs(report: GpuReport, jobs: Iterator[Job], minutes: float) -> None:
+def run_jobs(
+    report: GpuReport,
+    jobs: Iterator[Job],
+    minutes: float,
+    run: Callable[[Add, Work], dict[str, Any]],
+) -> None:
     """Run one after another; an error is recorded and does not stop the others."""
     begin_s = time.monotonic()
-    for title, work in jobs:
+    for title, make in jobs:
         if minutes and time.monotonic() - begin_s > 60 * minutes:
             report.left_out.append(title)
             continue
         job_s = time.monotonic()
         try:
             with console.status(title):
-                report.found |= work() or {}
-        except Exception as error:  # of any kind, by a kernel's first run: keep what others found
-            report.errors[title] = f"{type(error).__name__}: {error}"
+                report.found |= run(report.add, make())
+        except MeasurementError as error:
+            report.errors[title] = str(error)
         report.seconds[title] = round(time.monotonic() - job_s, 1)
         report.write()
         console.print(f"{title}: {report.seconds[title]:.0f} s")
@@ -136,36 +145,27 @@ def _jobs(
     before the next question is asked."""
     device = torch.device("cuda")
     if "anatomy" in chosen:
-        yield "anatomy", partial(sections.run_anatomy, report.add)
+        yield "anatomy", lambda: sections.run_anatomy
     for name in backends if "checks" in chosen else ():
-        yield f"checks, {name}", partial(sections.run_checks, report.add, name, device)
+        yield _job(f"checks, {name}", sections.run_checks, name=name, device=device)
     for name in backends if "tokens" in chosen else ():
-        yield f"tokens, {name}", partial(sections.run_tokens, report.add, name, "cuda")
+        yield _job(f"tokens, {name}", sections.run_tokens, name=name, device="cuda")
     if not {"steps", "kernels"}.isdisjoint(chosen):
-        yield "ceilings", partial(_ceilings, device)
+        yield _job("ceilings", sections.run_ceilings, device=device)
     for captured in graphs if "steps" in chosen else ():
         for shape in shapes:
             for name in backends:
-                title = f"steps, {shape.name}, {name}{'' if captured else ', uncaptured'}"
                 yield (
-                    title,
-                    lambda shape=shape, name=name, captured=captured: sections.run_steps(  # type: ignore[misc]
-                        report.add, shape, name, captured, _found(report), kv_tokens
-                    ),
+                    f"steps, {shape.name}, {name}{'' if captured else ', uncaptured'}",
+                    partial(_steps, report, shape, name, captured, kv_tokens),
                 )
     for name in backends if "kernels" in chosen else ():
-        yield (
-            f"kernels, {name}",
-            lambda name=name: sections.run_kernels(report.add, name, _found(report), device),  # type: ignore[misc]
-        )
+        yield f"kernels, {name}", partial(_kernels, report, name, device)
     for shape in shapes if "fit" in chosen else ():
         for name in backends:
             yield f"fit, {shape.name}, {name}", partial(_fit, report, shape, name, kv_tokens)
     if "capacity" in chosen:
-        yield (
-            "capacity",
-            lambda: sections.run_capacity(report.add, report.found["cost_models"], num_requests),
-        )
+        yield "capacity", partial(_capacity, report, num_requests)
     for shape in shapes if "live" in chosen else ():
         for name in backends:
             yield (
@@ -174,31 +174,47 @@ def _jobs(
             )
     for shape in shapes if "peers" in chosen else ():
         for name in backends:
-            yield (
-                f"peers, {shape.name}, {name}",
-                partial(sections.run_peers, report.add, shape, name, kv_tokens),
-            )
+            title = f"peers, {shape.name}, {name}"
+            yield _job(title, sections.run_peers, shape=shape, name=name, kv_tokens=kv_tokens)
 
 
-def _fit(report: GpuReport, shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:
-    fitted = sections.fit(shape, name, kv_tokens)
-    return {"cost_models": {**report.found["cost_models"], **fitted}}
+def _job(title: str, section: Callable[..., Any], **settings: Any) -> Job:
+    return title, lambda: partial(section, **settings)
+
+
+def _steps(report: GpuReport, shape: Path, name: str, captured: bool, kv_tokens: int) -> Work:
+    return partial(
+        sections.run_steps, shape=shape, name=name, graphs=captured, ceilings=_found(report),
+        kv_tokens=kv_tokens,
+    )  # fmt: skip
+
+
+def _kernels(report: GpuReport, name: str, device: torch.device) -> Work:
+    return partial(sections.run_kernels, name=name, ceilings=_found(report), device=device)
+
+
+def _fit(report: GpuReport, shape: Path, name: str, kv_tokens: int) -> Work:
+    before = report.found["cost_models"]
+    return partial(sections.run_fit, shape=shape, name=name, kv_tokens=kv_tokens, before=before)
+
+
+def _capacity(report: GpuReport, num_requests: int) -> Work:
+    models = report.found["cost_models"]
+    return partial(sections.run_capacity, models=models, num_requests=num_requests)
 
 
 def _live(
     report: GpuReport, shape: Path, name: str, kv_tokens: int,
     capacities: Sequence[dict[str, Any]], live_s: float,
-) -> None:  # fmt: skip
+) -> Work:  # fmt: skip
     fitted = report.found["cost_models"].get(f"{shape.name}-{name}")
     rows = report.sections.rows.get("capacity") or capacities
     if fitted is None or not rows:
         raise MeasurementError("no capacities to try: `--only fit`, then capacity, or --given")
-    model = CostModel.from_dict(fitted["model"])
-    sections.run_live(report.add, shape, name, kv_tokens, model, rows, live_s)
-
-
-def _ceilings(device: torch.device) -> dict[str, Any]:
-    return {"ceilings": asdict(measure_ceilings(device))}
+    return partial(
+        sections.run_live, shape=shape, name=name, kv_tokens=kv_tokens,
+        model=CostModel.from_dict(fitted["model"]), rows=rows, live_s=live_s,
+    )  # fmt: skip
 
 
 def _found(report: GpuReport) -> Ceilings:

@@ -182,13 +182,15 @@ def _time_rounded(
     for case in ROUNDED_CASES:
         if case.float8 and backend.unsupported_quantization(FLOAT8_ROUNDING):
             continue
+        # Drawn on the host, which takes longer than all products: once for every number of tokens.
+        linears = [
+            RoundedLinear(case.draw(outputs, inputs), None, device)
+            for _ in range(num_rotating(outputs * inputs, device))
+        ]
         for tokens in (1, 16, 64, 128, 512, 2048):
             x_TK = torch.randn(tokens, inputs, device=device).bfloat16()
             num_bytes = outputs * inputs + 2 * tokens * (inputs + outputs)
-            works = [
-                partial(RoundedLinear(case.draw(outputs, inputs), None, device), x_TK)
-                for _ in range(num_rotating(num_bytes, device))
-            ]
+            works = [partial(linear, x_TK) for linear in linears]
             limit_s = ceilings.limit_s(num_bytes, 2.0 * tokens * outputs * inputs)
             label = f"gate_up, {tokens} tokens"
             yield _timed(f"linear {case.name}", backend.name, label, works, limit_s, device)

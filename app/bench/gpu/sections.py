@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from actors.scheduling.cost.model import CostModel
 from app.bench.ceilings import Ceilings
 from app.bench.engine.profile import fit_cost_model
 from app.bench.engine.stage import LoadedStage
+from app.bench.gpu.worker import Add
 
 # Block size each backend is measured with: ours, and flash-attn 2.8's smallest, which holds whole
 # tiles of FlashAttention-3.
 BLOCK_SIZES = {"triton": 16, "flash_attn": 256}
 
 OBJECTIVES_MS = (50.0,)
-
-Add = Callable[[str, Any], None]  # (section, row)
 
 
 def run_anatomy(add: Add) -> None:
@@ -46,6 +46,13 @@ def run_tokens(add: Add, name: str, device: str) -> None:
     for dtype in ("float32", "float16") if name == "triton" else ("float16",):
         for row in check_tokens(device, name, dtype, BLOCK_SIZES[name]):
             add("tokens", row)
+
+
+def run_ceilings(add: Add, device: torch.device) -> dict[str, Any]:
+    """What steps and kernels are held against."""
+    from app.bench.gpu.timing import measure_ceilings
+
+    return {"ceilings": asdict(measure_ceilings(device))}
 
 
 def run_steps(
@@ -79,8 +86,11 @@ def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -
     run_all(partial(add, "kernels"), timed)
 
 
-def fit(shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:
-    """{title: cost model and its error}, fitted to this GPU's step times."""
+def run_fit(
+    add: Add, shape: Path, name: str, kv_tokens: int, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All cost models by title, with their errors: those before, and the one fitted to this GPU's
+    step times."""
     stage = load_stage(shape, name, kv_tokens, True)
     try:
         title = f"{shape.name}-{name}"
@@ -88,7 +98,8 @@ def fit(shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:
             stage, title, "legato bench gpu", max_step_tokens=4096, num_mixed=80, repeats=2,
             tile=128,
         )  # fmt: skip
-        return {title: {"model": model.to_dict(), "error": error.to_dict()}}
+        fitted = {"model": model.to_dict(), "error": error.to_dict()}
+        return {"cost_models": {**before, title: fitted}}
     finally:
         stage.close()
         give_back()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,6 +32,8 @@ from app.bench.gpu.report import GpuReport, GpuSections, write_parquet
 from app.bench.gpu.steps import time_steps
 from app.bench.gpu.timing import measure_ceilings
 from app.bench.gpu.tokens import MODELS, check_tokens
+from app.bench.gpu.worker import Add, Work
+from app.bench.report import MeasurementError
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import scheduler_config
 from app.simulate.workload.requests import Workload
@@ -90,23 +93,29 @@ def context() -> typer.Context:
     return typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
 
 
+def run_here(add: Add, work: Work) -> dict[str, Any]:
+    return work(add) or {}
+
+
 def test_what_was_found_is_kept_whatever_happens_next(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "report.json"
     report, seen = GpuReport(context(), {}, path), []
 
-    def checks() -> None:
-        report.add("checks", CheckResult("good", "float32", 1e-7, 1e-5))
+    def checks(add: Add) -> None:
+        add("checks", CheckResult("good", "float32", 1e-7, 1e-5))
 
-    def breaks() -> None:
+    def breaks(add: Add) -> None:
         seen.append(json.loads(path.read_text()))  # written before this began
-        report.add("steps", CheckResult("half a section", "float32", 1e-7, 1e-5))
-        raise RuntimeError("an illegal memory access was encountered")
+        add("steps", CheckResult("half a section", "float32", 1e-7, 1e-5))
+        raise MeasurementError("an illegal memory access was encountered")
 
-    def after() -> dict[str, float]:
+    def after(add: Add) -> dict[str, float]:
         seen.append(json.loads(path.read_text()))
         return {"ceilings": 1.0}
 
-    run_jobs(report, iter([("checks", checks), ("steps", breaks), ("more", after)]), 0)
+    works: dict[str, Work] = {"checks": checks, "steps": breaks, "more": after}
+    jobs = iter([(title, lambda work=work: work) for title, work in works.items()])  # type: ignore[misc]
+    run_jobs(report, jobs, 0, run_here)
     first, second = seen
     assert [row["name"] for row in first["checks"]] == ["good"]
     assert [row["name"] for row in second["steps"]] == ["half a section"]
@@ -123,8 +132,8 @@ def test_nothing_begins_after_its_time_and_the_report_says_so(
     now_s = iter([0.0, 30.0, 30.0, 599.0, *[700.0] * 9])
     monkeypatch.setattr("app.bench.gpu.command.time.monotonic", lambda: next(now_s, 700.0))
     done: list[str] = []
-    jobs = [(name, lambda name=name: done.append(name)) for name in ("a", "b")]  # type: ignore[misc, func-returns-value]
-    run_jobs(report, iter(jobs), 10.0)
+    jobs = [(name, lambda name=name: lambda add: done.append(name)) for name in ("a", "b")]  # type: ignore[misc, func-returns-value]
+    run_jobs(report, iter(jobs), 10.0, run_here)
     assert done == ["a"]
     assert report.left_out == ["b"]
 
@@ -153,9 +162,9 @@ def test_a_stage_is_gone_before_the_next_is_loaded(monkeypatch: pytest.MonkeyPat
     rows: list[str] = []
     for _ in range(2):
         sections.run_steps(lambda name, row: None, Path("shape"), "triton", True, Ceilings(1, 1), 9)
-        assert sections.fit(Path("shape"), "triton", 9) == {
-            "shape-triton": {"model": {}, "error": {}}
-        }
+        assert sections.run_fit(
+            lambda name, row: None, Path("shape"), "triton", 9, {"other": {}}
+        ) == {"cost_models": {"other": {}, "shape-triton": {"model": {}, "error": {}}}}
         model = replace(load_model("mistral-7b-a100"), name="it")
         sections.run_live(
             lambda name, row: rows.append(name), Path("shape"), "triton", 9, model, [found], 1.0
