@@ -96,15 +96,16 @@ class EngineConfig:
 
     def num_blocks(self, infos: Sequence[StageInfo]) -> int:
         """Blocks of the KV cache that fit every rank, by what the ranks report of their memory."""
-        counts = []
-        for info in infos:
-            if self.kv.gib is not None:
-                room = int(self.kv.gib * GIB)
-            else:
-                # The ranks of one node share the memory that each of them reports as free.
-                share = len(infos) if self.stage.device == "cpu" else 1
-                room = int(info.available_bytes * self.kv.fraction) // share
-            counts.append(room // info.kv_block_bytes)
+        if self.kv.gib is not None:
+            rooms = [int(self.kv.gib * GIB)] * len(infos)
+        else:
+            # Each reports what it shares as free: with the ranks of its node, or of its GPU.
+            on_cpu = self.stage.device == "cpu"
+            part = 1 / len(infos) if on_cpu else min(1.0, self.gpus_per_rank or 1.0)
+            direct_bytes = int(self.kv.direct_gib * GIB)
+            shares = [int(info.available_bytes * self.kv.fraction * part) for info in infos]
+            rooms = [max(0, share - direct_bytes) for share in shares]
+        counts = [r // info.kv_block_bytes for r, info in zip(rooms, infos, strict=True)]
         # No more than all requests at full length can be used.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
         return max(2, min(*counts, self.scheduler.max_requests * length + 1))

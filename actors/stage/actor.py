@@ -299,6 +299,7 @@ class StageActor:
             # as the answer to that step, or all later steps would wait for ever.
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
+                logger.warning("%s", error)  # the answer may wait for ranks that wait for this one
         drafting_s = output.drafting_s if isinstance(output, StepResult) else 0.0
         took = (begin_s, time.monotonic() - drafting_s)
         if self._step_times is not None and begun is not None:

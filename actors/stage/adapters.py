@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +53,9 @@ class StageAdapters:
         self._spec = spec
         self._dtype = dtype
         self._zeros = Arena().zeros if device.type == "cpu" else partial(_zeros, device)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
         self._split = part
         self._numbers = range(*part.layers)
@@ -96,11 +101,23 @@ class StageAdapters:
         self.filled.discard(slot + 1)
         try:
             self.pace.begin()
-            for number, layer in zip(self._numbers, self.layers, strict=True):
-                self._load_layer(adapter, slot, number, layer)
+            with self._beside_steps():
+                for number, layer in zip(self._numbers, self.layers, strict=True):
+                    self._load_layer(adapter, slot, number, layer)
             self.filled.add(slot + 1)
         finally:
             adapter.close()
+
+    @contextlib.contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """On a GPU on a stream of its own: on that of the steps, each copy would wait for one, and
+        the wait would count as the load's time. Complete at the end."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
 
     def _load_layer(
         self, adapter: AdapterFolder, slot: int, number: int, layer: LayerAdapters

@@ -74,6 +74,10 @@ class DevicePair:
             works = [self._group.recv([_bytes_of(x)], self._other, 0) for x in tensors]
             self._finish(works, limit_s)
 
+    def is_done(self) -> bool:
+        """Whether nothing of this side is read or written any more, also by what has failed."""
+        return self._stream is None or bool(self._stream.query())
+
     def close(self) -> None:
         """End the pair; what the other side still waits for fails there."""
         held = [self._group, self._store]

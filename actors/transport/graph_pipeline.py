@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from actors.transport.communicator import StageCommunicator
 
 _READ_TIMEOUT_S = 5.0
+# After the failure of one rank: the others may wait for it within a sum, for ever.
+_OTHERS_WITHIN_S = 2.0
 # Ray logs pages of tracebacks when stages are killed on purpose; a real death reaches on_lost.
 logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 
@@ -215,10 +217,17 @@ class GraphPipeline(Watched):
         answers = self._answers.setdefault(ticket, [])
         answers.append(answer)
         if len(answers) < self._num_wakes:
+            if answer[2] is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_later(_OTHERS_WITHIN_S, self._lose_unanswered, ticket)
             return None
         del self._answers[ticket]
         packed = next((a[1] for a in answers if a[1]), b"")  # rank 0's
         return ticket, packed, _failure(answers)
+
+    def _lose_unanswered(self, ticket: int) -> None:
+        if answers := self._answers.get(ticket):
+            self.lose(f"a rank failed, for which the others wait: {_failure(answers)}")
 
     def _timed(self, frame: bytes) -> None:
         ticket, stage, begin_s, end_s = STAGE_TIMES.unpack(frame)

@@ -105,7 +105,8 @@ def one_launch_is_faster(
     device: torch.device,
     time_s: Callable[[Sequence[Callable[[], object]]], float],
 ) -> bool:
-    """Whether a typical hybrid batch takes less time in one launch than in two.
+    """Whether a typical hybrid batch takes less time in one launch than in two, and gives the same
+    bits on this GPU.
 
     time_s: device seconds per call, given the same call over several layers.
     """
@@ -124,10 +125,18 @@ def one_launch_is_faster(
     size = (num_decodes + _CHUNK, shape.num_heads, shape.head_dim)
     q_TND = torch.randn(size, device=device).to(dtype)
     attention = Attention()
-    two_s, one_s = (
-        time_s([partial(attention, q_TND, batch, x, shape, one_launch) for x in layers])
+    two, one = (
+        [partial(attention, q_TND, batch, x, shape, one_launch) for x in layers]
         for one_launch in (False, True)
     )
+    try:
+        if not torch.equal(one[0](), two[0]()):
+            _log.error("attention in one launch differs from that in two, and is not used")
+            return False
+        two_s, one_s = time_s(two), time_s(one)
+    except Exception as error:  # of any kind, by a kernel's first run: it can be done without
+        _log.error("attention in one launch fails, and is not used: %s", error)
+        return False
     _log.info(
         "attention of %d tokens beside %d decodes: %.0f us a layer in one launch, %.0f in two",
         _CHUNK, num_decodes, 1e6 * one_s, 1e6 * two_s,

@@ -43,6 +43,7 @@ _MOST_LINKS: Final = 8  # each takes memory of the device, where it has buffers
 _MOST_SERVED: Final = 16
 _IDLE_S: Final = 60.0  # after which a link gives its place to a peer that has none
 _LOOK_EVERY_S: Final = 1.0  # for new peers
+_DONE_EVERY_S: Final = 0.01  # whether a device has let go of what failed
 
 
 class Pair(Protocol):
@@ -50,6 +51,7 @@ class Pair(Protocol):
 
     def send(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None: ...
     def receive(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None: ...
+    def is_done(self) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -132,7 +134,11 @@ class DirectServer(PeerServer):
                 while True:
                     with self._blocks.lent(next_question(sock)) as places:
                         sock.sendall(COUNT.pack(len(places)))
-                        pair.send(places, _BLOCKS_WITHIN_S)
+                        try:
+                            pair.send(places, _BLOCKS_WITHIN_S)
+                        finally:
+                            while not pair.is_done():  # what has failed may still read them
+                                time.sleep(_DONE_EVERY_S)
         finally:
             self._places.release()
 
@@ -158,6 +164,10 @@ class _Link:
             self.last_used_s = time.monotonic()
         return int(count)
 
+    def is_done(self) -> bool:
+        """Whether nothing is written any more, also by what has failed."""
+        return self._pair.is_done()
+
     def close(self) -> None:
         self._sock.close()
         self._pair.close()
@@ -179,6 +189,7 @@ class DirectPeers:
         self._make_pair = make_pair
         self._landing = landing
         self._links: dict[PeerAddress, _Link] = {}
+        self._failed: list[_Link] = []  # which may still write to `_landing`
         self._joining: set[PeerAddress] = set()
         self._best: PeerAddress | None = None  # the last one that had something
         self._ends = threading.Event()
@@ -247,7 +258,8 @@ class DirectPeers:
 
     def _fetch(self, peer: PeerAddress, digests: Sequence[bytes], deadline_s: float) -> int:
         link = self._links.get(peer)
-        if link is None or time.monotonic() >= deadline_s:
+        self._failed = [failed for failed in self._failed if not failed.is_done()]
+        if link is None or self._failed or time.monotonic() >= deadline_s:
             return 0
         try:
             return link.fetch(digests, self._landing, deadline_s)
@@ -255,6 +267,7 @@ class DirectPeers:
             logger.info("no block from the device of %s:%d: %s", peer.host, peer.port, error)
             self._peers.pause(peer)
             self._end(peer, link)
+            self._failed.append(link)
             return 0
 
     def _end(self, peer: PeerAddress, link: _Link) -> None:

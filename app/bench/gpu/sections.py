@@ -32,11 +32,11 @@ def run_anatomy(add: Add) -> None:
         add("anatomy", row)
 
 
-def run_checks(add: Add, name: str, device: torch.device) -> None:
-    """Every kernel of a backend, as `check_list` has them."""
+def run_checks(add: Add, part: str, name: str, device: torch.device) -> None:
+    """One of the `parts_of` a backend's kernels."""
     from app.bench.gpu.check_list import list_checks, run_all
 
-    run_all(partial(add, "checks"), list_checks(resolve(name), device))
+    run_all(partial(add, "checks"), list_checks(part, resolve(name), device))
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:

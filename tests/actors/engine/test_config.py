@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.engine.config import EngineConfig
+from actors.engine.config import EngineConfig, KVMemory
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import StageInfo, StageSpec
 
@@ -23,6 +23,32 @@ def test_drafts_of_the_default_end_with_a_backend_that_rounds_by_batch() -> None
         plain.check()
         assert plain == replace(scheduler, drafter="none", max_drafts=None)
         assert asked.scheduler_on(backend) == scheduler
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "num_blocks"),
+    [
+        ("cuda", {"gpus_per_rank": 1.0}, 900),  # each rank has a GPU of its own
+        ("cuda", {"gpus_per_rank": 2.0}, 900),
+        ("cuda", {"gpus_per_rank": 0.5}, 450),  # both see the same memory as free
+        ("cuda", {"gpus_per_rank": 0.0}, 900),  # Ray counts none
+        ("cpu", {}, 450),
+        ("cpu", {"direct_gib": 100 / 1024}, 350),  # blocks for other engines' devices, beside it
+        ("cuda", {"gpus_per_rank": 1.0, "direct_gib": 2.0}, 2),
+        ("cuda", {"gpus_per_rank": 0.5, "gib": 0.5}, 512),
+    ],
+)
+def test_ranks_that_share_memory_take_parts_of_it(
+    device: str, changes: dict[str, float], num_blocks: int
+) -> None:
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=8)
+    gpus = changes.pop("gpus_per_rank", 0.0)
+    config = EngineConfig(
+        StageSpec("somewhere", device=device), scheduler, KVMemory(fraction=0.9, **changes),
+        gpus_per_rank=gpus,
+    )  # fmt: skip
+    info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 20, 1000 << 20, (2,), 10**6)
+    assert config.num_blocks([info, info]) == num_blocks
 
 
 def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFixture) -> None:

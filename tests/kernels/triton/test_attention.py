@@ -30,14 +30,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, name, value)
 
 
-def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Each fills its output with a number of its own, its place below."""
+def note_launches(monkeypatch: pytest.MonkeyPatch, alike: bool = False) -> list[str]:
+    """Each fills its output with a number of its own, its place below; alike: all with one."""
     launched: list[str] = []
     for i, name in enumerate(LAUNCHES):
 
         def note(*arguments: Any, i: int = i, name: str = name) -> None:
             launched.append(name)
-            arguments[1].fill_(i)
+            arguments[1].fill_(0 if alike else i)
 
         monkeypatch.setattr(attention, name, note)
     return launched
@@ -54,17 +54,43 @@ def test_the_faster_way_is_kept(two_s: float, one_s: float) -> None:
 def test_what_is_timed_are_the_two_ways(
     monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
 ) -> None:
-    launched = note_launches(monkeypatch)
+    launched = note_launches(monkeypatch, alike=True)
 
     def time_s(works: Sequence[Callable[[], object]]) -> float:
         assert len(works) == 2, "one layer alone could stay in the GPU's cache"
+        launched.clear()
         works[-1]()
+        timed.append(launched[:2])
         return 1.0
 
     # Sinks and ALiBi cover a model's heads and positions, not those of the batch.
     shape = replace(SHAPE, sinks_N=torch.zeros(2), alibi_NP=torch.zeros(2, 1))
+    timed: list[list[str]] = []
     one_launch_is_faster(shape, kv_dtype, 16, DEVICE, time_s)
-    assert launched[:3] == ["decode_attention", "prefill_attention", "hybrid_attention"]
+    assert timed == [["decode_attention", "prefill_attention"], ["hybrid_attention"]]
+
+
+def wrong(*arguments: Any) -> None:
+    arguments[1].fill_(1e3)
+
+
+def failing(*arguments: Any) -> None:
+    raise RuntimeError("out of resource: shared memory")
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"), [(wrong, "differs from that in two"), (failing, "out of resource")]
+)
+def test_one_launch_that_is_wrong_or_fails_here_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    launch: Callable[..., None],
+    message: str,
+) -> None:
+    monkeypatch.setattr(attention, "hybrid_attention", launch)
+    times = iter((2.0, 1.0))
+    assert not one_launch_is_faster(SHAPE, torch.float16, 16, DEVICE, lambda works: next(times))
+    assert message in caplog.text
 
 
 def test_what_one_launch_leaves_out_is_compiled_beside_the_first_of_a_kind(

@@ -150,6 +150,9 @@ class Dies:
     def receive(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
         self._pair.receive(tensors, limit_s)
 
+    def is_done(self) -> bool:
+        return self._pair.is_done()
+
     def close(self) -> None:
         self._pair.close()
 
@@ -163,6 +166,57 @@ def test_an_answer_that_ends_early_is_absent(make_ranks: Callable[..., Ranks]) -
     assert ranks.load(numbers) == [], "its link has ended"
     for number in range(100, 150):  # nothing is lent for ever
         assert served.put(digest(number), _fills(number))
+
+
+class Lingers(Dies):
+    """One whose operations fail on one side, and whose kernels run on until they are let go."""
+
+    def __init__(self, failing: int, let_go: threading.Event, rank: int, address: str) -> None:
+        super().__init__(rank, address)
+        self._fails = rank == failing
+        self._let_go = let_go
+
+    def send(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
+        if self._fails:
+            raise OSError("not done in time")
+        self._pair.send(tensors, limit_s)
+
+    def receive(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
+        if self._fails and not self._let_go.is_set():
+            raise OSError("not done in time")
+        self._pair.receive(tensors, limit_s)
+
+    def is_done(self) -> bool:
+        return not self._fails or self._let_go.is_set()
+
+
+def test_nothing_lands_where_a_failed_transfer_may_still_write(
+    make_ranks: Callable[..., Ranks],
+) -> None:
+    let_go = threading.Event()
+    make = partial(Lingers, 1, let_go)
+    ranks = make_ranks(blocks_of(3, 1), blocks_of(3, 1), make_pair=make)
+    ranks.join()
+    assert ranks.load([1]) == [], "one link has failed, and its peer may send yet"
+    assert ranks.load([1]) == [], "so the other one is not asked either"
+    let_go.set()
+    assert ranks.load([1]) == [1]
+
+
+def test_what_a_failed_transfer_may_still_read_keeps_its_place(
+    make_ranks: Callable[..., Ranks],
+) -> None:
+    let_go = threading.Event()
+    served = blocks_of(1, 1)
+    ranks = make_ranks(served, make_pair=partial(Lingers, 0, let_go))
+    ranks.join()
+    assert ranks.load([1], limit_s=0.2) == []
+    assert not served.put(digest(2), pytest.fail)
+    let_go.set()
+    end_s = time.monotonic() + LIMIT_S
+    while not served.put(digest(2), _fills(2)):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)  # polling, bounded
 
 
 def test_a_rank_that_stands_still_costs_little_and_the_next_is_asked(

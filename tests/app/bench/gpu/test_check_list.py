@@ -12,7 +12,7 @@ import torch
 
 from app.bench.ceilings import Ceilings
 from app.bench.gpu import kernels, sections
-from app.bench.gpu.check_list import list_checks, run_all
+from app.bench.gpu.check_list import list_checks, parts_of, run_all
 from app.bench.gpu.checks import CheckResult
 from app.bench.report import MeasurementError
 from kernels.triton.backend import TritonBackend
@@ -37,8 +37,20 @@ def test_a_check_that_raises_stops_no_other() -> None:
     assert found == [GOOD, GOOD, OTHER]
 
 
+def test_none_is_run_on_a_gpu_that_no_longer_answers() -> None:
+    found: list[CheckResult] = []
+    listed = [("a", lambda: GOOD), ("b", out_of_resources), ("c", lambda: GOOD)]
+    with pytest.raises(MeasurementError, match=r"b \(of 1\): .*; not run: c \(of 1\)"):
+        run_all(found.append, listed, is_sound=lambda: False)
+    assert found == [GOOD]
+
+
 def test_every_kind_of_kernel_is_checked() -> None:
-    titles = [title for title, _ in list_checks(TritonBackend(), torch.device("cpu"))]
+    assert parts_of("flash_attn") == ("attention",)
+    backend, device = TritonBackend(), torch.device("cpu")
+    listed = {part: list(list_checks(part, backend, device)) for part in parts_of("triton")}
+    assert all(listed.values())
+    titles = [title for part in listed.values() for title, _ in part]
     kinds = {title.partition(",")[0] for title in titles}
     assert kinds == {
         "attention", "rope", "elementwise", "experts", "adapters", "sums of ranks", "linear",
