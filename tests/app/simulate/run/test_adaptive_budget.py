@@ -187,7 +187,7 @@ def test_a_profile_that_is_wrong_of_long_steps_does_not_keep_them_short() -> Non
     knots = ((1, 0.002), (64, 0.010), (256, 0.024), (2048, 0.180))
     truth = CostModel("truth", knots, kv_tokens=64_000)
     wrong = dataclasses.replace(truth, tokens_s=(*knots[:2], (256, 0.048), (2048, 0.4)))
-    workload = generate(poisson(100.0), fixed_lengths(300, 55), 1500)
+    workload = generate(poisson(100.0), fixed_lengths(300, 55), 800)
 
     def seconds(told: CostModel, budget: str) -> float:
         config = scheduler_config(told, budget=budget, tbt_s=0.5, max_requests=32)
