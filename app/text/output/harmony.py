@@ -47,6 +47,7 @@ class HarmonyChannels(ReasoningFormat):
             try:
                 header, _ = yield from source.until("<|message|>")
             except Broken:  # cut off within a header, which is not text
+                source.at = len(source.text)
                 return
             yield from _message(source, out, header)
             yield from source.accept(*_ENDS[:-1])

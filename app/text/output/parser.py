@@ -10,7 +10,11 @@ from app.text.output.source import Reading, Source
 
 
 class OutputParser:
-    """num_reasoning_tokens: exact if each pushed text is one token; includes the markers."""
+    """num_reasoning_tokens: exact if each pushed text is one token; includes the markers.
+
+    is_transparent: the rest of the answer is plain text. Only the end of the reasoning format's
+    reader says so, as Harmony's messages may reason again after text.
+    """
 
     def __init__(
         self,
@@ -25,20 +29,15 @@ class OutputParser:
         self._out = AnswerPieces(tools, by_argument=by_argument)
         if in_reasoning:
             self._out.part = AnswerPart.REASONING
-        self._has_tools = tool_format is not None
-        self._reading = _read(tool_format, reasoning_format, self._source, self._out)
         self._num_undecided = 0  # tokens that may turn out to be reasoning
         self.num_reasoning_tokens = 0
+        self.is_transparent = False
+        self._reading = self._read(tool_format, reasoning_format)
         next(self._reading)
 
     @property
     def num_calls(self) -> int:
         return self._out.num_calls
-
-    @property
-    def is_transparent(self) -> bool:
-        """Whether the rest of the answer is plain text."""
-        return not self._has_tools and self._out.part is AnswerPart.ANSWER and not self._source.text
 
     def push(self, texts: Iterable[str]) -> list[AnswerPiece]:
         """Read more text, one token per item if reasoning tokens are counted."""
@@ -66,19 +65,17 @@ class OutputParser:
         else:
             self._num_undecided = 0
 
-
-def _read(
-    tool_format: ToolFormat | None,
-    reasoning_format: ReasoningFormat | None,
-    source: Source,
-    out: AnswerPieces,
-) -> Reading[None]:
-    if reasoning_format is not None:
-        yield from reasoning_format.read(source, out)
-    out.part = AnswerPart.ANSWER
-    if tool_format is not None:
-        yield from tool_format.read(source, out)
-    else:
-        yield from source.shown_until((), out.text)
-    while not source.ended:  # a reader that ends early has consumed the rest
-        yield
+    def _read(
+        self, tool_format: ToolFormat | None, reasoning_format: ReasoningFormat | None
+    ) -> Reading[None]:
+        source, out = self._source, self._out
+        if reasoning_format is not None:
+            yield from reasoning_format.read(source, out)
+        out.part = AnswerPart.ANSWER
+        if tool_format is not None:
+            yield from tool_format.read(source, out)
+        else:
+            self.is_transparent = True  # what was read so far is shown before the next wait
+            yield from source.shown_until((), out.text)
+        while not source.ended:  # a reader that ends early has consumed the rest
+            yield

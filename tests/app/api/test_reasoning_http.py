@@ -97,15 +97,29 @@ async def test_reasoning_and_calls_streamed_and_whole(
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == num_reasoning
 
 
-async def test_plain_text_behind_the_reasoning(
-    start_server: StartServer, of_family: OfFamily
+@pytest.mark.parametrize(
+    ("family", "written", "shown"),
+    [
+        ("qwen3", "<think>Hm.</think>\n\n<unseen>Yes é <tool_call>.", "Yes é <tool_call>."),
+        (
+            "gpt_oss",
+            "<|channel|>commentary<|message|>Yes.<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>No.",
+            "Yes.No.",
+        ),
+    ],
+)
+async def test_plain_text_behind_the_reasoning_and_before_more(
+    start_server: StartServer, of_family: OfFamily, family: str, written: str, shown: str
 ) -> None:
-    processor = of_family("qwen3")
+    processor = of_family(family)
     server = await start_server(processor=processor)
-    write(server, processor, "<think>Hm.</think>\n\n<unseen>Yes é <tool_call>.")
+    write(server, processor, written)
     stream = await server.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
     deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert "".join(delta.content or "" for delta in deltas) == "Yes é <tool_call>."
+    assert "".join(delta.content or "" for delta in deltas) == shown
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert reasoning == "Hm."
 
 
 async def test_a_prompt_that_begins_the_reasoning(

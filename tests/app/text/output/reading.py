@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.text.output.pieces import AnswerPiece, gathered
+from app.text.output.pieces import AnswerPiece, Tools, gathered
 from app.text.output.registry import OutputFormats
 
 NUMBER = {"type": "number"}
@@ -43,11 +43,12 @@ def pieces_of(
     texts: Sequence[str],
     *,
     by_argument: bool,
+    tools: Tools = TOOLS,
     is_forced: bool = False,
     in_reasoning: bool = False,
 ) -> list[AnswerPiece]:
     parser = formats.parser(
-        TOOLS, is_forced=is_forced, by_argument=by_argument, in_reasoning=in_reasoning
+        tools, is_forced=is_forced, by_argument=by_argument, in_reasoning=in_reasoning
     )
     found = [piece for text in texts for piece in parser.push([text])]
     found += parser.finish()
@@ -60,6 +61,7 @@ def read(
     texts: Sequence[str],
     *,
     by_argument: bool = True,
+    tools: Tools = TOOLS,
     is_forced: bool = False,
     in_reasoning: bool = False,
 ) -> Read:
@@ -69,6 +71,7 @@ def read(
             formats,
             texts,
             by_argument=by_argument,
+            tools=tools,
             is_forced=is_forced,
             in_reasoning=in_reasoning,
         )

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
+from app.text.output.pieces import AnswerPiece, Text, gathered
 from app.text.output.registry import OutputFormats
 from app.text.output.thinking import MistralThink, Think
-from tests.app.text.output.reading import CUTS, TOOLS, cut, read
+from tests.app.text.output.reading import CUTS, TOOLS, Read, cut, read
 
 THINK = OutputFormats(Hermes, Think)
 HARMONY = OutputFormats(Harmony, HarmonyChannels)
@@ -19,6 +20,10 @@ CHANNELS = (
     'to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant<|channel|>'
     "analysis<|message|>Then c.<|end|><|start|>assistant<|channel|>final<|message|>So: 1 < 2."
     "<|return|>"
+)
+RESUMED = (
+    "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>analysis"
+    "<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"
 )
 
 CASES = [
@@ -34,6 +39,7 @@ CASES = [
     (OutputFormats(None, MistralThink), False, "[THINK]Hm[/THINK]Yes.", ("Yes.", "Hm", [])),
     (OutputFormats(None, None), False, "<think>Hm</think>Yes.", ("<think>Hm</think>Yes.", "", [])),
     (HARMONY, False, CHANNELS, ("So: 1 < 2.", "First a <b>.Then c.", [("add", {"a": 1})])),
+    (HARMONY, False, RESUMED, ("Let me see.Hi", "Hm.", [])),
     (HARMONY, False, "<|channel|>analysis<|message|>cut off", ("", "cut off", [])),
     (HARMONY, False, "<|channel|>ana", ("", "", [])),
     (HARMONY, False, "No channel.", ("No channel.", "", [])),
@@ -97,6 +103,23 @@ def test_the_answer_behind_the_reasoning_needs_no_parser() -> None:
         parser.push([token])
         seen.append(parser.is_transparent)
     assert seen == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(("formats", "begun", "answer", "wanted"), CASES)
+@given(cuts=CUTS)
+@settings(max_examples=25, deadline=None)
+def test_past_the_reasoning_the_parser_may_be_left_out(
+    formats: OutputFormats, begun: bool, answer: str, wanted: Read, cuts: list[int]
+) -> None:
+    """As the streamed chat does; a request without tools, whose calls are text."""
+    whole = read(formats, [answer], tools={}, in_reasoning=begun)
+    assert whole == wanted or wanted[2]
+    for texts in (cut(answer, cuts), list(answer)):
+        parser = formats.parser({}, is_forced=False, by_argument=True, in_reasoning=begun)
+        found: list[AnswerPiece] = []
+        for text in texts:
+            found += [Text(text)] if parser.is_transparent else parser.push([text])
+        assert gathered([*found, *parser.finish()]) == whole
 
 
 @pytest.mark.parametrize(
