@@ -116,8 +116,9 @@ class TextDelta:
     """New text and tokens of one continuation.
 
     index: among all continuations of the HTTP request. entries: (log-probabilities, offset of the
-    token's text in the continuation) of tokens whose text is now certain. pieces: of each token,
-    where that was asked for or there is one.
+    token's text in the continuation) of tokens whose text is now certain. pieces: of each shown
+    token; None where all text is one token's or that was not asked for. rest: the end of the text
+    that is in no piece: what was held back until the continuation ended.
     """
 
     index: int
@@ -125,7 +126,8 @@ class TextDelta:
     num_tokens: int
     finish_reason: str | None = None
     entries: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
-    pieces: Sequence[str] = ()
+    pieces: Sequence[str] | None = None
+    rest: str = ""
 
 
 class TextStream:
@@ -170,7 +172,7 @@ class TextStream:
             raise GenerationFailed("The generation failed in the engine.")
         if reason is FinishReason.ABORT:
             raise EngineUnavailable("The generation was ended by the server.")
-        by_token = self._rules.by_token and len(chunk.tokens) > 1
+        by_token = self._rules.by_token and len(chunk.tokens) != 1
         if self._stops is None and not chunk.logprobs and reason is None and not by_token:
             self.num_tokens += len(chunk.tokens)
             return TextDelta(self.index, self.push(chunk.tokens), len(chunk.tokens))
@@ -192,15 +194,18 @@ class TextStream:
             if chunk.logprobs:
                 self._held_entries.append((chunk.logprobs[i], self._num_chars))
             num_taken += 1
-            if self._feed(self._detokenizer.push(tokens[i : i + 1]), shown):
+            shown.append(self._feed(self._detokenizer.push(tokens[i : i + 1])))
+            if self.stop_string is not None:
                 return self._delta(shown, num_taken, "stop")
         num_taken += ends_by_token
-        if reason is not None:
-            if self._feed(self._detokenizer.flush(), shown):
-                return self._delta(shown, num_taken, "stop")
-            if self._stops is not None:
-                shown.append(self._stops.finish())
-        return self._delta(shown, num_taken, None if reason is None else reason.value)
+        if reason is None:
+            return self._delta(shown, num_taken, None)
+        rest = self._feed(self._detokenizer.flush())
+        if self.stop_string is not None:
+            return self._delta(shown, num_taken, "stop", rest)
+        if self._stops is not None:
+            rest += self._stops.finish()
+        return self._delta(shown, num_taken, reason.value, rest)
 
     def plain(self, tokens: Sequence[int]) -> TextDelta:
         """The delta of tokens that come with nothing else; they are not counted yet."""
@@ -214,17 +219,15 @@ class TextStream:
         """The stop string that ended it."""
         return None if self._stops is None else self._stops.found
 
-    def _feed(self, text: str, shown: list[str]) -> bool:
-        """Add detokenized text; True when a stop string is complete."""
+    def _feed(self, text: str) -> str:
+        """Add detokenized text; what of it is shown now."""
         self._num_chars += len(text)
-        if self._stops is None:
-            shown.append(text)
-            return False
-        shown.append(self._stops.push(text))
-        return self._stops.found is not None
+        return text if self._stops is None else self._stops.push(text)
 
-    def _delta(self, shown: list[str], num_tokens: int, reason: str | None) -> TextDelta:
-        text = "".join(shown)
+    def _delta(
+        self, shown: list[str], num_tokens: int, reason: str | None, rest: str = ""
+    ) -> TextDelta:
+        text = "".join(shown) + rest
         self.num_tokens += num_tokens
         self._shown_chars += len(text)
         entries = self._held_entries
@@ -233,4 +236,4 @@ class TextStream:
         self._held_entries = self._held_entries[len(entries) :]
         if reason is not None:
             self.finished, self.is_plain = True, False
-        return TextDelta(self.index, text, num_tokens, reason, entries, shown)
+        return TextDelta(self.index, text, num_tokens, reason, entries, shown, rest)

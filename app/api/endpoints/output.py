@@ -73,8 +73,8 @@ def plan_output(
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:
     """The parts of one delta's text."""
-    found = parser.push(delta.pieces or (delta.text,))
-    return found if delta.finish_reason is None else [*found, *parser.finish()]
+    found = parser.push((delta.text,) if delta.pieces is None else delta.pieces)
+    return found if delta.finish_reason is None else [*found, *parser.finish(delta.rest)]
 
 
 def template_variables(

@@ -42,26 +42,28 @@ class OutputParser:
     def push(self, texts: Iterable[str]) -> list[AnswerPiece]:
         """Read more text, one token per item if reasoning tokens are counted."""
         for text in texts:
-            was = self._out.part
-            if text:
-                self._source.feed(text)
-                next(self._reading)
-            self._count(was, self._out.part)
+            self._push(text, 1)
         return self._out.pop_all()
 
-    def finish(self) -> list[AnswerPiece]:
-        """End of the text; an incomplete call becomes text."""
+    def finish(self, rest: str = "") -> list[AnswerPiece]:
+        """End of the text; an incomplete call becomes text. rest: its end, no token of its own."""
+        self._push(rest, 0)
         self._source.ended = True
         for _ in self._reading:
             raise AssertionError("a reader waits at the end of the text")
         return self._out.pop_all()
 
-    def _count(self, was: AnswerPart, part: AnswerPart) -> None:
+    def _push(self, text: str, num_tokens: int) -> None:
+        was = self._out.part
+        if text:
+            self._source.feed(text)
+            next(self._reading)
+        part = self._out.part
         if AnswerPart.REASONING in (was, part):
-            self.num_reasoning_tokens += 1 + self._num_undecided
+            self.num_reasoning_tokens += num_tokens + self._num_undecided
             self._num_undecided = 0
         elif part is AnswerPart.UNDECIDED:
-            self._num_undecided += 1
+            self._num_undecided += num_tokens
         else:
             self._num_undecided = 0
 

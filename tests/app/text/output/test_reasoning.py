@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 
+from actors.scheduling.request import FinishReason
+from app.api.endpoints.output import read_delta
+from app.engine_client.client import TokenChunk
+from app.text.incremental import TableDetokenizer, TextRules, TextStream
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.pieces import AnswerPiece, Text, gathered
@@ -92,6 +98,45 @@ def test_reasoning_tokens_are_counted(
             parser.push(group)
         parser.finish()
         assert parser.num_reasoning_tokens == num_reasoning
+
+
+@pytest.mark.parametrize(
+    ("answer", "max_tokens", "stops", "num_reasoning"),
+    [
+        ("<think>So</think>Yes", None, (), 17),
+        ("<think>So", None, (), 9),
+        ("<think>So, on and on", 5, (), 0),  # cut off before it was known to be reasoning
+        ("<think>So, on and on", 12, (), 12),
+        ("<think>Soé", 10, (), 10),  # within a character
+        ("<think>Soé", 10, ("é!",), 10),
+        ("<think>So, on and on", 12, (", on\n",), 12),  # a stop string is held back
+        ("<think>So, on and on", 20, (", on",), 13),
+        ("<think>So</think>Yes", 16, ("</think>!",), 16),
+        ("<think>So</think>Yes", 17, ("</think>!",), 17),
+        ("<think>So</think>Yes", 19, ("</think>Yes!",), 19),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=25, deadline=None)
+def test_reasoning_has_no_more_tokens_than_the_answer(
+    answer: str, max_tokens: int | None, stops: tuple[str, ...], num_reasoning: int, cuts: list[int]
+) -> None:
+    """However the engine's chunks are cut, the end token alone in one or not; a byte a token."""
+    tokens = [*answer.encode(), 256][:max_tokens]
+    reason = FinishReason.STOP if max_tokens is None else FinishReason.LENGTH
+    rules = TextRules(stops, frozenset({256}), by_token=True)
+    bytes_of = [bytes([byte]) for byte in range(256)]
+    places = [0, *sorted(min(place, len(tokens) - 1) for place in cuts), len(tokens)]
+    for begins in (places, range(len(tokens) + 1)):
+        stream = TextStream(0, rules, TableDetokenizer(bytes_of))
+        parser = THINK.parser({}, is_forced=False, by_argument=True, in_reasoning=False)
+        for begin, end in pairwise(begins):
+            ended = reason if end == len(tokens) else None
+            if not stream.finished:
+                read_delta(
+                    parser, stream.detokenize(TokenChunk(0, begin, tokens[begin:end], ended))
+                )
+        assert parser.num_reasoning_tokens == num_reasoning <= stream.num_tokens
 
 
 def test_the_answer_behind_the_reasoning_needs_no_parser() -> None:
