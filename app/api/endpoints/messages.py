@@ -140,17 +140,16 @@ def _plan(body: Conversation, context: Context) -> ToolPlan:
 def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
     """Template variables; raises 400 for what this model cannot do."""
     wanted = None if body.thinking is None else body.thinking.type
-    effort: ReasoningEffort | None = None
-    if body.output_config is not None and body.output_config.effort is not None:
-        return template_variables(context, None, body.output_config.effort, "output_config.effort")
+    given = body.output_config and body.output_config.effort
     thinks = context.text.formats.reasoning is not None
-    has_switch = any(context.text.template.reads(name) for name in SWITCHES)
     if wanted == "enabled" and not thinks:
         raise invalid("This model does not write its thinking apart.", "thinking")
-    if wanted == "disabled" and thinks:
-        effort = "none"
-    elif wanted == "enabled" and has_switch:
-        effort = "high"
+    if wanted == "disabled" and thinks:  # whatever its effort would be
+        return template_variables(context, None, "none", "thinking")
+    if given:
+        return template_variables(context, None, given, "output_config.effort")
+    has_switch = any(context.text.template.reads(name) for name in SWITCHES)
+    effort: ReasoningEffort | None = "high" if wanted == "enabled" and has_switch else None
     return template_variables(context, None, effort, "thinking")
 
 

@@ -206,14 +206,16 @@ async def test_thinking_is_switched_or_refused(
 ) -> None:
     request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2000}
     off = {"type": "disabled"}
-    await client_of(thinker).messages.create(**request, thinking=off)
-    assert "</think>" in shown(thinker, qwen3)
     on = {"type": "enabled", "budget_tokens": 1024}
-    await client_of(thinker).messages.create(**request, thinking=on)
-    assert "</think>" not in shown(thinker, qwen3)
+    efforts: list[dict[str, Any]] = [{}, {"output_config": {"effort": "high"}}]
+    for effort in efforts:
+        await client_of(thinker).messages.create(**request, thinking=off, **effort)
+        assert "</think>" in shown(thinker, qwen3)
+        await client_of(thinker).messages.create(**request, thinking=on, **effort)
+        assert "</think>" not in shown(thinker, qwen3)
+        with pytest.raises(anthropic.BadRequestError, match="not write its thinking"):
+            await client_of(server).messages.create(**request, thinking=on, **effort)
     await client_of(server).messages.create(**request, thinking=off)
-    with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        await client_of(server).messages.create(**request, thinking=on)
 
 
 @pytest.mark.parametrize(
