@@ -43,8 +43,8 @@ class ReasoningFormat(Format, ABC):
 class ToolFormat(Format):
     """How a family writes tool calls.
 
-    openings: texts that begin calls, anywhere in the answer. closing: texts that end them.
-    is_bare: an answer may also begin with calls without an opening.
+    openings: texts that begin calls, anywhere in the answer. closing: texts that end them, the
+    outermost last. is_bare: an answer may also begin with calls without an opening.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
@@ -116,6 +116,10 @@ def _drop_rest(source: Source, closing: tuple[str, ...]) -> Reading[None]:
         return
     start = source.at
     try:
-        yield from source.until(*closing)
+        _, mark = yield from source.until(*closing)
     except Broken:
         source.at = start
+        return
+    if outer := closing[closing.index(mark) + 1 :]:
+        yield from source.blanks()
+        yield from source.accept(*outer)

@@ -40,7 +40,7 @@ class Qwen3Coder(ToolFormat):
     recognized_by = ("<function=",)
     special_tokens = ("<tool_call>", "</tool_call>")
     openings = ("<tool_call>", "<function=")
-    closing = ("</tool_call>", "</function>")
+    closing = ("</function>", "</tool_call>")
 
     @staticmethod
     def written(calls: Calls) -> str:

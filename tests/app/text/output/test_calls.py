@@ -20,6 +20,7 @@ NOW = ("now", {})
 PLOT = ("plot", {"points": [[1, 2], {"x": [3.5]}], "scale": 0.5, "grid": True, "title": None})
 WRITTEN = json.dumps(ADD[1], ensure_ascii=False)
 PLOTTED = json.dumps(PLOT[1])
+BEGUN = "<function=add><parameter=a>1</parameter>"
 END = "<|end|><|start|>assistant"
 
 # Format -> (an answer, the text it holds, the calls).
@@ -249,11 +250,9 @@ def test_a_body_of_harmony_that_is_no_call_is_text(body: str, shown: str) -> Non
         ("llama3_json", '{"name": "add", "parameters": {"a": 1,}}', None),
         ("pythonic", "[add(a=1, b=c)]", None),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, b}', None),
-        (
-            "qwen3_coder",
-            "<function=add><parameter=a>1</parameter><parameter=b>x</function>Hm.",
-            "Hm.",
-        ),
+        ("qwen3_coder", f"{BEGUN}<parameter=b>x</function>Hm.", "Hm."),
+        ("qwen3_coder", f"<tool_call>{BEGUN}x</function>\n</tool_call>\nHm.", "Hm."),
+        ("qwen3_coder", f"<tool_call>{BEGUN}<parameter=b>x\n</tool_call> Hm.", " Hm."),
         ("harmony", "<|channel|>commentary to=functions.add<|message|>{\"a\": 1, 'b'}<|call|>", ""),
     ],
 )
