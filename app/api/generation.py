@@ -49,7 +49,8 @@ class Generation:
     """The continuations of every prompt of one HTTP request.
 
     Continuation i of prompt p has index p * n + i. Totals are exact, and `timing` is known, once
-    `deltas` is exhausted. Raises RequestRefused at once where a refusal is foreseen.
+    `deltas` is exhausted. is_charged: the key pays for the tokens. Raises RequestRefused at once
+    where a refusal is foreseen.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Generation:
         rules: TextRules,
         *,
         stream: bool,
+        is_charged: bool = True,
     ) -> None:
         self._context = context
         self._call = call
+        self._is_charged = is_charged
         self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
         self.info = RequestInfo(
             request_id=call.request_id,
@@ -156,7 +159,8 @@ class Generation:
                 reason = "disconnect"  # closed or cancelled
             self._requests = []  # they refer to this
             context.end()
-            self._call.charge(self.num_completion_tokens)
+            if self._is_charged:
+                self._call.charge(self.num_completion_tokens)
             self.timing = events.on_finish(
                 info,
                 RequestOutcome(

@@ -62,7 +62,14 @@ class Completions:
             skip_special_tokens=body.skip_special_tokens is not False,
         )
         call.admit_tokens(sum(len(prompt) for prompt in prompts))
-        generation = Generation(context, call, requests, rules, stream=bool(body.stream))
+        generation = Generation(
+            context,
+            call,
+            requests,
+            rules,
+            stream=bool(body.stream),
+            is_charged=body.max_tokens != 0,
+        )
         answer = CompletionWriter(
             context, body, completion_id, generation, n, best_of, prompts, echoes
         )
@@ -158,6 +165,7 @@ class CompletionWriter(ChoiceWriter):
         self._best_of = best_of
         self._prompts = prompts
         self._echoes = echoes
+        # The engine draws one token even so, which nothing of the answer may show.
         self._only_echo = body.max_tokens == 0
         self._is_bare = not echoes and not self._only_echo and body.logprobs is None
         self._opened: set[int] = set()
@@ -172,7 +180,8 @@ class CompletionWriter(ChoiceWriter):
 
     def write(self, delta: TextDelta) -> bytes:
         text, entries, index = delta.text, delta.entries, delta.index
-        if self._is_bare and delta.finish_reason is None:
+        reason = self._reason(delta.finish_reason)
+        if self._is_bare and reason is None:
             return self.write_text(index, text)
         if self._only_echo:
             text, entries = "", []
@@ -181,10 +190,8 @@ class CompletionWriter(ChoiceWriter):
             prompt = index // self._n
             columns = self._columns()
             columns.add(entries, len(self._echoes[prompt]))
-            return self._first_event(
-                index, self._echoes[prompt] + text, delta.finish_reason, columns, prompt
-            )
-        return self._event(index, text, delta.finish_reason, self._logprobs(index, entries))
+            return self._first_event(index, self._echoes[prompt] + text, reason, columns, prompt)
+        return self._event(index, text, reason, self._logprobs(index, entries))
 
     async def prepare(self, delta: TextDelta) -> None:
         if self._echoes and delta.index not in self._opened:
@@ -216,7 +223,7 @@ class CompletionWriter(ChoiceWriter):
                 async for delta in deltas:
                     index = delta.index
                     texts[index].append(delta.text)
-                    reasons[index] = delta.finish_reason
+                    reasons[index] = self._reason(delta.finish_reason)
                     self._count(index, delta.entries)
                     if self._body.logprobs is not None and not self._only_echo:
                         columns[index].add(delta.entries, self._offset(index // self._best_of))
@@ -229,7 +236,7 @@ class CompletionWriter(ChoiceWriter):
                     choice = {
                         "index": len(choices),
                         "text": (self._echoes[prompt] if self._echoes else "") + text,
-                        "finish_reason": "length" if self._only_echo else reasons[index],
+                        "finish_reason": reasons[index],
                     }
                     written = self._written(prompt, columns[index])
                     choices.append(whole(choice, logprobs=written))
@@ -254,9 +261,12 @@ class CompletionWriter(ChoiceWriter):
 
     # ---- both -------------------------------------------------------------------------
 
+    def _reason(self, reason: str | None) -> str | None:
+        return "length" if reason is not None and self._only_echo else reason
+
     def _usage(self) -> dict[str, object]:
         usage = usage_of(self._generation)
-        if self._only_echo:  # the engine had to draw one token that was not asked for
+        if self._only_echo:
             usage["completion_tokens"] = 0
             usage["total_tokens"] = usage["prompt_tokens"]
         return usage

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.api.conftest import MODEL, Server
+from app.api.http.options import ApiOptions, KeyLimits
+from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.hand_engine import logprobs_of
 
 
@@ -131,6 +132,24 @@ async def test_scoring_only(server: Server) -> None:
     events = await events_of(server, prompt="abc", max_tokens=0, echo=True, logprobs=1)
     assert events[0]["choices"][0]["text"] == "abc"
     assert events[0]["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_token_behind_a_mere_echo_leaves_no_trace(
+    start_server: StartServer, stream: bool
+) -> None:
+    """The engine draws one; here it ends the answer, and the key has nothing left for it."""
+    limits = KeyLimits(tokens_per_minute=6)
+    server = await start_server(ApiOptions(api_keys={"sesame": limits}))
+    server.engine.script = lambda request, index: server.engine.card.eos_token_ids
+    server.http.headers["authorization"] = "Bearer sesame"
+    for _ in range(2):
+        if stream:
+            (answer,) = await events_of(server, prompt="abc", max_tokens=0, echo=True)
+        else:
+            answer = await complete(server, prompt="abc", max_tokens=0, echo=True)
+        (choice,) = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
 
 
 async def test_streamed_echo_and_logprobs(server: Server) -> None:
