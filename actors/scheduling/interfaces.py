@@ -296,7 +296,8 @@ class Admission(Protocol):
     """Decides which requests may be queued, and when the head of the queue may start."""
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Called once, before the request is queued (after the core's own limits)."""
+        """Called once, before the request is queued (after the core's own limits), and not for
+        one that was accepted before (`Request.was_accepted`)."""
         ...
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:

@@ -81,6 +81,7 @@ class Request:
     priority: a request below 0 takes only what others, live ones, hardly notice (as of a batch).
     num_losses: earlier engines that were lost while running it: it is then a suspect, tried apart
     from others until it is cleared.
+    is_replayed: it was accepted before its engine was lost, whether or not a token was delivered.
     """
 
     request_id: int
@@ -96,3 +97,9 @@ class Request:
     cache_salt: str = ""
     num_losses: int = 0
     adapter: int = 0
+    is_replayed: bool = False
+
+    @property
+    def was_accepted(self) -> bool:
+        """Its client has been told nothing else, so no engine refuses it for its load."""
+        return self.is_replayed or bool(self.output)

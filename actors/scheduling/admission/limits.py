@@ -28,11 +28,16 @@ class QueueLimits:
         self.cost = cost
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
-        """The refusal of this request, or None. Called once per request."""
-        return (
-            self.impossible(request, engine)
-            or self.overload(request, engine)
-            or self.admission.on_submit(request, engine.found_by(request.priority))
+        """The refusal of this request, or None. Called once per request.
+
+        One that was accepted before (its engine was lost, or it has moved) is not judged anew:
+        a refusal would end a stream that its client is reading.
+        """
+        refusal = self.impossible(request, engine)
+        if refusal is not None or request.was_accepted:
+            return refusal
+        return self.overload(request, engine) or self.admission.on_submit(
+            request, engine.found_by(request.priority)
         )
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:
@@ -71,7 +76,8 @@ class QueueLimits:
             return Refuse(
                 name, f"{longest} tokens of KV are needed, the cache holds {capacity}", param
             )
-        return self._impossible_objective(request)
+        # What an engine had accepted may have become later than its objective: it goes on.
+        return None if request.was_accepted else self._impossible_objective(request)
 
     def _impossible_objective(self, request: Request) -> Refuse | None:
         """Refuse an objective that even an idle engine could not keep."""

@@ -134,7 +134,7 @@ class PredictiveAdmission:
     # ---- interfaces.Admission ---------------------------------------------------------
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
-        if self.action != "refuse" or request.output:  # its first token has been delivered
+        if self.action != "refuse":
             return None
         self._learn(engine)
         now_s = engine.now_s

@@ -99,6 +99,24 @@ async def test_streams_outlive_their_scheduler(
     assert cluster.last.core.is_idle
 
 
+@pytest.mark.parametrize("limit", ["requests", "tokens", "per_tenant"])
+@pytest.mark.parametrize("num_steps", [0, 8])
+async def test_no_queue_limit_refuses_what_is_replayed(
+    cluster: Cluster, engine: LiveEngine, limit: str, num_steps: int
+) -> None:
+    """Without a step, no request has a token that would tell it from a new one."""
+    cluster.num_steps = num_steps
+    readers = [Reader(engine, wanted(f"r{number}", seed=number)) for number in range(5)]
+    for reader in readers:
+        await reader.has(min(num_steps, 1))
+    await until(lambda: len(cluster.last.core.requests.by_id) == len(readers))
+    await engine.reconfigure({f"max_queued_{limit}": 1})
+    cluster.num_steps = 1 << 30
+    cluster.last.die()
+    await asyncio.gather(*[reader.done for reader in readers])
+    assert [reader.tokens for reader in readers] == [[answer(seed=n)] for n in range(5)]
+
+
 async def test_a_step_gives_a_scheduler_all_its_rebuilds_again(
     cluster: Cluster, engine: LiveEngine
 ) -> None:

@@ -14,6 +14,7 @@ from actors.scheduling.events import Emit, Refuse, Submit
 from actors.scheduling.interfaces import EngineView, RequestView
 from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.fake_stages import expected_output
 from tests.actors.scheduling.short_lives import config, request
 
 
@@ -95,6 +96,32 @@ def test_tenants_have_caps() -> None:
     assert running == {0, 7}
     driver.drain()
     driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"max_queued_requests": 2},
+        {"max_queued_tokens": 8},
+        {"max_queued_per_tenant": 2},
+        {"admission": "predictive", "ttft_s": 0.5},
+    ],
+)
+def test_what_was_accepted_before_is_not_refused_by_a_limit(limit: dict[str, Any]) -> None:
+    """Before its engine was lost, or at the engine that it has left."""
+    costs = CostModel("m", ((1, 0.1), (64, 0.2)), kv_tokens=60_000, max_model_len=64)
+    settings = config(max_requests=1, **limit)
+    driver = Driver(settings, build_core(settings, cost_model=OnlineCostModel(costs)))
+    for number in range(20):
+        driver.submit(request(number, arrival_s=0.0))
+    assert driver.callers[19].refused is not None
+    objective = Objective(tbt_s=0.01, ttft_s=0.01)
+    done = tuple(expected_output(request(20), settings.max_model_len)[0][:1])
+    driver.submit(request(20, done=done, arrival_s=0.0, objective=objective))
+    driver.submit(request(21, arrival_s=0.0, is_replayed=True))
+    driver.submit(request(22, prompt=80, arrival_s=0.0, is_replayed=True))  # of a longer context
+    assert [driver.callers[n].refused is None for n in (20, 21, 22)] == [True, True, False]
+    driver.drain()
 
 
 class Picky:
