@@ -156,7 +156,7 @@ async def _serve_fronts(
     """Let fronts connect; returns the TCP address, if there is one."""
     publication = loop.publication
     assert publication is not None
-    about = (info.max_model_len, info.vocab_size, info.eos_token_ids, num_blocks)
+    about = (info.vocab_size, info.eos_token_ids, num_blocks)
 
     def welcome(number: int) -> Welcome:
         asyncio.get_running_loop().call_soon(publication.publish, number)

@@ -113,7 +113,8 @@ class EngineConfig:
     def max_model_len(self, info: StageInfo, num_blocks: int, *, in_fleet: bool = False) -> int:
         """The longest request, in tokens, which the KV cache must hold. Raises ValueError.
 
-        in_fleet: other engines may hold more, to which fronts send what this one refuses.
+        in_fleet: other engines may hold more, to which fronts send what this one refuses. To
+        clients they name what the engine with the most holds (`Fleet.longest`).
         """
         longest = min(self.scheduler.max_model_len, info.max_model_len)
         room = num_blocks * self.scheduler.block_size

@@ -133,6 +133,13 @@ class Fleet:
 
     # ---- reads ------------------------------------------------------------------------
 
+    @property
+    def longest(self) -> int:
+        """Maximum sequence length at the engine that serves the longest ones; while none serves, of
+        those that are here (0: none is)."""
+        serving = [e.longest for e in self.engines.values() if e.snapshot.accepts]
+        return max(serving or [e.longest for e in self.engines.values()], default=0)
+
     def candidates(self, arrival: Arrival) -> list[FleetEngine]:
         """Engines that may take it: serving, with the bit class and the adapter it needs.
 

@@ -81,7 +81,6 @@ class Welcome:
 
     number: int
     now_s: float
-    max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -131,8 +132,7 @@ class FleetClient(EngineClient):
                 self._placement.place_waiting()
                 self._placement.end_waits(now_s)
                 if self._sleeps:
-                    # A front without any engine yet lacks the model's limits: it counts as one
-                    # request.
+                    # Without any engine yet, a front lacks the model's limits: it counts as one.
                     waiting = max(self._placement.num_unplaced, int(self._card is None))
                     await self._finder.report_waiting(waiting)
             except Exception:  # an error of one stream must not end the watch
@@ -147,9 +147,7 @@ class FleetClient(EngineClient):
         return self._card
 
     def is_ready(self) -> bool:
-        if self._is_asleep:
-            return True
-        return any(engine.snapshot.accepts for engine in self._fleet.engines.values())
+        return self._is_asleep or any(e.snapshot.accepts for e in self._fleet.engines.values())
 
     @property
     def _is_asleep(self) -> bool:
@@ -214,8 +212,7 @@ class FleetClient(EngineClient):
     async def status(self) -> Mapping[str, Any]:
         connections = self.connections
         if not connections:
-            asleep = self._sleeps and self._card is not None
-            why = _ASLEEP if asleep else "there is no engine"
+            why = _ASLEEP if self._is_asleep else "there is no engine"
             raise EngineUnavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("status") for connection in connections]
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -226,7 +223,7 @@ class FleetClient(EngineClient):
         }
         if not answers:
             raise EngineUnavailable("no engine answers", retry_after_s=RETRY_AFTER_S)
-        return overview(answers, self.moves)
+        return {**overview(answers, self.moves), "max_model_len": self.card.max_model_len}
 
     async def quote(self, asked: QuoteRequest) -> Quote:
         now_s = time.monotonic()
@@ -283,16 +280,16 @@ class FleetClient(EngineClient):
         if welcome is None or not connection.is_open:
             return
         self.objective = Objective(snapshot.tbt_s, snapshot.ttft_s)
+        self._fleet.published(snapshot)
         self._card = ModelCard(
             name=self.name,
             path=self._model_path,
-            max_model_len=welcome.max_model_len,
+            max_model_len=self._fleet.longest,
             vocab_size=welcome.vocab_size,
             eos_token_ids=welcome.eos_token_ids,
             created_s=self._created_s,
         )
         self._connections[connection.engine_id] = connection
-        self._fleet.published(snapshot)
         self._snapshot_came.set()
         self._placement.published(connection, snapshot)
 
@@ -311,5 +308,7 @@ class FleetClient(EngineClient):
         """The engine has died, or is treated as dead."""
         self._connections.pop(connection.engine_id, None)
         self._fleet.lost(connection.engine_id)
+        if self._card is not None and self._fleet.engines:  # the last one's stays known
+            self._card = replace(self._card, max_model_len=self._fleet.longest)
         self._placement.lost(connection)
         self._finder.refresh()

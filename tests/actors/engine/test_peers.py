@@ -61,7 +61,7 @@ class Scheduler:
 
     async def open(self) -> None:
         await self.peers.listen(
-            self.fronts, lambda number: Welcome(number, time.monotonic(), 64, 256, (0,), 8)
+            self.fronts, lambda number: Welcome(number, time.monotonic(), 256, (0,), 8)
         )
 
 

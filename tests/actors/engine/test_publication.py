@@ -81,7 +81,7 @@ class Engine:
     async def open(self) -> None:
         def welcome(number: int) -> Welcome:
             asyncio.get_running_loop().call_soon(self.publication.publish, number)
-            return Welcome(number, time.monotonic(), 64, 11, (0,), 40)
+            return Welcome(number, time.monotonic(), 11, (0,), 40)
 
         await self.peers.listen(self.fronts, welcome)
 
