@@ -201,11 +201,12 @@ class Generation:
             raise EngineError("The engine ended the stream before every continuation finished.")
 
     def _note_prompt(self, number: int, chunk: TokenChunk) -> None:
-        if chunk.num_cached_tokens > self._num_cached_tokens[number]:
-            self._num_cached_tokens[number] = chunk.num_cached_tokens
         self._queued_s = max(self._queued_s, chunk.queued_s)
-        if chunk.prompt_logprobs and chunk.index == 0:
-            self.prompt_logprobs[number].extend(chunk.prompt_logprobs)
+        if chunk.index:  # it shares the prompt that the first continuation has computed
+            return
+        if chunk.num_cached_tokens:
+            self._num_cached_tokens[number] = chunk.num_cached_tokens
+        self.prompt_logprobs[number].extend(chunk.prompt_logprobs)
 
     async def _all(self) -> AsyncGenerator[TextDelta, None]:
         """The chunks of all prompts in order of arrival, through one bounded queue."""

@@ -127,7 +127,8 @@ class HandEngine(EngineClient):
         if sampling.logprobs is not None:
             chunk.logprobs = [logprobs_of(token, sampling.logprobs) for token in part]
         if first == 0:
-            chunk.num_cached_tokens = self.num_cached_tokens
+            # As in the core: the other continuations share what the first one has computed.
+            chunk.num_cached_tokens = len(request.prompt) - 1 if index else self.num_cached_tokens
             if sampling.prompt_logprobs is not None and index == 0:
                 chunk.prompt_logprobs = [
                     None,

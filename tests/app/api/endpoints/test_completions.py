@@ -77,6 +77,7 @@ async def test_usage_comes_last_when_asked_for(server: Server) -> None:
     [["abc", "xy"], [[97, 98, 99], [120, 121]]],
 )
 async def test_batches_of_texts_and_of_token_ids(server: Server, prompt: Any) -> None:
+    server.engine.num_cached_tokens = 1
     body = await complete(server, prompt=prompt, max_tokens=4, n=2)
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert [choice["text"] for choice in body["choices"]] == [
@@ -87,6 +88,7 @@ async def test_batches_of_texts_and_of_token_ids(server: Server, prompt: Any) ->
     ]
     assert body["usage"]["prompt_tokens"] == 5
     assert body["usage"]["completion_tokens"] == 16
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2  # one of each prompt
 
 
 async def test_streamed_batch_keeps_its_streams_apart(server: Server) -> None:
