@@ -77,7 +77,7 @@ class HandleCalls:
         card: ModelCard = engine.card
         tokens = await text_of.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
-        call = parse_params(params, len(tokens), card)
+        call = parse_params(params, len(tokens), card, text_of.eos_token_ids)
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
             prompt=tuple(tokens),
@@ -87,7 +87,7 @@ class HandleCalls:
             objective=call.objective,
             output=call.output,
         )
-        detokenizer = text_of.detokenizer()
+        detokenizer = text_of.detokenizer((*tokens, *call.output))
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 text = detokenizer.push(chunk.tokens)

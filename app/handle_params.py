@@ -23,9 +23,15 @@ class HandleCall:
     output: tuple[int, ...]
 
 
-def parse_params(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelCard) -> HandleCall:
+def parse_params(
+    params: Mapping[str, Any],
+    num_prompt_tokens: int,
+    card: ModelCard,
+    end_ids: Sequence[int] = (),
+) -> HandleCall:
     """Raises ValueError naming an unknown or invalid parameter.
 
+    end_ids: of the tokenizer; it may end answers with others than the model's config names.
     max_tokens defaults to the rest of the model's context, temperature to 0 (greedy), and the seed
     to a random one.
     """
@@ -47,7 +53,7 @@ def parse_params(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelC
     check_ids(output, card, "output")
     stop_ids = tuple(values.pop("stop_token_ids", ()))
     if not values.pop("ignore_eos", False):
-        stop_ids = (*stop_ids, *card.eos_token_ids)
+        stop_ids = tuple(dict.fromkeys([*stop_ids, *card.eos_token_ids, *end_ids]))
     wanted = values.get("max_tokens")
     values["max_tokens"] = room if wanted is None else int(wanted)
     if not 1 <= values["max_tokens"] <= room:

@@ -19,6 +19,10 @@ def test_defaults_fill_the_context_and_stop_at_the_end_of_sequence() -> None:
     assert call.sampling.temperature == 0.0
     assert call.sampling.stop_token_ids == (2, 3)
     assert (call.tenant, call.priority, call.objective, call.output) == ("", 0, Objective(), ())
+    own = {"stop_token_ids": (9,)}
+    assert parse_params(own, 10, CARD, (3, 5)).sampling.stop_token_ids == (9, 2, 3, 5)
+    own = {"stop_token_ids": (9,), "ignore_eos": True}
+    assert parse_params(own, 10, CARD, (3, 5)).sampling.stop_token_ids == (9,)
 
 
 def test_an_unseeded_draw_gets_a_seed_of_its_own() -> None:

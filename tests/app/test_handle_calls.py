@@ -1,0 +1,61 @@
+"""What a Python caller reads: the same text, with the same end, as a client of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.scheduling.request import FinishReason
+from app.engine_client.client import ModelCard
+from app.handle_calls import HandleCalls, ServedModel
+from app.text.processor import TextProcessor
+from tests.app.api.hand_engine import HandEngine
+from tests.app.text.tiny_tokenizer import wordpiece_folder
+
+THE, HOUSE, PLURAL, END = 6, 4, 5, 8
+
+
+class Engine(HandEngine):
+    """Continues "the house" by "s the house", ends there and would go on."""
+
+    num_blocks = 100
+
+    def __init__(self) -> None:
+        super().__init__(ModelCard("tiny", "folder", 100, 13, (), 0))
+        self.script = lambda request, index: [PLURAL, THE, HOUSE, END, THE][len(request.output) :]
+
+
+class Calls(HandleCalls):
+    def __init__(self, text: TextProcessor) -> None:
+        self.engine = Engine()
+        self.models = {"tiny": ServedModel(self.engine, text)}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
+    """Its tokens do not decode on their own: a blank depends on the word before."""
+    processor = TextProcessor(wordpiece_folder(Path(tmp_path_factory.mktemp("words"))))
+    yield processor
+    processor.close()
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted"),
+    [((), "s the house"), ((PLURAL,), " the house"), ((PLURAL, THE), " house")],
+)
+async def test_the_text_continues_the_prompt_and_what_was_delivered(
+    text: TextProcessor, output: tuple[int, ...], wanted: str
+) -> None:
+    events = [event async for event in Calls(text).generate("the house", output=output)]
+    assert "".join(event["text"] for event in events) == wanted
+
+
+async def test_the_end_token_of_the_tokenizer_ends_the_answer(text: TextProcessor) -> None:
+    """The model's config names none."""
+    events = [event async for event in Calls(text).generate("the house")]
+    assert events[-1]["tokens"] == [END]
+    assert events[-1]["finish_reason"] is FinishReason.STOP
+    events = [event async for event in Calls(text).generate("the house", ignore_eos=True)]
+    assert events[-1]["tokens"] == [THE]
