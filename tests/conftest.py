@@ -150,7 +150,9 @@ def ray_cluster() -> Iterator[None]:
         root = Path(__file__).resolve().parents[1]
         patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
         forks = ForkServer()
-        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
+        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them, also where
+        # torch was built for CUDA.
+        patch.setattr("app.main.takes_gpus", lambda device, _: device == "cuda")
         start_ray(4, forks, num_gpus=2, _temp_dir=folder)
     yield
     ray.shutdown()
