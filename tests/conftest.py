@@ -150,11 +150,11 @@ def ray_cluster() -> Iterator[None]:
         root = Path(__file__).resolve().parents[1]
         patch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
         forks = ForkServer()
-        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them, also where
-        # torch was built for CUDA.
-        patch.setattr("app.main.takes_gpus", lambda device, _: device == "cuda")
+        # GPUs are claimed: Ray hands their numbers out, and nothing computes on them.
         start_ray(4, forks, num_gpus=2, _temp_dir=folder)
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # not by default, where torch is built for CUDA
+        patch.setattr("app.main.takes_gpus", lambda device, _: device == "cuda")
+        yield
     ray.shutdown()
     forks.close()
     shutil.rmtree(folder, ignore_errors=True)
