@@ -32,7 +32,7 @@ from app.api.http.audit import Audit
 from app.api.http.call import Call
 from app.api.http.connections import StalledClients
 from app.api.http.errors import ApiError, from_engine
-from app.api.http.guard import Endpoint, Guard, Ingress
+from app.api.http.guard import Endpoint, Guard, Ingress, PageFile
 from app.api.http.keys import KeyRing
 from app.api.http.turns import Turns
 from app.api.schema.openapi import document
@@ -95,9 +95,10 @@ def build_api(
     ]
     keys = KeyRing(options.api_keys) if options.api_keys else None
     audit = Audit()
+    page_files = frozenset(one.path for one in extra_routes if isinstance(one, PageFile))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options=options, keys=keys, audit=audit)],
+        middleware=[Middleware(Guard, options, keys, audit, page_files)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False

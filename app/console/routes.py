@@ -1,6 +1,7 @@
 """Routes of the console: one page, its live feed of iterations, and the live policy switch.
 
-They stand behind the API's guard (keys, origins, limits) like every other route.
+They stand behind the API's guard (keys, origins, limits) like every other route. Where keys are
+set, the page and its files need none (`api.public_paths`), and the page asks its visitor for one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from actors.scheduling.policies import POLICIES
 from app.api.http.audit import note_change
 from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
-from app.api.http.guard import Endpoint
+from app.api.http.guard import Endpoint, PageFile
 from app.api.http.options import ApiOptions
 from app.engine_client.client import EngineClient, EngineUnavailable, RequestRefused
 
@@ -120,7 +121,7 @@ def console_routes(
 
     return [
         Route("/", page),
-        *[Route(path, asset) for path in files],
+        *[PageFile(path, asset) for path in files],
         Route("/console/status", status),
         Route("/console/feed", feed),
         Route("/console/settings", Endpoint(reconfigure, options, _log), methods=["POST"]),

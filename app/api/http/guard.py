@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.audit import Audit
@@ -101,14 +102,27 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Ingress)]
 
 
+class PageFile(Route):
+    """A route of a file that the page at `/` loads. It needs no key where `/` needs none: a browser
+    sends none for scripts and styles, and only these can ask the visitor for one."""
+
+
 class Guard:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, options: ApiOptions, keys: KeyRing | None, audit: Audit
+        self,
+        app: ASGIApp,
+        options: ApiOptions,
+        keys: KeyRing | None,
+        audit: Audit,
+        page_files: frozenset[str] = frozenset(),
     ) -> None:
-        """keys: None if the server needs none."""
+        """keys: None if the server needs none. page_files: the paths of `PageFile`s."""
         self._app = app
+        self._public = options.public_paths
+        if "/" in self._public:
+            self._public |= page_files
         self._options = options
         self._keys = keys
         self._origins = frozenset(options.allowed_origins)
@@ -150,7 +164,7 @@ class Guard:
             if is_preflight:
                 await _allow(headers.get(b"access-control-request-headers"), send_marked)
                 return
-            if self._keys is not None and scope["path"] not in self._options.public_paths:
+            if self._keys is not None and scope["path"] not in self._public:
                 allowance = self._keys.admit(given_key(headers))
                 state["allowance"] = allowance
                 state["key_name"] = allowance.name

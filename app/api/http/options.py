@@ -51,7 +51,8 @@ class ApiOptions:
     )
     public_paths: frozenset[str] = Field(
         default=frozenset({"/health", "/live", "/"}),
-        description="Reachable without a key (exact paths).",
+        description="Reachable without a key (exact paths); with `/`, the console's page, also "
+        "its scripts, styles and icon, which hold no data.",
     )
     allowed_origins: tuple[str, ...] = Field(
         default=(),

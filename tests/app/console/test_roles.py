@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +21,7 @@ from tests.app.api.conftest import MODEL
 from tests.app.api.conftest import text as text  # a fixture of this room too
 from tests.app.api.hand_engine import HandEngine
 
+ROOT = Path(__file__).resolve().parents[3]
 KEYS = {
     "secret-plain": KeyLimits(),
     "secret-admin": KeyLimits(admin=True),
@@ -74,6 +77,26 @@ async def test_settings_are_changed_with_an_admins_key_alone(
     assert sum("settings changed by key key-" in line for line in told) == 1
     assert sum("settings refused" in line for line in told) == 2
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(("public", "status"), [({"/", "/live"}, 200), ({"/live"}, 401)])
+async def test_the_page_s_files_need_a_key_where_the_page_does_and_its_data_always(
+    text: TextProcessor, public: set[str], status: int
+) -> None:
+    options = ApiOptions(api_keys=KEYS, public_paths=frozenset(public))
+    _, client = serve(text, options)
+    page = (ROOT / "app/console/page/index.html").read_text("utf-8")
+    files = {path.name for path in (ROOT / "app/console/page").iterdir()}
+    loaded = set(re.findall(r'(?:src|href)="(console/[^"]+)"', page))
+    assert loaded < {f"console/{name}" for name in files}
+    for path in ("/", *(f"/console/{name}" for name in files)):
+        for headers in ({}, bearer("wrong")):
+            assert (await client.get(path, headers=headers)).status_code == status, path
+        assert (await client.get(path, headers=bearer("secret-plain"))).status_code == 200, path
+    for method, path in (("GET", "status"), ("GET", "feed"), ("POST", "settings"), ("GET", "x.js")):
+        for headers in ({}, bearer("wrong")):
+            answer = await client.request(method, f"/console/{path}", headers=headers)
+            assert answer.status_code == 401, path
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403)])
