@@ -105,7 +105,9 @@ def running(
             log.flush()
             pytest.fail("the server ended:\n" + (folder / "serve.log").read_text()[-3000:])
         url = f"http://127.0.0.1:{port}"
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        keys = list(args.get("api", {}).get("api_keys", {}))
+        headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+        model = httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["id"]
         yield Server(url, model, process, path)
     finally:
         ctrl_c(process)

@@ -2,6 +2,8 @@
 import { Chat } from "./chat.js";
 import { bars, histogram, lines, rate } from "./charts.js";
 import { showFleet } from "./fleet.js";
+import { request } from "./key.js";
+import { follow } from "./sse.js";
 import { Streams } from "./streams.js";
 
 const $ = (id) => document.getElementById(id);
@@ -76,11 +78,13 @@ function showModels() {
 
 async function poll() {
   try {
-    const answer = await fetch(`console/status${location.search}`);
-    status = await answer.json();
-    $("state").textContent = status.ready ? "ready" : "not ready";
-    $("state").className = `pill ${status.ready ? "good" : "bad"}`;
-    if (!status.ready) return;
+    const answer = await request(`console/status${location.search}`);
+    const told = await answer.json();
+    $("state").textContent = told.ready ? "ready" : "not ready";
+    $("state").className = `pill ${told.ready ? "good" : "bad"}`;
+    $("state").title = told.error?.message ?? told.reason ?? "";
+    if (!told.error) status = told; // a refusal, as of a key beyond its limit, says nothing of the engine
+    if (!told.ready) return;
     showModels();
     showTiles();
     showFleet($("fleet"), status);
@@ -96,36 +100,39 @@ async function poll() {
   }
 }
 
+async function keepPolling() {
+  await poll(); // without a key it waits for one
+  setTimeout(keepPolling, 2000);
+}
+
 async function settings(changes) {
-  const answer = await fetch(`console/settings${location.search}`, {
+  const answer = await request(`console/settings${location.search}`, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(changes),
   });
   notice(answer.ok ? "" : (await answer.json()).error.message);
+  if (!answer.ok) $("policy").value = status.policy; // the switch shows what is in force
   poll();
 }
 
-function feed() {
-  const source = new EventSource(`console/feed${location.search}`);
-  source.onmessage = (event) => {
-    const { iterations: fresh, gaps_s } = JSON.parse(event.data);
-    iterations.push(...fresh);
-    cameAt = performance.now();
-    const gaps = gaps_s.map((s) => 1000 * s);
-    tbt.push(...gaps);
-    tbt.splice(0, Math.max(0, tbt.length - 8000));
-    streams.served(fresh, gaps);
-    iterations.splice(0, Math.max(0, iterations.length - WINDOW));
-    if (status.engines) return; // one engine's counts are not the fleet's
-    const last = iterations.at(-1);
-    Object.assign(status, {
-      num_decoding: last.num_decoding, num_prefilling: last.num_prefilling,
-      num_waiting: last.num_waiting, num_free_blocks: last.num_free_blocks,
-      num_preemptions: last.num_preemptions, holds_starts: last.holds_starts,
-    });
-    showTiles();
-  };
+// A message of the feed.
+function take({ iterations: fresh, gaps_s }) {
+  iterations.push(...fresh);
+  cameAt = performance.now();
+  const gaps = gaps_s.map((s) => 1000 * s);
+  tbt.push(...gaps);
+  tbt.splice(0, Math.max(0, tbt.length - 8000));
+  streams.served(fresh, gaps);
+  iterations.splice(0, Math.max(0, iterations.length - WINDOW));
+  if (status.engines) return; // one engine's counts are not the fleet's
+  const last = iterations.at(-1);
+  Object.assign(status, {
+    num_decoding: last.num_decoding, num_prefilling: last.num_prefilling,
+    num_waiting: last.num_waiting, num_free_blocks: last.num_free_blocks,
+    num_preemptions: last.num_preemptions, holds_starts: last.holds_starts,
+  });
+  showTiles();
 }
 
 function draw() {
@@ -172,8 +179,7 @@ $("budget").onchange = () => {
 $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 
-await poll();
-setInterval(poll, 2000);
-feed();
+await keepPolling();
+follow(`console/feed${location.search}`, take);
 draw();
 chat.focus();

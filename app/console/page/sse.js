@@ -1,6 +1,27 @@
-// POST a streamed request and yield its parsed events, each with the time at which it arrived.
+// Streams of server-sent events, which EventSource would read without the visitor's key.
+import { request } from "./key.js";
+
+// The parsed events of an answer, each with the time at which it arrived.
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const at = performance.now();
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) if (part.startsWith("data: {")) yield { data: JSON.parse(part.slice(6)), at };
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // the connection, if it is still open
+  }
+}
+
+// POST a streamed request and yield its events.
 export async function* stream(path, body, signal) {
-  const answer = await fetch(path, {
+  const answer = await request(path, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ ...body, stream: true }),
@@ -10,19 +31,25 @@ export async function* stream(path, body, signal) {
     const problem = await answer.json().catch(() => null);
     throw new Error(problem?.error?.message ?? `HTTP ${answer.status}`);
   }
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  for await (const event of events(answer)) {
+    if (event.data.error) throw new Error(event.data.error.message);
+    yield event;
+  }
+}
+
+const AGAIN_MS = 3000; // as browsers wait before an EventSource connects again
+
+// GET a feed and hand its messages on. As with an EventSource, one that breaks off is opened again, and one that
+// the server refuses is not.
+export async function follow(path, take, again_ms = AGAIN_MS) {
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const at = performance.now();
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      if (!event.startsWith("data: {")) continue;
-      const data = JSON.parse(event.slice(6));
-      if (data.error) throw new Error(data.error.message);
-      yield { data, at };
+    try {
+      const answer = await request(path, { headers: { accept: "text/event-stream" }, cache: "no-store" });
+      if (!answer.ok) return;
+      for await (const { data } of events(answer)) take(data);
+    } catch (problem) {
+      console.warn(problem);
     }
+    await new Promise((resolve) => setTimeout(resolve, again_ms));
   }
 }

@@ -39,9 +39,12 @@ def chromium(width: int, height: int) -> Iterator[Any]:
 
 def wait(driver: Any, check: Callable[[Any], object], poll_s: float = 0.1) -> Any:
     """What `check(driver)` returns once it is true; raises TimeoutException after 30 s."""
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(driver, 30, poll_frequency=poll_s).until(check)
+    # An element of a page that is just being loaded anew is looked for again.
+    stale = (StaleElementReferenceException,)
+    return WebDriverWait(driver, 30, poll_frequency=poll_s, ignored_exceptions=stale).until(check)
 
 
 def text(driver: Any, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.console.chromium import chromium, is_installed, text, wait
+from tests.app.console.chromium import is_installed, text, wait
 from tests.serve.server_process import ROOT, Server, running
 
 pytestmark = [
@@ -29,12 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     with running(tmp_path_factory.mktemp("console"), args) as started:
         yield started
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    with chromium(1400, 1000) as driver:
-        yield driver
 
 
 def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_path: Path) -> None:
@@ -177,3 +171,37 @@ def test_engines_that_take_a_part_of_each_request_say_which(server: Server, brow
     )
     assert shown == ["serving, prefill", "serving, decode", "serving", "serving"]
     assert not is_clipped
+
+
+def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
+    server: Server, browser: Any
+) -> None:
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    seen = browser.execute_async_script(
+        """const done = arguments[0], own = window.fetch, took = [], sent = [];
+        const body = (parts, end) => new ReadableStream({
+          async start(to) {
+            for (const part of parts) to.enqueue(new TextEncoder().encode(part));
+            if (end) to.close();
+          },
+          pull(to) { to.error(new TypeError("the network went away")); },
+        }, { highWaterMark: 0 });
+        const answers = [
+          new Response(body(['data: {"n"', ': 1}\\n', '\\ndata: {"n": 2}\\n\\ndata: {'], true)),
+          new Response(body(['data: {"n": 3}\\n\\n'], false)),
+          null,
+          new Response("", { status: 429 }),
+        ];
+        window.fetch = async (path, options) => {
+          if (path !== "feed") return own(path, options);
+          sent.push("authorization" in options.headers);
+          const answer = answers.shift();
+          if (!answer) throw new TypeError("nobody listens");
+          return answer;
+        };
+        import("/console/sse.js")
+          .then(({ follow }) => follow("feed", ({ n }) => took.push(n), 1))
+          .then(() => done([took, sent, answers.length]), (problem) => done(String(problem)));"""
+    )
+    assert seen == [[1, 2, 3], [False] * 4, 0]  # without keys none is sent
