@@ -179,10 +179,10 @@ def _needed_for_objectives(here: Sequence[EngineLoad], have: int) -> int:
     """Engines needed as objectives are missed: those there are, and more by those that miss them.
 
     While other engines keep them, the router avoids one that does not; so only what exceeds half of
-    them counts.
+    them counts. The same misses are seen until an engine has started: those that start are counted.
     """
     excess = sum([_breaks(load) for load in here]) - len(here) / 2
-    return have + math.ceil(excess / 2) if excess > 0 else 0
+    return max(have, len(here) + math.ceil(excess / 2)) if excess > 0 else 0
 
 
 def _breaks(load: EngineLoad) -> bool:

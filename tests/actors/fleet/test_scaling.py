@@ -135,6 +135,21 @@ def test_broken_promises_ask_for_more_than_the_mean_says() -> None:
     assert wanted(slow) > 4
 
 
+@pytest.mark.parametrize(("num_late", "then"), [(1, 3), (4, 7)])
+def test_engines_that_start_count_towards_those_that_are_missing(num_late: int, then: int) -> None:
+    """Serve asks ten times a second, of loads that change every two, while engines start."""
+    scaling, bounds = build_scaling("slack"), Bounds(1, 16)
+    late = {str(i): load(num_running=1, num_waiting=9, promised_s=3.0) for i in range(num_late)}
+    asked = [num_late]
+    for step in range(300):
+        num_starting = asked[-1] - num_late
+        asked.append(scaling.wanted(late, num_starting, 0, 0.1 * step, bounds))
+    assert set(asked[1:]) == {num_late + 1}
+    # Those that have started are late as well: now more are missing.
+    loads = late | {"new": load(num_running=1, num_waiting=9, promised_s=3.0)}
+    assert scaling.wanted(loads, 0, 0, 40.0, bounds) == then
+
+
 def test_an_idle_fleet_ends_and_a_request_wakes_it() -> None:
     for name, options in (
         ("slack", {"idle_s": 50.0, "calm_s": 20.0}),
