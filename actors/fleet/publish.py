@@ -142,6 +142,7 @@ class Publisher:
             profile.decode_kv_s * factor,
             predictor.light_rate(engine),
             predictor.decode_share(engine),
+            predictor.tbt_bound_s(engine, 0, running),
         )
         tightest_s = predictor.tightest_s(engine)
         return outlook, math.inf if tightest_s is None else tightest_s - tbt_s

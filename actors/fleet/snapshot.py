@@ -94,6 +94,7 @@ class Outlook:
     tbt_per_stream_s, tbt_per_token_s: what each further stream, and each token of its context, add.
     prefill_rate: prompt tokens a second that it could compute beside a single stream; 0.0: unknown.
     decode_share: share of the time of a step that the running streams take, beyond a single one's.
+    lone_tbt_s: between tokens of a stream of empty context without the running ones; 0.0: unknown.
     """
 
     points: tuple[OutlookPoint, ...] = ()
@@ -102,6 +103,7 @@ class Outlook:
     tbt_per_token_s: float = 0.0
     prefill_rate: float = 0.0
     decode_share: float = 0.0
+    lone_tbt_s: float = 0.0
 
     def at(self, num_tokens: int) -> tuple[float, float]:
         """(ttft_s, promised_s) of a prompt with `num_tokens` to compute, including work ahead.

@@ -17,7 +17,8 @@ class EngineLoad:
     prefilled_tokens, prefill_tokens: computed since it began, and still to be computed.
     prefill_rate, decode_share: as in `Outlook`; 0.0: no prediction.
     promised_s: the tightest TTFT objective that it could keep for `MIDDLING_TOKENS`.
-    slack_share: least slack with one stream more, as a share of the TBT objective (1.0: none).
+    slack_share: least slack with one stream more, as a share of the TBT objective (1.0: there is
+        none, or a stream without any others would miss it as well).
     ttft_s: the deployment's objective; 0.0: none.
     used_places: share of the sequence slots or of the KV memory in use, whichever is more.
     accepts: 1.0 unless it starts or drains.
@@ -55,7 +56,8 @@ def load_of(snapshot: EngineSnapshot, now_s: float) -> EngineLoad:
     outlook = snapshot.outlook
     promised_s = outlook.at(MIDDLING_TOKENS)[1] if outlook.points else 0.0
     slack_share = 1.0
-    if snapshot.tbt_s is not None and snapshot.least_slack_s < snapshot.tbt_s:
+    can_be_kept = snapshot.least_slack_s + outlook.tbt_s >= outlook.lone_tbt_s
+    if snapshot.tbt_s is not None and snapshot.least_slack_s < snapshot.tbt_s and can_be_kept:
         slack_share = snapshot.least_slack_s / snapshot.tbt_s
     used_blocks = 1.0 - snapshot.num_free_blocks / snapshot.num_blocks
     return EngineLoad(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, serving
+from actors.fleet.scaling.base import MIDDLING_TOKENS, Bounds, EngineLoad, Scaling, serving
 from actors.scheduling.registry import within
 
 SHORTEST_S = 0.5  # between two looks at an engine: a shorter span does not show its rate
@@ -14,6 +14,7 @@ SHORTEST_S = 0.5  # between two looks at an engine: a shorter span does not show
 MARGIN = 1.1  # on work, before an engine is given up: fluctuating traffic must not move engines
 MEMORY_S = 4 * 3600.0  # time constant of forgetting that objectives were missed
 CAUTION = 0.9  # of the work per engine at which they were
+WORST = 2.0  # times the first token without other work: what is later is late for that work
 LEAST_SHARE = 0.25  # of the target: one mishap does not multiply the fleet
 
 
@@ -186,5 +187,13 @@ def _needed_for_objectives(here: Sequence[EngineLoad], have: int) -> int:
 
 
 def _breaks(load: EngineLoad) -> bool:
-    late = load.ttft_s > 0.0 and load.promised_s > load.ttft_s
+    """Whether it misses an objective that it would keep with less to do: only then do more engines
+    help."""
+    if not (load.num_running or load.num_waiting or load.prefill_tokens):
+        return False
+    limit_s = load.ttft_s
+    lone_s = MIDDLING_TOKENS / load.prefill_rate if load.prefill_rate else 0.0
+    if lone_s > limit_s:  # as no engine keeps it, one that keeps up does as well as it can
+        limit_s = WORST * lone_s
+    late = load.ttft_s > 0.0 and load.promised_s > limit_s
     return late or load.slack_share < 0.0

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.fleet.publish import Publisher
 from actors.fleet.scaling import SCALINGS, Bounds, EngineLoad, build_scaling, load_of
+from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError
-from tests.actors.fleet.pictures import load, snapshot
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Execute, Instruction, Reconfigure, StepDone, Submit
+from actors.scheduling.plan import StepResult
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.fleet.pictures import BITS, load, snapshot
+from tests.actors.scheduling.modeled import modeled
 
 loads_st = st.dictionaries(
     st.sampled_from("abcdefgh"),
@@ -148,6 +158,62 @@ def test_engines_that_start_count_towards_those_that_are_missing(num_late: int, 
     # Those that have started are late as well: now more are missing.
     loads = late | {"new": load(num_running=1, num_waiting=9, promised_s=3.0)}
     assert scaling.wanted(loads, 0, 0, 40.0, bounds) == then
+
+
+MODEL = CostModel(
+    "m", ((1, 0.010), (32, 0.010), (64, 0.040), (2048, 0.400)), decode_kv_s=1e-8, kv_tokens=60_000,
+    max_model_len=4096,
+)  # fmt: skip
+
+
+def loaded(num_streams: int, num_waiting: int, tbt_s: float, ttft_s: float, budget: str) -> Any:
+    """An engine that decodes so many streams, when prompts have just come."""
+    token_budget = {"token_budget": 2048} if budget == "fixed" else {}
+    config = modeled(MODEL, budget=budget, tbt_s=1.0, **token_budget)
+    core, now_s = build_core(config, cost_model=OnlineCostModel(MODEL)), 0.0
+    steps = deque[Instruction]()
+    for number in range(num_streams):
+        steps += core.handle(Submit(Request(number, (0,) * 8, SamplingParams(1000), now_s)), now_s)
+    while len(core.view.decoding) < num_streams:
+        execute = steps.popleft()
+        assert isinstance(execute, Execute)
+        now_s += execute.predicted_s or 0.0
+        tokens = tuple((piece[0], 0) for piece in execute.plan.slices if piece[3])
+        done = StepDone(StepResult(execute.plan.step_id, tokens))
+        steps += [i for i in core.handle(done, now_s) if isinstance(i, Execute)]
+    core.handle(Reconfigure({"tbt_ms": 1e3 * tbt_s, "ttft_ms": 1e3 * ttft_s}), now_s)
+    for number in range(num_streams, num_streams + num_waiting):
+        core.handle(Submit(Request(number, (0,) * 1024, SamplingParams(9), now_s)), now_s)
+    return load_of(Publisher("a", BITS, core).snapshot(now_s), now_s)
+
+
+@pytest.mark.parametrize(
+    ("num_streams", "num_waiting", "tbt_s", "ttft_s", "budget", "is_broken"),
+    [
+        # The prompt that is asked about takes 0.2 s at any engine.
+        (0, 0, 1.0, 0.1, "adaptive", False),
+        (0, 9, 1.0, 0.1, "adaptive", True),
+        (0, 1, 1.0, 0.3, "adaptive", True),
+        (0, 9, 1.0, 9.0, "adaptive", False),
+        # A stream waits for 10 ms, and beside 59 others for 40 ms.
+        (0, 0, 0.005, 999.0, "adaptive", False),
+        (60, 0, 0.005, 999.0, "adaptive", False),
+        (60, 0, 0.030, 999.0, "adaptive", True),
+        (60, 0, 0.200, 999.0, "adaptive", False),
+        # And if steps are filled up with prefill, for 400 ms.
+        (0, 0, 0.200, 999.0, "fixed", False),
+        (60, 0, 0.200, 999.0, "fixed", False),
+        (60, 0, 0.402, 999.0, "fixed", False),
+    ],
+)
+def test_only_what_more_engines_would_mend_asks_for_more(
+    num_streams: int, num_waiting: int, tbt_s: float, ttft_s: float, budget: str, is_broken: bool
+) -> None:
+    seen = loaded(num_streams, num_waiting, tbt_s, ttft_s, budget)
+    without = {"decode_share": 0.0, "prefill_tokens": 0.0, "used_places": 0.0}  # other reasons
+    loads = dict.fromkeys("abcd", replace(seen, **without))
+    wanted = build_scaling("slack").wanted(loads, 0, 0, 0.0, Bounds(1, 16))
+    assert wanted == (5 if is_broken else 4)
 
 
 def test_an_idle_fleet_ends_and_a_request_wakes_it() -> None:
