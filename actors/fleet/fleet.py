@@ -24,11 +24,13 @@ class FleetEngine:
 
     sent: (number, tokens to compute, context tokens) of what was sent and is not in the snapshot.
     num_sent: requests sent to it since the connection began, as `num_received` counts them.
+    last_sent: number of the last one among those sent to any engine; 0: none was.
     """
 
     snapshot: EngineSnapshot
     sent: deque[tuple[int, int, int]] = field(default_factory=deque)
     num_sent: int = 0
+    last_sent: int = 0
     sent_prefill_tokens: int = 0
     sent_tokens: int = 0
 
@@ -96,6 +98,7 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: dict[str, FleetEngine] = {}  # by engine_id, in order of appearance
         self.prefixes = PrefixIndex()
+        self._num_sent = 0  # to all engines
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # engine, tokens there
 
     # ---- changes ----------------------------------------------------------------------
@@ -117,6 +120,8 @@ class Fleet:
         """Record that the arrival was sent to this engine; returns its tokens cached there."""
         engine = self.engines[engine_id]
         cached = self.num_cached_tokens(arrival).get(engine_id, 0)
+        self._num_sent += 1
+        engine.last_sent = self._num_sent
         engine.note_sent(arrival.num_tokens - cached, arrival.num_tokens)
         self.prefixes.note(engine_id, arrival.prefix)
         if arrival.session:

@@ -13,16 +13,12 @@ _64_BITS = (1 << 64) - 1
 
 
 class RoundRobin(Router):
-    """The engines in turn."""
-
-    def __init__(self) -> None:
-        self._next = -1
+    """The engines in turn: the one to which nothing was sent for longest. Asking takes no turn."""
 
     def pick(
         self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
     ) -> FleetEngine:
-        self._next += 1
-        return engines[self._next % len(engines)]
+        return min(engines, key=lambda engine: engine.last_sent)
 
 
 class LeastLoaded(Router):

@@ -95,6 +95,24 @@ def test_requests_on_their_way_count_until_a_snapshot_has_them(name: str) -> Non
     assert (fleet.engines["b"].num_live, fleet.engines["b"].num_prefill_tokens) == (5, 500)
 
 
+@pytest.mark.parametrize("num_questions", [1, 2, 3, 4])
+def test_engines_take_turns_however_often_it_is_asked(num_questions: int) -> None:
+    """Quotes ask as well, and so do copies, and both roles of a divided fleet."""
+    fleet = fleet_of(snapshot("a"), snapshot("b"), snapshot("c"))
+    router, arrival, taken = build_router("round_robin"), Arrival(100, 10), []
+    for number in range(12):
+        for _ in range(num_questions):
+            router.choose(replace(arrival, refused_by=frozenset({"b"})), fleet, 0.0)
+            there = router.choose(arrival, fleet, 0.0)
+        assert there is not None
+        taken.append(there.engine_id)
+        fleet.sent(there.engine_id, arrival)
+        if number == 5:
+            fleet.published(snapshot("d"))
+            fleet.lost("c")
+    assert taken == ["a", "b", "c", "a", "b", "c", "d", "a", "b", "d", "a", "b"]
+
+
 def test_a_prefix_is_followed_while_it_pays() -> None:
     arrival = Arrival(200, 10, prefix=tuple(DIGESTS))  # 192 of 200 tokens in full blocks
     for begin_s, expected in ((0.1, "holds"), (0.3, "holds"), (0.46, "other")):
