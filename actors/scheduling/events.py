@@ -248,6 +248,7 @@ class Refuse:
     closed_s: for how long other requests are taken to be refused too: of the same tenant, no higher
         priority, no shorter prompt and no looser objective of the first token. In a simulation 7 %
         of them would have been accepted. each_s: by how much each of them delays later retries.
+    has_waited: it waited for `queue_timeout_s`, so that it is to wait at no other engine.
     """
 
     request_id: int
@@ -256,6 +257,7 @@ class Refuse:
     retry_after_s: float | None = None
     closed_s: float = 0.0
     each_s: float = 0.0
+    has_waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class QueueTimeout:
         for state in self._overdue(timeout_s):
             self._requests.drop_waiting(state)
             message = f"waited {timeout_s} s without starting"
-            out.append(Refuse(state.request_id, message, None, 1.0))
+            out.append(Refuse(state.request_id, message, None, 1.0, has_waited=True))
         if self._arrivals and (wake_at_s := self._arrivals[0][0] + timeout_s) != self._wake_at_s:
             self._wake_at_s = wake_at_s
             out.append(WakeAt(wake_at_s))

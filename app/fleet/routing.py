@@ -18,6 +18,7 @@ from actors.fleet.moves import (
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.fleet.way_router import hands_over
+from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.state import prefix_digests
 from app.engine_client.client import RequestRefused
@@ -233,4 +234,9 @@ def refusal_of(
     last = fleet_request.refusal
     if last is None or any(engine.engine_id not in fleet_request.refused_by for engine in serving):
         return None
-    return RequestRefused(last.message, param=last.param, retry_after_s=last.retry_after_s)
+    return told(last)
+
+
+def told(refusal: Refuse) -> RequestRefused:
+    """As its client gets it."""
+    return RequestRefused(refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s)

@@ -15,7 +15,7 @@ from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.overview import StreamMoves
-from app.fleet.routing import FleetRouting, refusal_of
+from app.fleet.routing import FleetRouting, refusal_of, told
 from app.fleet.stream_copies import StreamCopies
 
 logger = logging.getLogger("legato.fleet")
@@ -99,9 +99,14 @@ class StreamPlacement:
         self.place_waiting()
 
     def refused(self, connection: Connection, refusal: Refuse) -> None:
-        """Another engine may take it; if none does, the client gets the last refusal."""
+        """Another engine may take it; if none does, the client gets the last refusal. One that has
+        waited too long ends: it would wait as long at each engine."""
         fleet_request = connection.open_requests.pop(refusal.request_id, None)
-        if isinstance(fleet_request, FleetRequest):
+        if not isinstance(fleet_request, FleetRequest):
+            return
+        if refusal.has_waited:
+            fleet_request.stream.fail(told(refusal))
+        else:
             fleet_request.refused_by.add(connection.engine_id)
             fleet_request.refusal = refusal
             self._unplace(fleet_request)

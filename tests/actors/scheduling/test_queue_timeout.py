@@ -24,6 +24,7 @@ def test_a_request_that_waits_too_long_is_refused_on_time() -> None:
     assert isinstance(instructions[0], Refuse)
     assert instructions[0].request_id == 2
     assert instructions[0].retry_after_s is not None
+    assert instructions[0].has_waited
     driver.drain()
     assert driver.callers[1].finish is FinishReason.LENGTH
     assert not any(isinstance(i, WakeAt) for i in driver.send(Tick()))

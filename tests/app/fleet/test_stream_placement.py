@@ -1,4 +1,4 @@
-"""How long a stream that changes engines waits for its KV."""
+"""How long a stream that changes engines waits for its KV, and a request for its first engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
-from app.engine_client.client import EngineUnavailable
-from app.engine_client.streams import Stream
+from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
 from app.fleet.stream_placement import StreamPlacement
 
@@ -46,3 +47,29 @@ async def test_a_save_may_take_as_long_as_its_prompt_took(took_s: float) -> None
     assert question == "kv_saved"
     assert within_s >= max(2.0, took_s)
     assert stream.connection is None
+
+
+@pytest.mark.parametrize("has_waited", [True, False])
+async def test_a_request_that_has_waited_too_long_waits_at_no_other_engine(
+    has_waited: bool,
+) -> None:
+    engine: Any = Engine()
+    engine.open_requests = OpenRequests()
+    stream = Stream()
+    stream.num_open = 1
+    waiting = FleetRequest(Request(1, (5, 6), SamplingParams(9), 0.0), 0, stream, connection=engine)
+    engine.open_requests[1] = waiting
+    nothing: Any = None
+    placement = StreamPlacement(
+        nothing, nothing, {}, start_within_s=1.0, resume_within_s=1.0, rebalance=False
+    )
+    asked: list[int] = []
+    placement.place_waiting = lambda: asked.append(placement.num_unplaced)  # type: ignore[method-assign]
+    placement.refused(engine, Refuse(1, "waited 10 s", None, 1.0, has_waited=has_waited))
+    assert not engine.open_requests
+    assert asked == ([] if has_waited else [1])
+    if has_waited:
+        assert placement.num_unplaced == 0
+        with pytest.raises(RequestRefused, match="waited 10 s") as caught:
+            await stream.get()
+        assert caught.value.retry_after_s == 1.0
