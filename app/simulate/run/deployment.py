@@ -72,7 +72,6 @@ class Deployment:
     jitter: sigma of the log-normal noise on step times. host_s, ratios: see `Replica`.
     routing, routing_options: a row of `ROUTERS`.
     publish_s, delay_s: interval between an engine's snapshots, and their delay to the front.
-    num_retries: further engines tried after a refusal.
     rebalance: what is late at one engine goes on at another of its role, as in live fleets by
         default.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
@@ -91,7 +90,6 @@ class Deployment:
     autoscale: Autoscale | None = None
     publish_s: float = 0.25
     delay_s: float = 0.02
-    num_retries: int = 2
     rebalance: bool = False
     failures: tuple[tuple[float, int], ...] = ()
     drains: tuple[tuple[float, int], ...] = ()

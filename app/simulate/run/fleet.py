@@ -246,11 +246,8 @@ class SimulatedFleet:
         self._route(request, arrival_of(request, self._deployment.config), now_s)
 
     def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
-        """Send a request to an engine, or to another if it refuses; False: it must wait."""
-        for _ in range(1 + self._deployment.num_retries):
-            placement = self._place(arrival, now_s)
-            if placement is None:
-                break
+        """Send a request to an engine, or to another while they refuse; False: it must wait."""
+        while (placement := self._place(arrival, now_s)) is not None:
             name = placement.prompt.engine_id
             cached = self._picture.sent(name, arrival)
             if self._deployment.rebalance:

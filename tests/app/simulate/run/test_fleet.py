@@ -22,7 +22,7 @@ from app.simulate.run.fleet import SimulatedFleet
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
-from app.simulate.workload.requests import about_documents, concatenate, generate
+from app.simulate.workload.requests import Workload, about_documents, concatenate, generate
 
 MODEL = CostModel(
     "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
@@ -95,21 +95,19 @@ def test_a_leaving_engine_finishes_what_is_short_and_hands_over_the_rest() -> No
         assert bool(run.moves) == (drain_s < 1.0)
 
 
-def test_what_one_engine_refuses_another_is_asked_for() -> None:
-    workload = generate(poisson(30.0), uniform_lengths(50, 3000, 8.0), 400)
+def test_what_one_engine_refuses_all_others_are_asked_for() -> None:
+    """Each of five holds two requests. Those of the last one are over when two more come, to the
+    first one; a third finds no place."""
+    output = np.array([*[2000] * 4, 1] * 2 + [2000] * 3)
+    arrival_s = np.array([0.0] * 10 + [5.0] * 3)
     config = scheduler_config(
-        MODEL, budget="adaptive", admission="predictive", tbt_s=0.1, ttft_s=0.5
+        MODEL, token_budget=512, prefix_cache=False, max_requests=1, max_queued_requests=1
     )
-    refused = {}
-    for retries in (0, 2):
-        run = simulate(
-            workload,
-            Deployment(config, MODEL, num_replicas=3, num_retries=retries),
-        )
-        summary = run.summary()
-        assert summary.num_completed + summary.num_refused == 400
-        refused[retries] = summary.num_refused
-    assert refused[2] < refused[0]
+    workload = Workload(arrival_s, np.full(13, 100), output)
+    run = simulate(workload, Deployment(config, MODEL, num_replicas=5))
+    assert run.record.replica == [0, 1, 2, 3, 4] * 2 + [4, 4, run.record.replica[12]]
+    summary = run.summary()
+    assert (summary.num_completed, summary.num_refused) == (12, 1)
 
 
 def test_changes_of_the_prefix_cache_follow_it() -> None:
