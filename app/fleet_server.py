@@ -184,6 +184,7 @@ def _client(settings: Settings, config: EngineConfig, fleet_name: str) -> FleetC
         rebalance=fleet.rebalance,
         request_deadline_s=config.request_deadline_s,
         adapters=dict(config.adapters),
+        order=config.scheduler.order,
     )
 
 

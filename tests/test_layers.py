@@ -21,7 +21,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     "kernels.backends": ("kernels/*/*.py", "kernels"),
     # the pure core
     "vocabulary": (
-        "actors/scheduling/{config,setting,request,plan,events,state,interfaces,registry}.py",
+        "actors/scheduling/{config,setting,live_changes,request,plan,events,state,interfaces,"
+        "registry}.py",
         "",
     ),
     "cost": ("actors/scheduling/cost/*.py", "vocabulary"),

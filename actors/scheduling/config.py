@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_type_hints
 
+from actors.scheduling.live_changes import cleared_by, plain
 from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
@@ -241,19 +242,13 @@ class SchedulerConfig:
         """
         updates: dict[str, Any] = {}
         for key, value in changes.items():
-            name = LIVE_KEYS.get(key.removeprefix("scheduling.").removeprefix("slo."))
+            name = LIVE_KEYS.get(plain(key))
             if name is None:
                 raise ConfigError(key, _why_not_live(key.rpartition(".")[2]))
             if not fits(value, KINDS[name]):
                 raise ConfigError(key, f"must be {in_words(KINDS[name])}, not {value!r}")
             updates[name] = SETTINGS[name].from_yaml(value)
-        for name in ("policy", "order", "budget", "admission"):
-            if name in updates:  # the options of the old part do not apply to the new one
-                updates.setdefault(f"{name}_options", {})
-        if "budget" in updates:
-            updates.setdefault("token_budget", None)
-        if "policy" in updates and updates.get("order", self.order) == "auto":
-            updates.setdefault("order_options", {})
+        updates = cleared_by(updates, updates.get("order", self.order)) | updates
         updates["request_slots"] = self.most_requests
         changed = dataclasses.replace(self, **updates)
         changed.check()

@@ -27,7 +27,6 @@ from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
     ModelCard,
-    RequestRefused,
     TokenChunk,
     TokenSink,
 )
@@ -35,6 +34,7 @@ from app.engine_client.iteration_feed import IterationFeed
 from app.engine_client.streams import Stream
 from app.fleet.connection import Connection, FleetRequest, fleet_requests_of
 from app.fleet.finder import Finder
+from app.fleet.live_changes import LiveChanges
 from app.fleet.overview import StreamMoves, overview
 from app.fleet.routing import FleetRouting
 from app.fleet.stream_placement import RETRY_AFTER_S, StreamPlacement
@@ -53,7 +53,7 @@ class FleetClient(EngineClient):
     start_within_s: longest wait of a new request for an engine. resume_within_s: likewise of a
     stream that lost its engine. sleeps: without requests there may be no engine. rebalance:
     requests and streams also leave engines that serve. adapters: by slot, as in
-    `EngineSnapshot.adapters`; `FleetAdapters` changes them.
+    `EngineSnapshot.adapters`; `FleetAdapters` changes them. order: with which engines start.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class FleetClient(EngineClient):
         rebalance: bool = True,
         request_deadline_s: float = 3600.0,
         adapters: Mapping[int, str] = MappingProxyType({}),
+        order: str = "auto",
     ) -> None:
         self._finder = finder
         self.name = name
@@ -87,10 +88,9 @@ class FleetClient(EngineClient):
         self._of: dict[str, list[FleetRequest]] = {}  # request id -> its continuations
         self._card: ModelCard | None = None
         self._created_s = int(time.time())
-        self._changes: dict[str, Any] = {}  # live changes, repeated to engines that join later
+        self._changes = LiveChanges(order)
         self._watcher: asyncio.Task[None] | None = None
         self._snapshot_came = asyncio.Event()  # of an engine not connected before
-        self._tasks: set[asyncio.Task[None]] = set()
         self.objective = Objective()
         self.iterations = IterationFeed()
 
@@ -112,8 +112,7 @@ class FleetClient(EngineClient):
     async def close(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._changes.close()
         self._placement.close()
         await self._finder.close()
         for connection in self._connections.values():
@@ -236,15 +235,7 @@ class FleetClient(EngineClient):
         return await connection.quote(asked, now_s + connection.offset_s)
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        connections = self.connections
-        if not connections:
-            raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
-        asked = [connection.reconfigure(changes) for connection in connections]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        errors = [error for error in found if isinstance(error, BaseException)]
-        if any(isinstance(error, RequestRefused) for error in errors) or len(errors) == len(found):
-            raise errors[0]
-        self._changes |= changes  # an engine that has not answered gets them when it joins again
+        await self._changes.make(changes, lambda: self.connections)
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()
@@ -262,18 +253,7 @@ class FleetClient(EngineClient):
     def joined(self, connection: Connection) -> None:
         """An engine has accepted this front; routers see it from its first snapshot on."""
         self._connections[connection.engine_id] = connection
-        if self._changes:
-            task = asyncio.create_task(self._catch_up(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _catch_up(self, connection: Connection) -> None:
-        try:
-            await connection.reconfigure(self._changes)
-        except EngineUnavailable:  # it has ended, which `lost` handles
-            pass
-        except RequestRefused as error:
-            logger.error("engine %s: %s", connection.engine_id, error)
+        self._changes.catch_up(connection)
 
     def published(self, connection: Connection, snapshot: EngineSnapshot) -> None:
         welcome = connection.welcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from actors.scheduling.config import ConfigError
 from actors.scheduling.events import (
     Reconfigure,
 )
+from actors.scheduling.live_changes import merged
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.validation import validate
 from tests.actors.scheduling.driver import Driver
@@ -95,3 +97,33 @@ def test_options_belong_to_the_part_they_were_written_for() -> None:
     assert core.config.order_options == {}
     core.handle(Reconfigure({"policy": "fair"}), 0.1)
     assert core.config.policy_options == {}
+
+
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"token_budget": 256},
+    {"budget": "adaptive"},
+    {"scheduling.budget": "fixed", "token_budget": 128},
+    {"budget_options": {"percentile": 90}},
+    {"policy": "orca"},
+    {"policy": "sarathi", "order": "auto"},
+    {"order": "fair", "order_options": {"ttft_weight": 2}},
+    {"order_options": {}},
+    {"slo.tbt_ms": 50},
+    {"tbt_ms": None, "admission": "predictive"},
+)
+
+
+@pytest.mark.parametrize("order", ["auto", "fair"])
+def test_several_changes_merged_into_one_do_the_same(order: str) -> None:
+    """Whatever an engine accepts one after the other, one that starts later accepts at once."""
+    options = {"order_options": {"a": 1}, "budget_options": {"b": 2}}
+    started = config(order=order, **options).with_changes({})
+    for changes in itertools.product(_CHANGES, repeat=4):
+        running, one = started, dict[str, Any]()
+        for change in changes:
+            try:
+                running = running.with_changes(change)
+            except ConfigError:  # as of tokens for a budget that has none
+                continue
+            one = merged(one, change, started.order)
+        assert started.with_changes(one) == running, changes

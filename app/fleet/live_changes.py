@@ -1,0 +1,62 @@
+"""Changes of settings that a front makes live: to the engines there are, and to those that join."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from actors.scheduling.live_changes import merged
+from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.fleet.connection import Connection
+from app.fleet.stream_placement import RETRY_AFTER_S
+
+logger = logging.getLogger("legato.fleet")
+
+
+class LiveChanges:
+    """What was accepted is kept as one change: it stays small, and no other change can come between
+    its parts. order: with which engines start."""
+
+    def __init__(self, order: str = "auto") -> None:
+        self._order = order
+        self._accepted: dict[str, Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def make(
+        self, changes: Mapping[str, Any], connections: Callable[[], Sequence[Connection]]
+    ) -> None:
+        """As `EngineClient.reconfigure`. connections: the open ones."""
+        asked = connections()
+        if not asked:
+            raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
+        answers = [connection.reconfigure(changes) for connection in asked]
+        found = await asyncio.gather(*answers, return_exceptions=True)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if any(isinstance(error, RequestRefused) for error in errors) or len(errors) == len(found):
+            raise errors[0]
+        # An engine that has not answered gets them when it joins again.
+        self._accepted = merged(self._accepted, changes, self._order)
+        for connection in connections():
+            if connection not in asked:  # it joined in the meantime
+                self.catch_up(connection)
+
+    def catch_up(self, connection: Connection) -> None:
+        """Send an engine that has joined what it has missed."""
+        if self._accepted:
+            task = asyncio.create_task(self._repeat(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _repeat(self, connection: Connection) -> None:
+        try:
+            await connection.reconfigure(self._accepted)
+        except EngineUnavailable:  # it has ended, which the front handles
+            pass
+        except RequestRefused as error:
+            logger.error("engine %s: %s", connection.engine_id, error)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()

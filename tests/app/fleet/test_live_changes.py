@@ -1,0 +1,71 @@
+"""What an engine that joins a fleet later gets of the changes made before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from actors.scheduling.config import ConfigError, SchedulerConfig
+from app.engine_client.client import RequestRefused
+from app.fleet.live_changes import LiveChanges
+
+
+class Engine:
+    """Judges and applies changes as an engine's core does; stands for the connection to it."""
+
+    engine_id = "engine"
+
+    def __init__(self) -> None:
+        self.config = SchedulerConfig(num_blocks=64)
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.has_changed = asyncio.Event()
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        try:
+            self.config = self.config.with_changes(changes)
+        except ConfigError as error:
+            raise RequestRefused(str(error), param=error.key) from error
+        self.has_changed.set()
+        await self.answers.wait()
+
+
+async def test_an_engine_that_joins_has_the_settings_of_those_that_ran() -> None:
+    changes, running, late = LiveChanges(), Engine(), Engine()
+    engines: list[Any] = [running]
+    for change in (
+        {"token_budget": 256},
+        {"budget": "adaptive", "slo.tbt_ms": 50},
+        {"tbt_ms": 80},
+    ):
+        await changes.make(change, lambda: engines)
+    with pytest.raises(RequestRefused):
+        await changes.make({"token_budget": 256}, lambda: engines)
+    joining: Any = late
+    changes.catch_up(joining)
+    async with asyncio.timeout(30):
+        await late.has_changed.wait()
+    assert late.config == running.config
+    assert (late.config.budget, late.config.token_budget, late.config.tbt_s) == (
+        "adaptive",
+        None,
+        0.08,
+    )
+
+
+async def test_an_engine_that_joins_during_a_change_gets_it_too() -> None:
+    changes, running, late = LiveChanges(), Engine(), Engine()
+    running.answers.clear()
+    engines: list[Any] = [running]
+    making = asyncio.create_task(changes.make({"policy": "vllm"}, lambda: [*engines]))
+    async with asyncio.timeout(30):
+        await running.has_changed.wait()
+        engines.append(late)
+        changes.catch_up(engines[1])
+        running.answers.set()
+        await making
+        await late.has_changed.wait()
+    assert late.config.policy == "vllm"
