@@ -32,7 +32,7 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
-from app.cli.serve_keys import check_serve_keys
+from app.cli.serve_deploy import deploy, deploy_again
 from app.cli.start_failure import cause_of
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
@@ -120,7 +120,7 @@ def _run(
         try:
             check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
             if not done.is_set():
-                client = _deploy(config)
+                client = deploy(config)
             problem = _wait(address, status, done, ends_s)
         except SettingsError as error:
             problem, code = str(error), WRONG_USAGE
@@ -130,7 +130,7 @@ def _run(
     if problem is None and not done.is_set():
         show_banner(config, address, ends_s)
         while asked.get():
-            config = _deploy_again(client, config, read, num_cpus)
+            config = deploy_again(client, config, read, num_cpus)
     if problem is not None:
         print_error(problem)
     stopping = "draining and stopping (Ctrl-C again to stop at once)"
@@ -154,48 +154,6 @@ def _run(
         semaphores.remove_orphans()
         remove_shares(config)
     return 0 if problem is None else code
-
-
-def _deploy(config: dict[str, Any]) -> Any:
-    """Start Serve with this config; returns its client. Raises SettingsError naming the key."""
-    # Imported here, because it takes a second, while Ray's workers start.
-    from ray.serve._private.api import serve_start
-    from ray.serve.schema import ServeDeploySchema
-
-    check_serve_keys(config)
-    try:
-        schema = ServeDeploySchema.model_validate(config)
-    except ValueError as error:
-        raise SettingsError(f"not a Serve config: {error}") from error
-    client = serve_start(
-        http_options=schema.http_options.model_dump(), proxy_location=schema.proxy_location
-    )
-    client.deploy_apps(schema, _blocking=False)
-    return client
-
-
-def _deploy_again(
-    client: Any, config: dict[str, Any], read: Callable[[], dict[str, Any]], num_cpus: int
-) -> dict[str, Any]:
-    """Deploy the current content of the config's file; returns the config then deployed."""
-    from ray.serve.schema import ServeDeploySchema
-
-    try:
-        changed = read()
-        if changed["http_options"] != config["http_options"]:
-            raise SettingsError("the address of a running server cannot be changed")
-        if (wanted := num_cpus_of(changed)) > num_cpus:
-            raise SettingsError(
-                f"its replicas, old beside new, reserve {wanted} CPUs, and this server began with "
-                f"{num_cpus}: restart it"
-            )
-        check_serve_keys(changed)
-        client.deploy_apps(ServeDeploySchema.model_validate(changed), _blocking=False)
-    except ValueError as error:  # SettingsError is one
-        print_error(f"the changed config is not deployed: {error}")
-        return config
-    console.print("deploying the changed config", highlight=False)
-    return changed
 
 
 # Waits in a read that returns when the command ends. Ray's agents do not notice that, and a worker

@@ -15,6 +15,7 @@ from actors.engine.config import EngineConfig
 from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
+from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
 from app.settings.model_folder import SettingsError, hub_model, pin_models
@@ -81,18 +82,18 @@ def _read(path: Path) -> dict[str, Any]:
     ):
         return _of_args(config)
     applications = config.get("applications") if isinstance(config, dict) else None
-    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
-        applications = None
-    if not isinstance(config, dict) or not applications:
+    if not isinstance(applications, list) or not applications:
         raise SettingsError(
             f"{path}: needs a list `applications`, as `serve run` reads it, or the settings of one "
             "application, `model` among them; `legato config show` prints a whole config"
         )
+    try:
+        check_shapes(config)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
     for application in applications:
         if not application.get("import_path"):
             raise SettingsError(f"{path}: an application lacks `import_path: app.main:build_app`")
-        if not isinstance(application.get("args") or {}, dict):
-            raise SettingsError(f"{path}: an application needs a mapping `args`")
     return config
 
 

@@ -1,4 +1,4 @@
-"""Keys of a config outside `args`: Ray Serve reads them, and ignores those it does not know."""
+"""A config outside `args`, which Ray Serve reads: it ignores keys that it does not know."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from app.settings.model_folder import SettingsError
 
 _OURS = "app.main:build_app"
 
 
 def check_serve_keys(config: Mapping[str, Any]) -> None:
-    """Raises SettingsError naming a key that Serve would ignore, or an `import_path` without its
-    module. Imports Serve, which takes a second."""
+    """Raises SettingsError naming a key that Serve would ignore or whose value it refuses, or an
+    `import_path` without its module. Imports Serve, which takes a second."""
     for where, given, known in _levels(config):
         for key in given:
             if key not in known:
                 close = difflib.get_close_matches(str(key), known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise SettingsError(f"{where}{key}: unknown key{hint}")
+    _check_values(config)
     for application in config["applications"]:
         if not application.get("runtime_env"):  # which may bring the module
             _check_import(str(application["import_path"]))
@@ -46,6 +49,36 @@ def _levels(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any],
             yield of_it, deployment, DeploymentSchema.model_fields
             scaled = deployment.get("autoscaling_config") or {}
             yield f"{of_it}autoscaling_config.", scaled, AutoscalingConfig.model_fields
+
+
+def _check_values(config: Mapping[str, Any]) -> None:
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.schema import ServeDeploySchema
+
+    _check_model(ServeDeploySchema, config)
+    for number, application in enumerate(config["applications"]):
+        for place, deployment in enumerate(application.get("deployments") or []):
+            if scaled := deployment.get("autoscaling_config"):
+                # Serve looks into it only when it deploys, and adds its own bounds to `auto`.
+                default = AutoscalingConfig.default().model_dump()
+                base = default if deployment.get("num_replicas") == "auto" else {}
+                where = ("applications", number, "deployments", place, "autoscaling_config")
+                _check_model(AutoscalingConfig, {**base, **scaled}, where)
+
+
+def _check_model(
+    model: type[BaseModel], given: Mapping[str, Any], where: tuple[str | int, ...] = ()
+) -> None:
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # Without pydantic's own names of kinds, as in `num_replicas.constrained-int`.
+        found = [part for part in map(str, first["loc"]) if part.isidentifier() or part.isdigit()]
+        key = ".".join([*map(str, where), *found])
+        raise SettingsError(f"{key}: {first['msg']}" if key else first["msg"]) from error
+    except (TypeError, AttributeError, KeyError) as error:  # of the schema's own validators
+        raise SettingsError(f"not a Serve config: {error!r}") from error
 
 
 def _check_import(path: str) -> None:

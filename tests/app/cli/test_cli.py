@@ -174,13 +174,16 @@ def test_a_model_folder_is_checked_from_any_folder(
         ("\x00", "is not YAML"),
         ("applications: {}", "needs a list `applications`"),
         ("slo: {tbt_ms: 50}", "`legato config show` prints a whole config"),
-        ("applications: [1]", "needs a list `applications`"),
+        ("applications: [1]", "applications.0: must be a mapping"),
         ("applications: [{args: {}}]", "lacks `import_path"),
         (
             "applications: [{import_path: OURS, args: {listen: x}}]\nproxy_location: Disabled",
             "host:port",
         ),
-        ("applications: [{import_path: OURS, args: [1]}]", "needs a mapping `args`"),
+        (
+            "applications: [{import_path: OURS, args: [1]}]",
+            "applications.0.args: must be a mapping",
+        ),
         ("applications: [{import_path: OURS, args: {}}]", "model: Field required"),
         (
             "applications: [{import_path: OURS, args: {adapters: {paths: {x: a, y: b, x: c}}}}]",

@@ -56,9 +56,37 @@ def test_what_serve_would_ignore_is_refused_by_name(
         check_serve_keys(config)
 
 
+@pytest.mark.parametrize(
+    ("deployment", "message"),
+    [
+        ({}, "0.name: Field required"),
+        ({"name": "A", "num_replicas": "two"}, "0: .*num_replicas.* must be an int"),
+        ({"name": "A", "num_replicas": -1}, "0.num_replicas: "),
+        ({"name": "A", "autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}, "0.auto"),
+        (
+            {"name": "A", "autoscaling_config": {"target_ongoing_requests": "x"}},
+            "0.autoscaling_config.target_ongoing_requests: ",
+        ),
+    ],
+)
+def test_a_value_that_serve_refuses_is_named(deployment: dict[str, Any], message: str) -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    config["applications"][0]["deployments"] = [deployment]
+    with pytest.raises(SettingsError, match=rf"^applications.0.deployments.{message}"):
+        check_serve_keys(config)
+
+
+def test_auto_brings_bounds_of_its_own() -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    scaled = {"name": "A", "num_replicas": "auto", "autoscaling_config": {"min_replicas": 3}}
+    config["applications"][0]["deployments"] = [scaled]
+    check_serve_keys(config)
+
+
 def test_a_module_that_comes_with_the_runtime_env_is_not_looked_for() -> None:
     config = load_config(Path("configs/serve/demo.yaml"))
-    config["applications"][0] |= {"import_path": "theirs:app", "runtime_env": {"working_dir": "x"}}
+    runtime_env = {"working_dir": "https://example.org/theirs.zip"}
+    config["applications"][0] |= {"import_path": "theirs:app", "runtime_env": runtime_env}
     check_serve_keys(config)
 
 
@@ -67,3 +95,7 @@ def test_config_check_says_so(tmp_path: Path) -> None:
     path.write_text(Path("configs/serve/demo.yaml").read_text() + "\nfoo: 1\n")
     found = CliRunner().invoke(app, ["config", "check", str(path)])
     assert (found.exit_code, "foo: unknown key" in found.stderr) == (2, True)
+    demo = Path("configs/serve/demo.yaml").read_text()
+    path.write_text(demo.replace("proxy_location: Disabled", "proxy_location: Here"))
+    found = CliRunner().invoke(app, ["config", "check", str(path)])
+    assert (found.exit_code, "proxy_location: " in found.stderr) == (2, True)
