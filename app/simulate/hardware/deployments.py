@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.setting import fits, in_words
 from app.paths import locate
 from app.simulate.hardware.model_config import is_model_config, read_shape
 from app.simulate.hardware.networks import all_reduce_s, send_s
@@ -41,7 +42,7 @@ def load_model(name: str | Path) -> CostModel:
     config.json: the cost model of that model on the fewest A100s that hold it and the KV of its
     longest sequence.
 
-    Raises OSError, or ValueError naming those there are.
+    Raises OSError, or ValueError naming those there are or what is wrong in the file.
     """
     path = locate(name)
     if path.is_dir():
@@ -53,7 +54,23 @@ def load_model(name: str | Path) -> CostModel:
         if not path.exists():
             known = sorted(p.stem for p in CONFIGS.glob("*.json"))
             raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
-    return CostModel.from_dict(json.loads(path.read_text("utf-8")))
+    return _read_model(path)
+
+
+def _read_model(path: Path) -> CostModel:
+    """Raises ValueError naming the file, for anything in it that makes no cost model."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("a cost model is a mapping of keys to values")
+        for key, kind in get_type_hints(CostModel).items():
+            if key in data and get_origin(kind) is tuple and not isinstance(data[key], list):
+                raise ValueError(f"{key}: must be a list, not {data[key]!r}")
+            if key in data and get_origin(kind) is not tuple and not fits(data[key], kind):
+                raise ValueError(f"{key}: must be {in_words(kind)}, not {data[key]!r}")
+        return CostModel.from_dict(data)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def save_model(model: CostModel, path: Path) -> None:

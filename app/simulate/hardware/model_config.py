@@ -23,10 +23,15 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def is_model_config(path: Path) -> bool:
-    """Whether a file describes a model, not the cost of its steps."""
+    """Whether a file describes a model, not the cost of its steps. Raises ValueError naming one
+    that is no JSON."""
     if path.suffix != ".json" or not path.is_file():
         return False
-    return "architectures" in json.loads(path.read_text("utf-8"))
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return isinstance(content, dict) and "architectures" in content
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -35,7 +40,7 @@ def read_shape(path: Path) -> ModelShape:
         return shape_of_config(json.loads(path.read_text("utf-8")), path.resolve().parent.name)
     except KeyError as missing:
         raise ValueError(f"{path} lacks the key {missing}") from missing
-    except ValueError as bad:
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as bad:  # of other kinds
         raise ValueError(f"{path}: {bad}") from bad
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from app.simulate.workload.arguments import MOST_TOKENS, num_tokens, positive, within
+
 Rng = np.random.Generator
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,12 +21,14 @@ Ints = NDArray[np.int64]
 Lengths = Callable[[int, Rng], tuple[Ints, Ints]]
 
 
-def fixed_lengths(prompt: int, output: int) -> Lengths:
+def fixed_lengths(prompt: float, output: float) -> Lengths:
+    prompt, output = num_tokens("prompt", prompt), num_tokens("output", output)
     return lambda n, rng: (np.full(n, prompt, np.int64), np.full(n, output, np.int64))
 
 
-def uniform_lengths(low: int, high: int, prompt_per_output: float) -> Lengths:
+def uniform_lengths(low: float, high: float, prompt_per_output: float) -> Lengths:
     """Total length uniform in [low, high], split prompt : output at the given ratio."""
+    low, high = _bounds(low, high, prompt_per_output)
 
     def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
         return _split(rng.integers(low, high + 1, n), prompt_per_output)
@@ -33,9 +37,11 @@ def uniform_lengths(low: int, high: int, prompt_per_output: float) -> Lengths:
 
 
 def zipf_lengths(
-    low: int = 1024, high: int = 4096, theta: float = 0.6, prompt_per_output: float = 20.0
+    low: float = 1024, high: float = 4096, theta: float = 0.6, prompt_per_output: float = 20.0
 ) -> Lengths:
     """Total length Zipf-distributed over [low, high] (short ones likelier), split at a ratio."""
+    low, high = _bounds(low, high, prompt_per_output)
+    within("theta", theta, 0.0, 100.0)
     ranks = np.arange(1, high - low + 2, dtype=np.float64)
     weights = ranks**-theta
     cumulative = np.cumsum(weights) / weights.sum()
@@ -45,6 +51,13 @@ def zipf_lengths(
         return _split(totals.astype(np.int64), prompt_per_output)
 
     return draw
+
+
+def _bounds(low: float, high: float, ratio: float) -> tuple[int, int]:
+    """Of totals, in tokens; raises ValueError naming an argument that is wrong."""
+    within("ratio", ratio, 0.0, MOST_TOKENS)
+    least = num_tokens("low", low)
+    return least, int(within("high", high, least, MOST_TOKENS))
 
 
 def _split(totals: Ints, prompt_per_output: float) -> tuple[Ints, Ints]:
@@ -138,6 +151,7 @@ def arxiv_summarization() -> Lengths:
 
 def mixed(one: Lengths, other: Lengths, share: float = 0.5) -> Lengths:
     """Requests of two datasets in any order; share: of the second one."""
+    within("share", share, 0.0, 1.0)
 
     def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
         is_other = rng.uniform(size=n) < share
@@ -150,6 +164,7 @@ def mixed(one: Lengths, other: Lengths, share: float = 0.5) -> Lengths:
 
 def scaled(lengths: Lengths, divisor: float) -> Lengths:
     """The same shape of lengths, every one divided: a workload for a smaller machine."""
+    positive("the number behind '/'", divisor)
 
     def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
         prompts, outputs = lengths(n, rng)

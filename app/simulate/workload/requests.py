@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from app.simulate.workload.arguments import positive, within
 from app.simulate.workload.arrivals import Arrivals
 from app.simulate.workload.lengths import Lengths
 
@@ -104,6 +105,9 @@ def multi_turn(
     turns: mean number of turns (geometric). think_s: mean pause between two turns (exponential),
     counted from the previous arrival. A conversation ends early at `max_total` tokens.
     """
+    positive("session_qps", session_qps)
+    within("turns", turns, 1.0, 1e6)
+    within("think_s", think_s, 0.0, 1e9)
     rng = np.random.default_rng(seed)
     starts = np.cumsum(rng.exponential(1.0 / session_qps, num_sessions))
     rows: list[tuple[float, int, int, int, int]] = []
@@ -138,6 +142,9 @@ def about_documents(
     lengths: of the documents and of the answers. theta: how uneven the documents' popularity is
     (the n-th is asked for in proportion to n ** -theta).
     """
+    within("documents", num_documents, 1, 1e7)
+    within("question_tokens", question_tokens, 0, 1e7)
+    within("theta", theta, 0.0, 100.0)
     arrival_rng, length_rng, choice_rng = (
         np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
     )

@@ -34,11 +34,9 @@ _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
     "arxiv": arxiv_summarization,
     "mixed": lambda share=0.5: mixed(sharegpt4(), arxiv_summarization(), share),
-    "fixed": lambda prompt, output: fixed_lengths(int(prompt), int(output)),
-    "uniform": lambda low, high, ratio: uniform_lengths(int(low), int(high), ratio),
-    "zipf": lambda low=1024.0, high=4096.0, theta=0.6, ratio=20.0: zipf_lengths(
-        int(low), int(high), theta, ratio
-    ),
+    "fixed": fixed_lengths,
+    "uniform": uniform_lengths,
+    "zipf": zipf_lengths,
 }
 
 _ARRIVALS: dict[str, Callable[..., Arrivals]] = {
@@ -73,9 +71,13 @@ def parse_lengths(text: str) -> Lengths:
     if not divisor:
         return lengths
     try:
-        return scaled(lengths, float(divisor))
+        number = float(divisor)
     except ValueError as error:
         raise ValueError(f"{text!r}: a number must follow '/'") from error
+    try:
+        return scaled(lengths, number)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from error
 
 
 def names_file(text: str) -> bool:
@@ -155,7 +157,7 @@ def _call(table: Mapping[str, Callable[..., Any]], kind: str, name: str, argumen
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(sorted(table))}")
     try:
         return table[name](*arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{kind} {name!r}: {error}") from error
 
 
@@ -172,7 +174,7 @@ def load_workload(path: str | Path, seed: int = 0) -> Workload:
         if not isinstance(data, dict):
             raise ValueError("expected a mapping of keys to values")
         workload = build_workload(data, seed)
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not len(workload):
         raise ValueError(f"{path} holds no request")

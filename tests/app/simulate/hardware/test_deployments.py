@@ -88,3 +88,33 @@ def test_impossible_deployments_say_why() -> None:
         compose("llama2-70b", "abacus", 2, 1)
     with pytest.raises(ValueError, match="known: falcon"):
         load_model("gpt-9")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "a cost model is a mapping"),
+        ("3", "a cost model is a mapping"),
+        ("{", "Expecting property name"),
+        ('["architectures"]', "a cost model is a mapping"),
+        (
+            '{"architectures": [], "hidden_size": "8", "num_attention_heads": 0, "vocab_size": 8,'
+            '"num_hidden_layers": 2, "intermediate_size": 9, "max_position_embeddings": 9}',
+            "unsupported operand",
+        ),
+        ('{"name": "x"}', "missing cost model keys: tokens_s"),
+        ('{"name": "x", "tokens_s": 3}', "tokens_s: must be a list, not 3"),
+        ('{"name": "x", "tokens_s": [3]}', "cannot unpack"),
+        ('{"name": "x", "tokens_s": [[Infinity, 1]]}', "infinity"),
+        ('{"name": "x", "tokens_s": [[1, null]]}', "NoneType"),
+        ('{"name": "x", "tokens_s": [], "overhead_s": "1"}', "overhead_s: must be a number"),
+        ('{"name": "x", "tokens_s": [], "num_stages": 1.5}', "num_stages: must be an integer"),
+    ],
+)
+def test_a_file_that_holds_no_cost_model_is_named(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=rf"x\.json: .*{message}"):
+        load_model(file)

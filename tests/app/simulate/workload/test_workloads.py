@@ -189,6 +189,12 @@ def test_traffic_arrives_as_its_process_says() -> None:
         ("{lengths: 5, qps: 1, requests: 9}", "unknown length distribution '5'"),
         ("{lengths: zipf, qps: fast, requests: 9}", "fast"),
         ("phases: 3", "phases are a list"),
+        ("{lengths: zipf, qps: 0, requests: 9}", "the rate must lie in"),
+        ("{lengths: zipf, qps: .inf, requests: 9}", "the rate must lie in"),
+        ("{lengths: zipf, qps: 1, requests: .inf}", "cannot convert float infinity"),
+        ("{lengths: zipf, session_qps: 0, sessions: 9, turns: 2}", "session_qps must lie in"),
+        ("{lengths: zipf, session_qps: 1, sessions: 9, turns: 0}", "turns must lie in"),
+        ("{lengths: zipf, qps: 1, requests: 9, documents: 0}", "documents must lie in"),
         ("{lengths: zipf, qps: 1, requests: 0}", "no request"),
     ],
 )
@@ -221,6 +227,16 @@ def test_a_pattern_needs_a_file() -> None:
         ("fixed:a,b", "numbers"),
         ("zipf/x", "number must follow"),
         ("a/b", "known: arxiv"),
+        ("fixed:inf,1", "'fixed': prompt must lie in"),
+        ("fixed:nan,1", "prompt must lie in"),
+        ("fixed:1,0", "output must lie in"),
+        ("fixed:100,10/0", "fixed:100,10/0.: the number behind '/' must lie in"),
+        ("fixed:100,10/nan", "the number behind '/' must lie in"),
+        ("zipf:4096,1024", r"'zipf': high must lie in \[4096, "),
+        ("zipf:1,9,inf", "theta must lie in"),
+        ("uniform:9,1,2", r"high must lie in \[9, "),
+        ("uniform:1,9,-1", "ratio must lie in"),
+        ("mixed:2", r"share must lie in \[0, 1\]"),
     ],
 )
 def test_wrong_names_say_what_is_right(text: str, message: str) -> None:
@@ -228,3 +244,23 @@ def test_wrong_names_say_what_is_right(text: str, message: str) -> None:
         specs.parse_lengths(text)
     with pytest.raises(ValueError, match="unknown keys speed"):
         specs.build_workload({"lengths": "zipf", "qps": 1, "requests": 2, "speed": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gamma:0", "'gamma': cv must lie in"),
+        ("gamma:1e-200", "cv must lie in"),
+        ("bursty:4,0,0", "'bursty': on_s must lie in"),
+        ("bursty:-1", "burst must lie in"),
+        ("bursty:4,10,inf", "off_s must lie in"),
+        ("diurnal:0.6,0", "'diurnal': period_s must lie in"),
+        ("diurnal:0.6,nan", "period_s must lie in"),
+        ("diurnal:2", r"swing must lie in \[0, 1\]"),
+    ],
+)
+def test_arguments_that_draw_no_arrivals_are_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        specs.parse_arrivals(text, 1.0)
+    with pytest.raises(ValueError, match="the rate must lie in"):
+        specs.parse_arrivals(text.partition(":")[0], 0.0)
