@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,12 +59,40 @@ def _iterations(folder: Path) -> list[Row]:
     return rows
 
 
+def _check_place(out: Path, *, is_folder: bool) -> None:
+    """End the command, before it reads logs for a minute, if nothing can be written there. Makes
+    nothing, because the logs may be wrong too."""
+    place = str(out)
+    if is_folder:
+        while not os.path.lexists(place):
+            place = os.path.dirname(place) or "."
+    elif not os.path.exists(place):
+        place = os.path.dirname(place) or "."
+    in_folder = is_folder or place != str(out)
+    if in_folder and not os.path.isdir(place):
+        fail(f"{out}: {place} is not a folder", code=WRONG_USAGE)
+    if not in_folder and os.path.isdir(place):
+        fail(f"{out}: is a folder", code=WRONG_USAGE)
+    if not os.access(place, os.W_OK | (os.X_OK if in_folder else 0)):
+        fail(f"{out}: {place} is not writable", code=WRONG_USAGE)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fail(f"{error.filename or out}: {error.strerror or error}", code=WRONG_USAGE)
+
+
 def trace(
     folder: Folder, out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json")
 ) -> None:
     """Turn iteration logs into a trace for ui.perfetto.dev: engines, and a track per stage."""
+    _check_place(out, is_folder=False)
     document = perfetto(_iterations(folder))
-    out.write_text(json.dumps(document))
+    with _writing(out):
+        out.write_text(json.dumps(document))
     typer.echo(f"{out}: {len(document['traceEvents'])} events; open it at ui.perfetto.dev")
 
 
@@ -138,6 +169,7 @@ def plot(
     """Draw each engine's batches and step times, and the worst TBT of requests."""
     from app.simulate.run import plots
 
+    _check_place(out, is_folder=True)
     worst = [r["max_tbt_s"] for r in _rows(folder, "requests") if r["max_tbt_s"]]
     title = "Longest TBT of each request"
     figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title)}
@@ -148,9 +180,11 @@ def plot(
         figures[f"batch_composition{end}"] = plots.batch_composition(steps, title=title)
         title = f"Step time{of} against the objective"
         figures[f"budget_trace{end}"] = plots.budget_trace(steps, tbt_ms / 1000, title=title)
-    out.mkdir(parents=True, exist_ok=True)
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.savefig(out / f"{name}.svg")
+        with _writing(out / f"{name}.svg"):
+            figure.savefig(out / f"{name}.svg")
         typer.echo(str(out / f"{name}.svg"))
 
 

@@ -100,6 +100,42 @@ def test_pictures_and_tracks_of_each_engine(logs: Path, tmp_path: Path) -> None:
     assert named == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("command", "place", "said"),
+    [
+        ("trace", "no/trace.json", "no is not a folder"),
+        ("trace", "file/trace.json", "file is not a folder"),
+        ("trace", "folder", "folder: is a folder"),
+        ("plot", "file", "file is not a folder"),
+        ("plot", "file/a/plots", "file is not a folder"),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_named_before_logs_are_read(
+    command: str, place: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    out = tmp_path / place
+    ran = runner.invoke(app, [command, str(tmp_path), "--out", str(out)])  # it has no logs either
+    assert (ran.exit_code, f"error: {out}: " in ran.output) == (2, True), ran.output
+    assert said in ran.output
+
+
+def test_a_write_that_fails_is_named(logs: Path) -> None:
+    ran = runner.invoke(app, ["trace", str(logs), "--out", "/dev/full"])
+    assert (ran.exit_code, "error: /dev/full: No space left" in ran.output) == (2, True)
+    (logs / "plots/max_tbt.svg").mkdir(parents=True)
+    ran = runner.invoke(app, ["plot", str(logs), "--out", str(logs / "plots")])
+    said = f"error: {logs / 'plots/max_tbt.svg'}: Is a directory"
+    assert (ran.exit_code, said in ran.output) == (2, True)
+
+
+def test_wrong_logs_leave_nothing_behind(tmp_path: Path) -> None:
+    for command in ("trace", "plot"):
+        ran = runner.invoke(app, [command, str(tmp_path), "--out", str(tmp_path / "new")])
+        assert (ran.exit_code, list(tmp_path.iterdir())) == (1, [])
+
+
 def test_nothing_to_explain(tmp_path: Path) -> None:
     result = runner.invoke(app, ["explain", str(tmp_path)])
     assert result.exit_code == 1
