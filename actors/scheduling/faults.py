@@ -181,6 +181,7 @@ class Faults:
             elif is_culprit:
                 outputs.append(Output.failed(state.request_id, state.num_output_tokens, message))
                 requests.end(state)
+                self._explained_by(state)
             else:
                 # Later steps in flight used tokens of this one: discard their results.
                 state.discard = True
@@ -198,6 +199,14 @@ class Faults:
         assert suspicion is not None
         suspicion.num_failures += self.num_failures_in_a_row == 1
         return suspicion.num_failures >= _MAX_FAILURES_ALONE
+
+    def _explained_by(self, culprit: RequestState) -> None:
+        """The failures in a row end with it, unless there are other suspects: it may have left the
+        stages broken, which must not be their second failure.
+        """
+        others = self.requests.by_id.values()
+        if not any(state.suspicion for state in others if state is not culprit):
+            self.num_failures_in_a_row = 0
 
     def _distrust_copies(self, step: InFlight) -> None:
         """Drop KV on the host that the failed step may not have written."""

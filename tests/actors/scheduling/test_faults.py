@@ -106,6 +106,19 @@ def test_broken_stages_are_no_request_s_fault() -> None:
         driver.check_everyone_finished()
 
 
+def test_each_culprit_of_an_idle_engine_costs_one_rebuild() -> None:
+    """The failures of one that has ended do not excuse the next one's first."""
+    driver, num_culprits = begin(0), 3
+    for culprit in range(num_culprits):
+        driver.poison[culprit] = lambda part: True
+        driver.submit(request(culprit))
+        driver.drain()
+        assert driver.core.num_failures_in_a_row == 0
+    driver.check_everyone_finished(but_errors=list(range(num_culprits)))
+    # four, then a rebuild, and the one more that ends it
+    assert driver.failures == num_culprits * (REBUILT_AFTER + 1 + 1)
+
+
 @pytest.mark.parametrize("num_requests", [2, 3, 6, 30])
 @pytest.mark.parametrize("after", [0, 3, 9])
 @pytest.mark.parametrize("num_stray", range(4))
