@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.engine.loop import StepDeadline
+from actors.engine.step_deadline import StepDeadline
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import PipelineLost, StepDone, Submit
