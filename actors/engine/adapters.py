@@ -9,7 +9,8 @@ from collections.abc import Callable
 from actors.engine.publication import Publication
 from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
-from actors.scheduling.events import AdapterLoads, Event
+from actors.scheduling.events import AdapterLoads, Event, Refuse
+from actors.scheduling.request import Request
 
 _FREE_WITHIN_S = 5.0  # a slot whose requests have been aborted; of others it is still used
 _LOOK_EVERY_S = 0.05
@@ -24,14 +25,12 @@ class AdapterSlots:
         handle: Callable[[Event], None],
         stages: StageSet,
         publication: Publication | None,
-        loaded: tuple[tuple[int, str], ...] = (),
     ) -> None:
-        """loaded: (slot, folder) of those loaded at the start."""
         self._core = core
         self._handle = handle
         self._stages = stages
         self._publication = publication
-        self._held = dict(loaded)  # slot: the name by which snapshots call what it holds
+        self._held = dict(stages.adapters)  # slot: what snapshots call its adapter
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._num_loads = 0
 
@@ -55,6 +54,22 @@ class AdapterSlots:
             if problem is None:
                 self._hold(slot, key or folder)
             return problem
+
+    def refusal(self, request: Request) -> Refuse | None:
+        """Of a request whose slot holds no adapter: on the stages its steps would fail."""
+        slot = request.adapter - 1
+        if slot < 0 or slot in self._held:
+            return None
+        problem = f"no adapter is loaded in slot {slot}: it has been lost, or is being replaced"
+        return Refuse(request.request_id, problem, "model")
+
+    def stages_built(self) -> list[Refuse]:
+        """Empty the slots that the new stages could not fill; of the requests that used them."""
+        for slot in self._held.keys() - self._stages.adapters.keys():
+            self._hold(slot, None)
+        states = self._core.live_requests.values()
+        refusals = [self.refusal(state.request) for state in states]
+        return [refusal for refusal in refusals if refusal is not None]
 
     async def _users(self, slot: int) -> int:
         """Requests that use the slot, once those that end now have done so."""

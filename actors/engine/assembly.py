@@ -80,7 +80,8 @@ class Engine:
         publisher = None
         if fronts is not None:
             bits = bit_class_of(self._config.stage, info)
-            adapters, role = self._config.adapters, Role(self._config.role)
+            adapters = tuple(sorted(self._stages.adapters.items()))
+            role = Role(self._config.role)
             publisher = Publisher(fronts.engine_id, bits, core, adapters, role)
         handle = core.handle
         if self._config.event_log is not None:

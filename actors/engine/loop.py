@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from actors.engine.adapters import AdapterSlots
 from actors.engine.config import EngineConfig
 from actors.engine.iteration_records import IterationRecords
 from actors.engine.kv_moves import KVMoves
@@ -93,7 +94,8 @@ class EngineLoop:
         self._tasks = BackgroundTasks()
         self._recovery = Recovery(
             stages, config.max_rebuilds, self._tasks, on_lost=self._stages_lost,
-            grammars=lambda: grammars_of(core), on_rebuilt=self._stages_rebuilt,
+            on_built=self._stages_built, grammars=lambda: grammars_of(core),
+            on_rebuilt=self._stages_rebuilt,
             num_requests=lambda: len(core.live_requests),
             engine_id=None if publisher is None else publisher.engine_id,
         )  # fmt: skip
@@ -101,9 +103,9 @@ class EngineLoop:
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
         lose = self._recovery.lose
         self._moves = KVMoves(stages, self._tasks, config, self._handle, lose, core)
+        self._slots = AdapterSlots(core, self._handle, stages, self.publication)
         self._questions = Questions(
-            core, self._handle, stages, self._recovery, self.publication, self._moves,
-            config.adapters,
+            core, self._handle, stages, self._recovery, self.publication, self._moves, self._slots
         )  # fmt: skip
         hands_over = core.tier is not None and core.config.hands_over
         self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
@@ -118,7 +120,7 @@ class EngineLoop:
         if isinstance(message, SubmitRequests):
             for request in message.requests:
                 if request.sampling.grammar is None:
-                    self._handle(Submit(request))
+                    self._submit(request)
                 else:
                     self._compiling.add(request.request_id)
                     self._tasks.start(self._submit_with_grammar(request, request.sampling.grammar))
@@ -132,6 +134,12 @@ class EngineLoop:
             self._tasks.start(self._answer_later(number, message))
         else:
             self.peers.send(number, self._questions.answer(message))
+
+    def _submit(self, request: Request) -> None:
+        if (refusal := self._slots.refusal(request)) is None:
+            self._handle(Submit(request))
+        else:
+            self.peers.send_refusal(refusal)
 
     async def _answer_later(self, number: int, ask: Ask) -> None:
         self.peers.send(number, await self._questions.answer_later(ask))
@@ -147,7 +155,7 @@ class EngineLoop:
         self._compiling.discard(request.request_id)
         if problem is None:
             if self.peers.knows(request.request_id):
-                self._handle(Submit(request))
+                self._submit(request)
         else:
             self.peers.send_refusal(Refuse(request.request_id, problem, "response_format"))
 
@@ -188,6 +196,12 @@ class EngineLoop:
     def _stages_lost(self) -> None:
         self._moves.forget()
         self._send_readiness(False)
+
+    def _stages_built(self) -> None:
+        """Requests of adapters that are lost end before a step of the new stages has them."""
+        for refusal in self._slots.stages_built():
+            self.peers.send_refusal(refusal)
+            self._handle(Abort(refusal.request_id))
 
     def _stages_rebuilt(self) -> None:
         self._send_readiness(True)

@@ -45,16 +45,15 @@ class Questions:
         recovery: Recovery,
         publication: Publication | None,
         moves: KVMoves,
-        adapters: tuple[tuple[int, str], ...] = (),
+        slots: AdapterSlots,
     ) -> None:
-        """adapters: (slot, folder) of those loaded at the start."""
         self._core = core
         self._handle = handle
         self._stages = stages
         self._recovery = recovery
         self._publication = publication
         self._moves = moves
-        self._slots = AdapterSlots(core, handle, stages, publication, adapters)
+        self._slots = slots
 
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""

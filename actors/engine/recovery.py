@@ -77,9 +77,9 @@ class BackgroundTasks:
 class Recovery:
     """Rebuilds the stages when they are lost or fail every step, a bounded number of times.
 
-    on_lost is called when a rebuild begins, on_rebuilt once the stages answer and have compiled the
-    grammars of live requests (`grammars`). num_requests: how many are live. engine_id: None outside
-    a fleet.
+    on_lost is called when a rebuild begins, on_built once there are stages again, while what is
+    planned is still dropped, on_rebuilt once they have compiled the grammars of live requests
+    (`grammars`). num_requests: how many are live. engine_id: None outside a fleet.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Recovery:
         max_rebuilds: int,
         tasks: BackgroundTasks,
         on_lost: Callable[[], None],
+        on_built: Callable[[], None],
         grammars: Callable[[], Collection[Grammar]],
         on_rebuilt: Callable[[], None],
         num_requests: Callable[[], int],
@@ -97,6 +98,7 @@ class Recovery:
         self._max_rebuilds = max_rebuilds
         self._tasks = tasks
         self._on_lost = on_lost
+        self._on_built = on_built
         self._grammars = grammars
         self._on_rebuilt = on_rebuilt
         self._num_requests = num_requests
@@ -146,6 +148,7 @@ class Recovery:
                 )
                 try:
                     await self._stages.rebuild()
+                    self._on_built()
                     await self._stages.prepare(self._grammars())
                     break
                 except Exception as failure:  # e.g. a full disk, no sockets, no memory

@@ -66,7 +66,7 @@ class StageSet:
         self._tier_specs: list[TierSpec] = []  # one per rank, if there is a second tier
         self.tier: tuple[tuple[bytes, ...], ...] = ()  # initial digests of each rank's store
         self.pids: list[list[int]] = []
-        self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
+        self.adapters = dict(config.adapters)  # folder by slot, of those that are loaded
         self.here: list[psutil.Process] = []  # processes of the stages on this node
         self._standby: tuple[str, StageHandles] | None = None  # name, actors: for a rebuild
 
@@ -144,11 +144,12 @@ class StageSet:
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
             self.here = await self._processes_here()
-            for slot, folder in list(self._adapters.items()):
+            for slot, folder in list(self.adapters.items()):
                 problem = await self._fill_slot(slot, folder)
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
                     raise StagesFailed(problem)
                 if problem is not None:  # only the adapter's own requests fail
+                    del self.adapters[slot]
                     logger.error("adapter slot %d is lost: %s", slot, problem)
         except Exception as error:  # of any type: stages that are half loaded serve nothing
             self._kill_actors()
@@ -265,7 +266,7 @@ class StageSet:
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
         if problem is None:
-            self._adapters[slot] = folder
+            self.adapters[slot] = folder
         return problem
 
     async def _fill_slot(self, slot: int, folder: str) -> str | None:

@@ -45,6 +45,7 @@ class Stages:
         self.compiled: str | StagesFailed | None = None
         self.prepared: list[set[Grammar]] = []
         self.adapters: dict[int, str] = {}
+        self.lost_adapters: set[int] = set()  # slots that the next rebuild cannot fill
 
     def listen(self, on_answer: Any, on_lost: Any, on_standby_taken: Any) -> None:
         self._on_answer, self.lose = on_answer, on_lost
@@ -73,6 +74,9 @@ class Stages:
     async def rebuild(self) -> None:
         await self.may_go_on.wait()
         self.unanswered.clear()
+        for slot in self.lost_adapters:
+            del self.adapters[slot]
+        self.lost_adapters.clear()
         self.tier = self.fake.lose()
 
     async def prepare(self, grammars: set[Grammar]) -> None:

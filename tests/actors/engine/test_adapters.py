@@ -25,12 +25,11 @@ class Slots:
         self.published: list[Held] = []
         self.loads: list[tuple[int, str]] = []
         self.problem: str | None = None
-        stages: Any = SimpleNamespace(load_adapter=self._load)
+        stages: Any = SimpleNamespace(load_adapter=self._load, adapters={0: "first"})
         publication: Any = SimpleNamespace(holds_adapters=self.published.append)
         core = self.engine.core
         self.slots = AdapterSlots(
-            core, lambda event: core.handle(event, 50.0) and None, stages, publication,
-            ((0, "first"),),
+            core, lambda event: core.handle(event, 50.0) and None, stages, publication
         )  # fmt: skip
 
     async def _load(self, slot: int, folder: str) -> str | None:

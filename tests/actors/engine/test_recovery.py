@@ -44,8 +44,8 @@ def _recovery(num_failures: int) -> tuple[Recovery, list[object], asyncio.Event]
         rebuilt.set()
 
     recovery = Recovery(
-        stages, 3, BackgroundTasks(), lambda: told.append("lost"), lambda: {GRAMMAR}, on_rebuilt,
-        num_requests=lambda: 5, engine_id="a7",
+        stages, 3, BackgroundTasks(), lambda: told.append("lost"), lambda: told.append("built"),
+        lambda: {GRAMMAR}, on_rebuilt, num_requests=lambda: 5, engine_id="a7",
     )  # fmt: skip
     return recovery, told, rebuilt
 
@@ -60,7 +60,7 @@ async def test_a_full_disk_for_a_while_costs_two_rebuilds(
     await rebuilt.wait()
     assert (recovery.is_rebuilding, recovery.num_recoveries, told) == (
         *(False, 1),
-        ["lost", [{GRAMMAR}]],
+        ["lost", "built", [{GRAMMAR}]],
     )
     lines = [record.getMessage() for record in caplog.records if record.name == "legato.notices"]
     full = "OSError: [Errno 28] No space left on device"

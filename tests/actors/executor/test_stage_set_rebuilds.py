@@ -116,6 +116,7 @@ async def test_adapters_are_loaded_into_new_stages(
     for rank in flat(cluster.sets[1]):
         assert rank.called("load_adapter") == [(1, "first"), (2, "second")]
     assert "adapter slot 2 is lost: its folder is gone" in caplog.text
+    assert stages.adapters == {1: "first"}
     for rank in flat(cluster.sets[1]):
         rank.answers["load_adapter"] = died()
     with pytest.raises(StagesFailed):

@@ -42,6 +42,7 @@ class PaperStages(Stages):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler.config.scheduler)
+        self.adapters = dict(scheduler.config.adapters)
         self._scheduler = scheduler
         self._cluster = scheduler.cluster
 

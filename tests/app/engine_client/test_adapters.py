@@ -62,7 +62,7 @@ async def test_a_request_of_an_adapter_has_its_slot_and_shares_no_prefix(
     cluster: Cluster, engine: AdapterEngine
 ) -> None:
     await engine.load_adapter("b", "b-folder")
-    assert cluster.last.stages.adapters == {1: "b-folder"}
+    assert cluster.last.stages.adapters == {0: "a-folder", 1: "b-folder"}
     salts = []
     for number, name in enumerate("aab"):
         cluster.num_steps = 0
@@ -146,7 +146,7 @@ async def test_a_load_waits_for_a_rebuild(cluster: Cluster, engine: AdapterEngin
     await until(lambda: not engine.is_ready())
     await engine.load_adapter("b", "b-folder")
     assert len(cluster.schedulers) == 2
-    assert cluster.last.stages.adapters == {1: "b-folder"}
+    assert cluster.last.stages.adapters == {0: "a-folder", 1: "b-folder"}
     await read(engine.adapters["b"])
 
 
