@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from actors.engine.publication import Publication
 from actors.executor.stage_set import StageSet
@@ -17,7 +17,8 @@ _LOOK_EVERY_S = 0.05
 
 
 class AdapterSlots:
-    """publication: None outside a fleet. handle: passes an event to the core."""
+    """publication: None outside a fleet. handle: passes an event to the core. waiting: adapters of
+    requests, by id, that are yet to be submitted to the core."""
 
     def __init__(
         self,
@@ -25,11 +26,13 @@ class AdapterSlots:
         handle: Callable[[Event], None],
         stages: StageSet,
         publication: Publication | None,
+        waiting: Mapping[int, int],
     ) -> None:
         self._core = core
         self._handle = handle
         self._stages = stages
         self._publication = publication
+        self._waiting = waiting
         self._held = dict(stages.adapters)  # slot: what snapshots call its adapter
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._num_loads = 0
@@ -74,11 +77,14 @@ class AdapterSlots:
     async def _users(self, slot: int) -> int:
         """Requests that use the slot, once those that end now have done so."""
         for _ in range(int(_FREE_WITHIN_S / _LOOK_EVERY_S)):
-            states = self._core.live_requests.values()
-            if not sum(state.request.adapter == slot + 1 for state in states):
+            if not self._num_users(slot):
                 return 0
             await asyncio.sleep(_LOOK_EVERY_S)
-        return sum(s.request.adapter == slot + 1 for s in self._core.live_requests.values())
+        return self._num_users(slot)
+
+    def _num_users(self, slot: int) -> int:
+        live = [state.request.adapter for state in self._core.live_requests.values()]
+        return [*live, *self._waiting.values()].count(slot + 1)
 
     def _hold(self, slot: int, key: str | None) -> None:
         if key is None:

@@ -103,13 +103,13 @@ class EngineLoop:
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
         lose = self._recovery.lose
         self._moves = KVMoves(stages, self._tasks, config, self._handle, lose, core)
-        self._slots = AdapterSlots(core, self._handle, stages, self.publication)
+        self._compiling: dict[int, int] = {}  # adapters of requests that wait for their grammar
+        self._slots = AdapterSlots(core, self._handle, stages, self.publication, self._compiling)
         self._questions = Questions(
             core, self._handle, stages, self._recovery, self.publication, self._moves, self._slots
         )  # fmt: skip
         hands_over = core.tier is not None and core.config.hands_over
         self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
-        self._compiling: set[int] = set()  # requests that wait for their grammar
         self._sent_suspects = False
         stages.listen(self._answered, self._recovery.lose, self._standby_taken)
         self._moves.start()
@@ -119,14 +119,15 @@ class EngineLoop:
     def _received(self, number: int, message: Message) -> None:
         if isinstance(message, SubmitRequests):
             for request in message.requests:
-                if request.sampling.grammar is None:
+                grammar = request.sampling.grammar
+                if grammar is None or self._slots.refusal(request) is not None:
                     self._submit(request)
                 else:
-                    self._compiling.add(request.request_id)
-                    self._tasks.start(self._submit_with_grammar(request, request.sampling.grammar))
+                    self._compiling[request.request_id] = request.adapter
+                    self._tasks.start(self._submit_with_grammar(request, grammar))
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
-                self._compiling.discard(request_id)
+                self._compiling.pop(request_id, None)
                 self._handle(Abort(request_id))
         elif isinstance(message, FetchEarly | DeliveryTook | TurnedAway):
             self._handle(message)
@@ -152,7 +153,7 @@ class EngineLoop:
             problem = None  # the first step compiles it, or fails if the stage hangs
         if request.request_id not in self._compiling:
             return  # aborted meanwhile
-        self._compiling.discard(request.request_id)
+        del self._compiling[request.request_id]
         if problem is None:
             if self.peers.knows(request.request_id):
                 self._submit(request)

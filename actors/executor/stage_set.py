@@ -37,6 +37,7 @@ _SILENT_S = 30.0  # a stage that answers nothing for so long while it starts is 
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
+_NO_STAGES = "there are no stages: they are being rebuilt"
 _FOR_MEMORY_S = 3.0  # before calibration; what is left is backed while the engine is idle
 
 
@@ -260,11 +261,19 @@ class StageSet:
             raise StagesFailed(f"grammar not compiled within {_COMPILE_LIMIT_S:.0f} s") from error
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """Fill a slot that no request uses; returns an error message or None."""
+        """Fill a slot that no request uses; returns an error message or None.
+
+        Raises StagesFailed also during a rebuild, which fills the slots as they were at its start.
+        """
+        if (pipeline := self.pipeline) is None:
+            raise StagesFailed(_NO_STAGES)
+        self.adapters.pop(slot, None)
         try:
             problem = await self._fill_slot(slot, folder)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
+        if self.pipeline is not pipeline:  # what was filled is gone
+            raise StagesFailed(_NO_STAGES)
         if problem is None:
             self.adapters[slot] = folder
         return problem
@@ -279,7 +288,7 @@ class StageSet:
     def _flat(self, begin: int = 0) -> list[Any]:
         """The ranks of all stages from `begin` on. Raises StagesFailed while there are none."""
         if not self._actors:
-            raise StagesFailed("there are no stages: they are being rebuilt")
+            raise StagesFailed(_NO_STAGES)
         return [actor for ranks in self._actors[begin:] for actor in ranks]
 
     async def prepare(self, grammars: Collection[Grammar]) -> None:

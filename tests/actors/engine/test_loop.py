@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any, get_args
 
@@ -221,37 +220,6 @@ async def test_answers_go_to_the_peer_that_asked() -> None:
     assert engine.stages.adapters == {1: "folder"}
     coroutines = {n for n in get_args(Question) if iscoroutinefunction(getattr(Questions, n))}
     assert coroutines == ANSWERED_LATER
-
-
-@both
-async def test_requests_of_a_lost_adapter_end_alone(lookahead: bool) -> None:
-    """They are refused: a step with one would fail, and rebuilds do not bring the adapter back."""
-    engine = Engine(lookahead=lookahead)
-    for slot in (0, 1):
-        engine.wires.receive(FRONT, Ask(slot, "load_adapter", (slot, f"folder {slot}")))
-    await background()
-    kept = [request(1, output=6), request(2, output=6, adapter=1)]
-    engine.submit(*kept, request(3, output=6, adapter=2))
-    engine.stages.answer()
-    engine.stages.lost_adapters = {1}
-    engine.stages.lose("a stage died")
-    await background()
-    started = [start for plan in engine.stages.unanswered for start in plan.started]
-    assert 3 not in [start.request_id for start in started]
-    engine.submit(request(4, adapter=2), replace(with_grammar(5), adapter=2))
-    await background()
-    refusals = [(r.request_id, r.param, r.retry_after_s) for r in engine.told(Refuse)]
-    assert refusals == [(number, "model", None) for number in (3, 4, 5)]
-    assert all("no adapter is loaded in slot 1" in r.message for r in engine.told(Refuse))
-    engine.stages.answer_all()
-    engine.check_complete(*kept)
-    engine.check_empty()
-    assert [message.is_ready for message in engine.told(Readiness)] == [False, True]
-    engine.wires.receive(FRONT, Ask(2, "load_adapter", (1, "folder 1")))
-    await background()
-    engine.submit(again := request(6, adapter=2))
-    engine.stages.answer_all()
-    engine.check_complete(again)
 
 
 async def test_steps_know_of_the_adapters_that_load() -> None:

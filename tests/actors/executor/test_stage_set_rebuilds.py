@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -121,6 +122,26 @@ async def test_adapters_are_loaded_into_new_stages(
         rank.answers["load_adapter"] = died()
     with pytest.raises(StagesFailed):
         await stages.load_adapter(4, "fourth")
+    stages.close()
+
+
+async def test_no_adapter_is_loaded_while_stages_are_rebuilt(cluster: Cluster) -> None:
+    """Else the rebuild, which has seen the slot's first adapter, may fill it once more with it."""
+    stages = stage_set(cluster, adapters=((1, "first"),))
+    await stages.build()
+    waiting = asyncio.create_task(stages.load_adapter(1, "second"))
+    await until(lambda: cluster.sets[0][0][0].called("load_adapter")[1:])
+    rebuilding = asyncio.create_task(stages.rebuild())
+    await until(lambda: len(cluster.sets) == 2 and cluster.sets[1][0][0].called("load"))
+    with pytest.raises(StagesFailed, match="being rebuilt"):
+        await stages.load_adapter(1, "third")
+    with pytest.raises(StagesFailed):
+        await waiting
+    await rebuilding
+    assert stages.adapters == {}  # no request may meet the first one in place of the second
+    assert not cluster.sets[1][0][0].called("load_adapter")
+    assert await stages.load_adapter(1, "third") is None
+    assert stages.adapters == {1: "third"}
     stages.close()
 
 
