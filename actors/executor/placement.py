@@ -29,8 +29,9 @@ logger = logging.getLogger("legato.stages")
 REPLICA_CPUS = 0.5
 _ANSWERS_WITHIN_S = 2.0
 # Threads of each kind of call beside the loop of steps. `watch` never returns: a standby is watched
-# twice, once before and once after it is taken, and must still tell its process id.
-_CONCURRENCY_GROUPS = {"watch": 3, "compute": 1, "moves": 1}
+# twice, once before and once after it is taken, and must still tell its process id. `loads`: of
+# adapters, one after the other; beside busy steps one takes seconds, and no grammar waits for it.
+_CONCURRENCY_GROUPS = {"watch": 3, "compute": 1, "moves": 1, "loads": 1}
 
 
 def bundles(

@@ -151,6 +151,7 @@ class StageActor:
             return str(error)
         return None
 
+    @ray.method(concurrency_group="loads")
     def load_adapter(self, slot: int, folder: str) -> str | None:
         """`StageAdapters.load` beside the steps; returns an error message or None."""
         self._enter()
