@@ -111,7 +111,7 @@ class EngineLoop:
         hands_over = core.tier is not None and core.config.hands_over
         self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
         self._sent_suspects = False
-        stages.listen(self._answered, self._recovery.lose, self._standby_taken)
+        stages.listen(self._answered, self._recovery.pipeline_lost, self._standby_taken)
         self._moves.start()
 
     # ---- from the replica and fronts -----------------------------------------------------------

@@ -107,6 +107,7 @@ class Recovery:
         self.is_rebuilding = False
         self.after_failures = False  # the latest rebuild was for steps that had failed
         self._num_overflows = 0  # in a row, when last told
+        self._lost_anew: list[str] = []  # why the stages that are being prepared are lost too
         self.num_recoveries = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
@@ -125,8 +126,14 @@ class Recovery:
             reason = f"the output of {num_in_a_row} requests in a row was not finite"
             self.lose(reason, after_failures=True)
 
+    def pipeline_lost(self, reason: str) -> None:
+        """As `lose`, for what a pipeline says: during a rebuild only that of new stages speaks."""
+        self._lost_anew.append(reason)
+        self.lose(reason)
+
     def lose(self, reason: str, after_failures: bool = False) -> None:
-        """Rebuild the stages, because they are lost."""
+        """Rebuild the stages, because they are lost. During a rebuild this concerns the old ones,
+        e.g. the deadline of a step that they did not answer."""
         if not self.is_rebuilding:
             self.is_rebuilding = True
             self.after_failures = after_failures
@@ -146,11 +153,14 @@ class Recovery:
                     f"wait (rebuild {self.num_rebuilds_in_a_row} of {self._max_rebuilds})",
                     self._engine_id,
                 )
+                self._lost_anew.clear()  # `rebuild` at once closes the pipeline that spoke
                 try:
                     await self._stages.rebuild()
                     self._on_built()
                     await self._stages.prepare(self._grammars())
-                    break
+                    if not self._lost_anew:
+                        break
+                    reason = self._lost_anew[0]
                 except Exception as failure:  # e.g. a full disk, no sockets, no memory
                     reason = f"{type(failure).__name__}: {failure}"
             self.is_rebuilding = False

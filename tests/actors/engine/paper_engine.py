@@ -42,6 +42,9 @@ class Stages:
         self.poison: int | None = None  # a step with this request raises
         self.may_go_on = asyncio.Event()  # a rebuild, a compilation or a load
         self.may_go_on.set()
+        self.may_compile = asyncio.Event()  # the grammars of a rebuild
+        self.may_compile.set()
+        self.is_preparing = asyncio.Event()
         self.compiled: str | StagesFailed | None = None
         self.prepared: list[set[Grammar]] = []
         self.adapters: dict[int, str] = {}
@@ -81,6 +84,8 @@ class Stages:
 
     async def prepare(self, grammars: set[Grammar]) -> None:
         self.prepared.append(grammars)
+        self.is_preparing.set()
+        await self.may_compile.wait()
 
     async def compile_grammar(self, grammar: Grammar) -> str | None:
         await self.may_go_on.wait()

@@ -128,6 +128,44 @@ async def test_new_stages_compile_the_grammars_of_live_requests_first() -> None:
     engine.check_complete(one)
 
 
+async def test_stages_that_die_while_they_compile_grammars_are_rebuilt_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, one = Engine(), with_grammar(1)
+    engine.submit(one, request(2, output=6))
+    await background()
+    engine.stages.answer()
+    engine.stages.may_compile.clear()
+    engine.stages.lose("a stage died")
+    recovery = engine.loop._recovery
+    recovery.lose("no answer within 20.0 s")  # of the old stages: the deadline looks on
+    await engine.stages.is_preparing.wait()
+    engine.stages.lose("stage 0 rank 0 died")
+    engine.stages.may_compile.set()
+    await background()
+    assert engine.stages.prepared == [{GRAMMAR}, {GRAMMAR}]
+    assert (recovery.is_rebuilding, recovery.num_recoveries) == (False, 1)
+    assert "stages lost (stage 0 rank 0 died): rebuilding them" in caplog.text
+    assert [message.is_ready for message in engine.told(Readiness)] == [False, True]
+    engine.stages.answer_all()
+    engine.check_complete(one, request(2, output=6))
+    engine.check_empty()
+
+
+async def test_the_deadline_of_a_lost_step_does_not_cost_the_new_stages() -> None:
+    engine, one = Engine(), request(1)
+    engine.submit(one)
+    engine.stages.may_compile.clear()
+    engine.stages.lose("a stage died")
+    await engine.stages.is_preparing.wait()
+    engine.loop._recovery.lose("no answer within 20.0 s")
+    engine.stages.may_compile.set()
+    await background()
+    assert len(engine.stages.prepared) == 1
+    engine.stages.answer_all()
+    engine.check_complete(one)
+
+
 @both
 async def test_what_a_closed_connection_asked_for_is_aborted(lookahead: bool) -> None:
     engine = Engine(lookahead=lookahead, max_requests=3)
