@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from actors.scheduling.config import SchedulerConfig
@@ -9,6 +10,8 @@ from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import StepTimePredictor
+
+logger = logging.getLogger("legato.calibration")
 
 CHAT_PROMPT, CHAT_OUTPUT = 512, 128  # tokens of a chat request
 STREAMS = 16
@@ -24,6 +27,10 @@ def within_reach(model: CostModel, config: SchedulerConfig) -> SchedulerConfig:
     least_s = model.latency_s(Mix(1, CHAT_PROMPT))
     if config.tbt_s is None or config.tbt_s >= ROOM * least_s:
         return config
+    logger.warning(
+        "slo.tbt_ms: a lone decode takes %.1f ms, so %.1f takes the place of %.1f",
+        1e3 * least_s, 1e3 * STRICT * least_s, 1e3 * config.tbt_s,
+    )  # fmt: skip
     return replace(config, tbt_s=STRICT * least_s)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from actors.calibration.cache import CostModelFile
 from actors.calibration.measure import Calibration, EngineLimits, Execute, calibrate, check
+from actors.calibration.outlook import within_reach
 from actors.engine.config import EngineConfig
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
@@ -60,6 +62,15 @@ async def calibrate_at_start(
     file.save(measured.model)
     logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
     return measured
+
+
+def with_model(
+    config: EngineConfig, scheduler: SchedulerConfig, model: CostModel
+) -> SchedulerConfig:
+    """`scheduler` with this cost model. A first start replaces an objective out of reach; later
+    ones keep the one that was followed, or set live, before the scheduler was lost."""
+    scheduler = replace(scheduler, cost_model=model.to_dict())
+    return scheduler if config.keeps_objective else within_reach(model, scheduler)
 
 
 def keep_learnt(config: EngineConfig, info: StageInfo, cost: StepTimePredictor | None) -> None:

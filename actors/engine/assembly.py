@@ -9,9 +9,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
-from actors.calibration.start import calibrate_at_start, keep_learnt
+from actors.calibration.start import calibrate_at_start, keep_learnt, with_model
 from actors.engine.config import EngineConfig
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import FrontAddress
@@ -125,7 +124,7 @@ class Engine:
         if found is None:
             return scheduler
         self._calibrated = info
-        return within_reach(found.model, replace(scheduler, cost_model=found.model.to_dict()))
+        return with_model(self._config, scheduler, found.model)
 
     def _end(self, loop: EngineLoop, core: Core) -> None:
         """End the engine, because the socket of the replica that owns it has closed."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageInfo, StageSpec
@@ -80,6 +81,7 @@ class EngineConfig:
     calibrate: bool = False  # measure a cost model at start if none is configured
     whole_context: bool = False
     drafts_if_exact: bool = False
+    keeps_objective: bool = False  # even one out of reach: it has been in effect, or was set live
     is_rebuild: bool = False  # streams are waiting: skip optional preparation and checks
     event_log: str | None = None  # folder for every event and plan, as Parquet
     event_log_bytes: int = 1 << 30  # recording ends at this size
@@ -87,6 +89,18 @@ class EngineConfig:
     role: str = "both"  # of `actors.fleet.snapshot.Role`
     standby: bool = False
     max_rebuilds: int = 3  # in a row, without a successful step in between
+
+    def with_changes(self, changes: Mapping[str, Any]) -> EngineConfig:
+        """For the next scheduler, which starts with settings that were changed live."""
+        scheduler = self.scheduler.with_changes(changes)
+        keeps = self.keeps_objective or scheduler.tbt_s != self.scheduler.tbt_s
+        return replace(self, scheduler=scheduler, keeps_objective=keeps)
+
+    def with_objective(self, tbt_s: float | None) -> EngineConfig:
+        """For the next scheduler, with the objective that this one follows: as configured, by rule,
+        or in place of one out of reach."""
+        scheduler = replace(self.scheduler, tbt_rule=None, tbt_s=tbt_s)
+        return replace(self, scheduler=scheduler, keeps_objective=True)
 
     def scheduler_on(self, backend: str) -> SchedulerConfig:
         """The scheduler's settings for the backend that the stages have chosen."""

@@ -109,6 +109,7 @@ class LiveEngine:
         """Read the objective from the scheduler, which replaces one that cannot be reached."""
         status = await self._link.ask("status")
         self.objective = Objective(status["tbt_s"], status["ttft_s"])
+        self._config = self._config.with_objective(self.objective.tbt_s)
 
     async def close(self) -> None:
         for task in (self._heartbeat, self._rebuilding):
@@ -269,9 +270,7 @@ class LiveEngine:
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await self._link.reconfigure(changes)
-        # The next scheduler starts with the changed settings.
-        scheduler = self._config.scheduler.with_changes(changes)
-        self._config = replace(self._config, scheduler=scheduler)
+        self._config = self._config.with_changes(changes)  # for the next scheduler
         await self._ask_objective()
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:

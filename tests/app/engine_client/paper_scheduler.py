@@ -13,9 +13,11 @@ import pytest
 import ray
 
 import app.engine_client.link as link
+from actors.calibration.start import with_model
 from actors.engine.config import EngineConfig
 from actors.engine.loop import EngineLoop
 from actors.scheduling.build import build_core
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepPlan
 from actors.stage.spec import StageInfo, StageSpec
 from tests.actors.engine.paper_engine import Stages
@@ -77,6 +79,8 @@ class Scheduler:
         if self.cluster.start_errors:
             raise self.cluster.start_errors.pop(0)
         settings = self.config.scheduler
+        if self.cluster.measured is not None:
+            settings = with_model(self.config, settings, self.cluster.measured)
         self.core = build_core(settings)
         self.stages = PaperStages(self)
         self.loop = EngineLoop(
@@ -104,6 +108,7 @@ class Cluster:
         self.schedulers: list[Scheduler] = []
         self.start_errors: list[Exception] = []
         self.num_steps = 1 << 30
+        self.measured: CostModel | None = None  # by each scheduler as it starts
         self.killer: int | None = None  # a request; its first step kills the scheduler
 
     @property

@@ -263,6 +263,59 @@ async def test_changed_settings_outlive_the_scheduler(cluster: Cluster, engine: 
     await until(lambda: engine.objective.tbt_s == 0.05)
 
 
+def decodes_of(seconds: float) -> CostModel:
+    return CostModel("m", ((1, seconds), (64, 2 * seconds)), kv_tokens=640, max_model_len=64)
+
+
+async def is_rebuilt(cluster: Cluster, engine: LiveEngine, objective_s: float | None) -> None:
+    """The scheduler dies, and the next follows this objective, of which the replica hears."""
+    engine.objective = Objective()
+    number = len(cluster.schedulers)
+    cluster.last.die()
+    await until(lambda: len(cluster.schedulers) > number and engine.is_ready())
+    assert cluster.last.core.config.tbt_s == objective_s
+    await until(lambda: engine.objective.tbt_s == objective_s)
+
+
+async def test_an_objective_set_live_below_what_a_start_takes_outlives_the_scheduler(
+    cluster: Cluster,
+) -> None:
+    cluster.measured = decodes_of(0.01)
+    engine = LiveEngine(settings(), "name")
+    await engine.start()
+    await engine.reconfigure({"slo.tbt_ms": 12})
+    assert engine.objective.tbt_s == 0.012
+    await is_rebuilt(cluster, engine, 0.012)
+    await engine.reconfigure({"policy": "orca"})
+    await is_rebuilt(cluster, engine, 0.012)
+    await engine.close()
+
+
+async def test_the_objective_in_place_of_one_out_of_reach_outlives_the_scheduler(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.measured = decodes_of(0.01)
+    scheduler = replace(settings().scheduler, tbt_s=0.012)
+    engine = LiveEngine(replace(settings(), scheduler=scheduler), "name")
+    await engine.start()
+    assert engine.objective.tbt_s == pytest.approx(0.05)
+    assert "a lone decode takes 10.0 ms, so 50.0 takes the place of 12.0" in caplog.text
+    cluster.measured = decodes_of(0.1)  # by a machine that is busy
+    await is_rebuilt(cluster, engine, engine.objective.tbt_s)
+    await engine.close()
+
+
+async def test_an_objective_by_rule_gives_way_to_one_set_live(cluster: Cluster) -> None:
+    cluster.measured = decodes_of(0.01)
+    scheduler = replace(settings().scheduler, tbt_rule="strict")
+    engine = LiveEngine(replace(settings(), scheduler=scheduler), "name")
+    await engine.start()
+    await is_rebuilt(cluster, engine, engine.objective.tbt_s)
+    await engine.reconfigure({"slo.tbt_ms": 90})
+    await is_rebuilt(cluster, engine, 0.09)
+    await engine.close()
+
+
 async def test_a_scheduler_that_is_silent_is_killed_and_one_that_errs_is_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
