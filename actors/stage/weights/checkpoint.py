@@ -78,6 +78,9 @@ class Checkpoint:
     def names(self) -> Collection[str]:
         return self._shard_of.keys()
 
+    def stores(self, name: str) -> bool:
+        return name in self._shard_of
+
     def file_of(self, name: str) -> Path:
         """The shard that holds a tensor. Raises ModelError if none does."""
         shard = self._shard_of.get(name)

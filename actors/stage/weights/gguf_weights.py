@@ -54,6 +54,9 @@ class GgufWeights:
     def has_packed(self) -> bool:
         return any(self.is_packed(name.removesuffix(".weight")) for name in self._places)
 
+    def stores(self, name: str) -> bool:
+        return name in self._places
+
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         stored = self._stored(name)
         rows = part.rows if part.rows is not None and len(shape) > 1 else None

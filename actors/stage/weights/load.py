@@ -57,7 +57,8 @@ class Loader:
             parts_done += 1
             progress(parts_done / parts_all)
 
-        tied, names = config.tied_embeddings, config.names
+        names = config.names
+        tied = config.tied_embeddings and not self._stores_head()
         vocabulary_VH = (
             self._vocabulary(names.embedding) if spec.is_first or (tied and spec.is_last) else None
         )
@@ -78,7 +79,7 @@ class Loader:
         norm_H, norm_bias_H, head = None, None, None
         if spec.is_last:
             norm_H, norm_bias_H = self._norm(names.final_norm), self._norm_bias(names.final_norm)
-            head_VH = vocabulary_VH if tied else self._vocabulary(names.head)
+            head_VH = vocabulary_VH if tied else self._head(vocabulary_VH)
             if head_VH is None:
                 raise RuntimeError("a tied head needs the embedding")
             # int4 is too coarse for the language-model head, whose weight has 8 bits.
@@ -280,6 +281,21 @@ class Loader:
         part_VH = self._dense(name, (size, self.config.hidden_size), Shard(rows=rows))
         missing = (end - start) - part_VH.shape[0]
         return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
+
+    def _stores_head(self) -> bool:
+        name, packed = self.config.names.head, self.packed or ()
+        return name in packed or self.source.stores(f"{name}.weight")
+
+    def _head(self, embedding_VH: torch.Tensor | None) -> torch.Tensor:
+        """The stored head, even if the config says that it is tied: tools that untie the two leave
+        that key behind. One equal to the embedding takes no memory of its own."""
+        before = self.num_parameters
+        head_VH = self._vocabulary(self.config.names.head)
+        shared_VH = embedding_VH if self.config.tied_embeddings else None
+        if shared_VH is None or not torch.equal(head_VH, shared_VH):
+            return head_VH
+        self.num_parameters = before
+        return shared_VH
 
     def _fetch(
         self,

@@ -107,7 +107,7 @@ def norm_shapes(config: DecoderConfig, name: str, size: int) -> Shapes:
 
 
 def all_shapes(config: DecoderConfig) -> Shapes:
-    """Every tensor of the model. A tied head may be stored too, but is not read."""
+    """Every tensor of the model. A tied head may be absent."""
     names = config.names
     shapes: Shapes = {
         f"{names.embedding}.weight": (config.vocab_size, config.hidden_size),

@@ -65,6 +65,9 @@ class ScaledWeights:
             self._check(layer)
         self.packed = PackedView(self.is_packed, self.read_packed)
 
+    def stores(self, name: str) -> bool:
+        return name.removesuffix(".weight") in self.layers or self._checkpoint.stores(name)
+
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         layer = name.removesuffix(".weight")
         if layer not in self.layers or not name.endswith(".weight"):

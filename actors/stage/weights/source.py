@@ -29,6 +29,10 @@ CPU = torch.device("cpu")
 class WeightSource(Protocol):
     """Reads tensors by their Hugging Face name."""
 
+    def stores(self, name: str) -> bool:
+        """Whether a tensor that a model may lack is there."""
+        ...
+
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         """The part of tensor `name`, whose full shape must be `shape`; contiguous.
 
@@ -88,6 +92,9 @@ class DummySource:
         self._seed = seed
         self._dtype = dtype
         self._device = device
+
+    def stores(self, name: str) -> bool:
+        return False
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         if len(shape) == 1 and name.endswith(".weight"):

@@ -79,6 +79,9 @@ class StackedExperts:
             found[f"{name}_scales"] = (number, outputs, inputs // GROUP)
         return found
 
+    def stores(self, name: str) -> bool:
+        return self._checkpoint.stores(name)
+
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         match = self._name.fullmatch(name)
         if match is None:
