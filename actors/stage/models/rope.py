@@ -82,15 +82,10 @@ def read_rope(
     config: Mapping[str, Any], head_dim: int, max_positions: int, layer_type: str | None = None
 ) -> Rope:
     """The rotation of a config.json: `rope_parameters`, or the older `rope_scaling` with
-    `rope_theta`. layer_type: selects the parameters in families in which they differ between
-    layers. Raises ValueError for an unknown kind or a missing parameter."""
-    given = config.get("rope_parameters") or {}
-    if layer_type is not None:
-        given = given.get(layer_type) or {}
-    given = {**(config.get("rope_scaling") or {}), **given}
-    if any(isinstance(value, dict) for value in given.values()):
-        raise ValueError("rope_parameters that differ between layers are not supported")
-    kind = given.get("rope_type") or given.get("type") or "default"
+    `rope_theta`, which replaces it. layer_type: selects the parameters in families in which they
+    differ between layers. Raises ValueError for an unknown kind or a missing parameter."""
+    given = _given(config, layer_type)
+    kind = given.get("rope_type") or "default"
     if "short_factor" in given:  # Phi-3 once called it "su", and "yarn"
         kind = "longrope"
     if kind not in KINDS:
@@ -133,6 +128,31 @@ def read_rope(
         kind, dim, theta, max_positions, factor, original, float(attention),
         short_factors=short, long_factors=long,
     )  # fmt: skip
+
+
+def _given(config: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
+    """The parameters that hold, their kind as `rope_type`. `rope_scaling` replaces all others but
+    the base and the rotated part; where layers differ, it replaces what it names, of the full
+    attention's."""
+    parameters = dict(config.get("rope_parameters") or {})
+    if layer_type is not None:
+        parameters = dict(parameters.get(layer_type) or {})
+    scaling = dict(config.get("rope_scaling") or {})
+    for name, given in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        if any(isinstance(value, dict) for value in given.values()):
+            raise ValueError(f"{name} that differ between layers are not supported")
+        older = given.pop("type", None)
+        if kind := given.get("rope_type") or older:
+            given["rope_type"] = kind
+    if not scaling:
+        return parameters
+    if layer_type is not None:
+        return {**parameters, **scaling}
+    if "rope_type" not in scaling and parameters.get("rope_type", "default") != "default":
+        kind = parameters["rope_type"]
+        raise ValueError(f"rope_scaling names no rope_type, and rope_parameters names {kind!r}")
+    kept = ("rope_theta", "partial_rotary_factor")
+    return {**{name: parameters[name] for name in kept if name in parameters}, **scaling}
 
 
 def unread_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

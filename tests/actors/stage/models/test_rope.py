@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from actors.stage.models.read import load_config
 from actors.stage.models.rope import cos_sin_table, read_rope
 
 # Parameters as published with these models; lengths cut where only the table's rows matter.
@@ -99,6 +102,54 @@ def test_reach_of_published_lengths() -> None:
     assert reach("Qwen 2.5, long") == 131072
     assert reach("Yarn Llama 2") == 65536
     assert reach("Vicuna 16k") == 16384
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_rope_scaling_replaces_rope_parameters(key: str) -> None:
+    """As in transformers: model cards tell to add it to a config to make its context longer."""
+    scaling = {**YARN, "rope_theta": 1_000_000.0}
+    scaling[key] = scaling.pop("rope_type")
+    entries: dict[str, Any] = {
+        "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128,
+        "max_position_embeddings": 40960, "rope_scaling": scaling,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+    }  # fmt: skip
+    rope = read_rope(entries, 128, 40960)
+    assert (rope.kind, rope.theta, rope.factor) == ("yarn", 1_000_000.0, 4.0)
+    theirs = reference(LlamaConfig(**entries), 4000)
+    torch.testing.assert_close(cos_sin_table(rope, 4000, 128), theirs, rtol=0, atol=2e-4)
+
+
+def test_rope_scaling_leaves_the_base_that_it_does_not_name() -> None:
+    given = {"rope_type": "default", "rope_theta": 1e6}
+    rope = read_rope({"rope_parameters": given, "rope_scaling": YARN}, 128, 40960)
+    assert (rope.kind, rope.theta, rope.original_positions) == ("yarn", 1e6, 32768)
+    contrary = {"rope_parameters": YARN, "rope_scaling": {"factor": 2.0}}
+    with pytest.raises(ValueError, match=r"rope_scaling names no rope_type, .* names 'yarn'"):
+        read_rope(contrary, 128, 40960)
+
+
+def test_rope_scaling_of_layers_that_differ_is_that_of_full_attention(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": 99,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    local, full = (load_config(tmp_path).ropes[i] for i in (0, 5))
+    theirs = Gemma3TextConfig(**entries).rope_parameters
+    for rope, kind in ((local, "sliding_attention"), (full, "full_attention")):
+        their = theirs[kind]
+        assert (rope.kind, rope.theta) == (their["rope_type"], their["rope_theta"])
+        assert rope.factor == their.get("factor", 1.0)
 
 
 def test_what_cannot_be_rotated_is_refused() -> None:
