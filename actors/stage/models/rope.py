@@ -100,12 +100,11 @@ def read_rope(
         or config.get("original_max_position_embeddings")
         or max_positions
     )
-    factor = float(given.get("factor") or max_positions / original)
-    rope = Rope(kind, dim, theta, max_positions, factor, original)
     if kind == "default":
         return Rope(kind, dim, theta, max_positions)
+    factor = _factor(kind, given, max_positions / original)
     if kind == "linear":
-        return rope
+        return Rope(kind, dim, theta, max_positions, factor, original)
     if kind == "dynamic":
         return Rope(kind, dim, theta, max_positions, factor, max_positions)
     if kind == "llama3":
@@ -128,6 +127,19 @@ def read_rope(
         kind, dim, theta, max_positions, factor, original, float(attention),
         short_factors=short, long_factors=long,
     )  # fmt: skip
+
+
+def _factor(kind: str, given: Mapping[str, Any], ratio: float) -> float:
+    """How often the trained length fits in the whole; the ratio of the two for longrope without it,
+    and for yarn whose factor is null."""
+    value = given.get("factor")
+    if value is None and (kind == "longrope" or (kind == "yarn" and "factor" in given)):
+        value = ratio
+    if value is None:
+        raise ValueError(f"rope type {kind!r} needs a factor")
+    if not (math.isfinite(factor := float(value)) and factor > 0):
+        raise ValueError(f"rope type {kind!r}: factor must be positive, not {value}")
+    return factor
 
 
 def _given(config: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:

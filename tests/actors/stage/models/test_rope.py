@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,29 @@ def test_rope_scaling_of_layers_that_differ_is_that_of_full_attention(tmp_path: 
         their = theirs[kind]
         assert (rope.kind, rope.theta) == (their["rope_type"], their["rope_theta"])
         assert rope.factor == their.get("factor", 1.0)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3"])
+@pytest.mark.parametrize("given", [{}, {"factor": 0}, {"factor": -2.0}, {"factor": math.inf}])
+def test_a_factor_that_is_needed_is_not_made_up(kind: str, given: dict[str, Any]) -> None:
+    scaling = {"rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **given}
+    with pytest.raises(ValueError, match=f"rope type '{kind}'.* factor"):
+        read_rope({"rope_scaling": scaling}, 128, 4096)
+
+
+def test_a_factor_that_is_null_is_the_ratio_of_the_lengths() -> None:
+    entries: dict[str, Any] = {
+        "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128,
+        "max_position_embeddings": 131072, "rope_theta": 10_000.0,
+        "rope_scaling": {**YARN, "factor": None},
+    }  # fmt: skip
+    rope = read_rope(entries, 128, 131072)
+    assert rope.factor == 4.0
+    theirs = reference(LlamaConfig(**entries), 4000)
+    torch.testing.assert_close(cos_sin_table(rope, 4000, 128), theirs, rtol=0, atol=2e-4)
+    for kind in ("linear", "dynamic", "llama3"):
+        with pytest.raises(ValueError, match=f"rope type '{kind}' needs a factor"):
+            read_rope({"rope_scaling": {"rope_type": kind, "factor": None}}, 128, 4096)
 
 
 def test_what_cannot_be_rotated_is_refused() -> None:
