@@ -85,7 +85,8 @@ def unpack_compressed(
     if zero_point is not None:
         zeros_GO = _unpack(zero_point.T.contiguous(), bits)[:, : scales_OG.shape[0]]
     permutation_K = None
-    if g_idx is not None:
+    # Filled with -1 by compressed-tensors where no order was found: columns are in their order.
+    if g_idx is not None and not bool((g_idx == -1).all()):
         permutation_K = _by_group(g_idx.long(), in_features, scales_OG.shape[1])
         if permutation_K is not None:
             values_KO = values_KO[permutation_K]
@@ -100,6 +101,8 @@ def unpack_int8(
         raise ValueError(f"its weight is {values_OK.dtype}, not int8")
     zeros_GO = torch.full_like(scales_OG.T, 128)
     if zero_point_OG is not None:
+        if zero_point_OG.numel() == 1:  # of the whole tensor
+            zero_point_OG = zero_point_OG.reshape(1, 1).expand(scales_OG.shape)
         zeros_GO = zero_point_OG.reshape(scales_OG.shape).T.to(torch.int16) + 128
     return _assemble(values_OK.T.to(torch.int16) + 128, zeros_GO, scales_OG.T, 8, None)
 
@@ -122,6 +125,8 @@ def _by_group(group_of_K: torch.Tensor, in_features: int, num_groups: int) -> to
     """The order of inputs that brings groups together; None where they already are."""
     if group_of_K.shape != (in_features,):
         raise ValueError(f"g_idx is {tuple(group_of_K.shape)}, not ({in_features},)")
+    if bool((group_of_K < 0).any()):
+        raise ValueError(f"g_idx names group {int(group_of_K.min())}")
     sizes = torch.bincount(group_of_K, minlength=num_groups)
     if len(sizes) != num_groups or not bool((sizes == sizes[0]).all()):
         raise ValueError("GPTQ groups are of unequal size")

@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "w8a16-channel": compressed("pack-quantized", strategy="channel"),
     "w8a8": compressed("int-quantized", DYNAMIC, strategy="channel"),
     "w8a8-tensor": compressed("int-quantized", DYNAMIC, strategy="tensor"),
+    "w8-tensor-asymmetric": compressed("int-quantized", strategy="tensor", symmetric=False),
     "w8-groups-asymmetric": compressed("int-quantized", symmetric=False, **GROUPS),
     "fp8-channel": compressed("float-quantized", DYNAMIC | {"type": "float"}, strategy="channel"),
     "fp8-tensor": compressed("float-quantized", FLOAT_TENSOR, strategy="tensor"),
@@ -103,16 +104,18 @@ def _quantize(
         largest_OG = largest_OG.amax().expand(rows, 1)
     scales_OG = (largest_OG / highest).half().float()
     zeros_OG = torch.zeros_like(scales_OG)
+    is_one = scheme["strategy"] == "tensor"
     if not scheme["symmetric"]:
-        zeros_OG = torch.randint(-2, 3, zeros_OG.shape, generator=generator).float()
+        shape = (1, 1) if is_one else zeros_OG.shape
+        zeros_OG = torch.randint(-2, 3, shape, generator=generator).float().expand_as(zeros_OG)
     scales_OK, zeros_OK = scales_OG[:, group_of_K], zeros_OG[:, group_of_K]
     values_OK = (weight_OK / scales_OK + zeros_OK).round().clamp(-highest - 1, highest)
     dense = scales_OK * (values_OK - zeros_OK)
-    parts["weight_scale"] = scales_OG[:1, 0] if scheme["strategy"] == "tensor" else scales_OG
+    parts["weight_scale"] = scales_OG[:1, 0] if is_one else scales_OG
     if config["format"] == "int-quantized":
         parts["weight"] = values_OK.to(torch.int8)
         if not scheme["symmetric"]:
-            parts["weight_zero_point"] = zeros_OG.to(torch.int8)
+            parts["weight_zero_point"] = (zeros_OG[:1, 0] if is_one else zeros_OG).to(torch.int8)
         return parts, dense
     parts["weight_packed"] = _pack(values_OK, bits)
     parts["weight_shape"] = torch.tensor([rows, columns])

@@ -91,10 +91,32 @@ def test_scales_that_float16_does_not_hold_are_not_rounded(tmp_path: Path) -> No
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
-def rewrite(folder: Path, change: dict[str, Any], weights: dict[str, Any]) -> None:
+def test_an_order_that_was_never_found_is_none(tmp_path: Path) -> None:
+    """compressed-tensors begins with -1 for every column, and takes that for no order."""
+    model = scaled_folders.write(tmp_path, "w4a16")
+    rewrite(tmp_path, {}, {"actorder": "group"}, "w4a16")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    packed = [name for name in tensors if name.endswith(".weight_packed")]
+    for name in packed:
+        stem = name.removesuffix(".weight_packed")
+        columns = tensors[f"{stem}.weight_shape"][1]
+        tensors[f"{stem}.weight_g_idx"] = torch.full((columns,), -1, dtype=torch.int32)
+    save_file(tensors, path)
+    planner = MiniPlanner(make_chain(tmp_path))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    tensors[f"{LAYER}.weight_g_idx"][0] = 0
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=rf"layer {LAYER}: g_idx names group -1"):
+        make_chain(tmp_path)
+
+
+def rewrite(
+    folder: Path, change: dict[str, Any], weights: dict[str, Any], method: str = "w8a8"
+) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    stored = {**scaled_folders.METHODS["w8a8"], **change}
+    stored = {**scaled_folders.METHODS[method], **change}
     group = stored["config_groups"]["group_0"]
     group = {**group, "weights": {**group["weights"], **weights}}
     stored["config_groups"] = {"group_0": group}
