@@ -152,7 +152,7 @@ class Peers:
     def _close(self, peer: _Peer, why: str) -> None:
         logger.error("connection %d is closed: %s", peer.number, why)
         if peer.socket is not None:
-            peer.socket.close()
+            peer.socket.abort()  # one that does not read would not let `close` end
 
     # ---- sending ---------------------------------------------------------------------------
 

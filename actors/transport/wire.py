@@ -22,6 +22,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from actors.transport.addresses import SECRET_BYTES, host_and_port, is_local, is_path
@@ -197,7 +198,7 @@ class FrameProtocol(asyncio.Protocol):
         if len(buffer) < len(secret):
             return
         if not hmac.compare_digest(bytes(buffer[: len(secret)]), secret):
-            self._hang_up()
+            self.abort()
             return
         del buffer[: len(secret)]
         self._secret = b""
@@ -210,7 +211,7 @@ class FrameProtocol(asyncio.Protocol):
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
             if length > MAX_FRAME_BYTES:
-                self._hang_up()
+                self.abort()
                 return
             end = offset + _LENGTH.size + length
             if len(buffer) < end:
@@ -237,11 +238,7 @@ class FrameProtocol(asyncio.Protocol):
                 self._handle_frames()
             except Exception as error:  # in `data_received` the loop would end the connection
                 logger.error("a frame could not be handled", exc_info=error)
-                self._hang_up()
-
-    def _hang_up(self) -> None:
-        self._buffer.clear()
-        self.close()
+                self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._silence is not None:
@@ -263,8 +260,15 @@ class FrameProtocol(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
+        """End the connection once the peer has read everything, which may be never."""
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once, and drop what is unsent or not yet handled."""
+        self._buffer.clear()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 async def connect(
@@ -274,25 +278,19 @@ async def connect(
     secret: bytes = b"",
 ) -> FrameProtocol:
     """Connect from an event loop to a Mailbox or to `listen`. Raises OSError."""
-    loop = asyncio.get_running_loop()
+    loop, make = asyncio.get_running_loop(), partial(FrameProtocol, on_frame, on_lost)
     if is_path(address):
-        _, protocol = await loop.create_unix_connection(
-            lambda: FrameProtocol(on_frame, on_lost), address
-        )
+        _, protocol = await loop.create_unix_connection(make, address)
     elif is_local(address):
         with contextlib.ExitStack() as unless_connected:
             sock = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
             sock.setblocking(False)
             sock.connect(f"\0{address[1:]}")  # at once, or refused
-            transport, protocol = await loop.create_unix_connection(
-                lambda: FrameProtocol(on_frame, on_lost), sock=sock
-            )
+            transport, protocol = await loop.create_unix_connection(make, sock=sock)
             unless_connected.pop_all()
         transport.write(secret)
     else:
-        transport, protocol = await loop.create_connection(
-            lambda: FrameProtocol(on_frame, on_lost), *host_and_port(address)
-        )
+        transport, protocol = await loop.create_connection(make, *host_and_port(address))
         transport.write(secret)
     return protocol
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+import actors.engine.peers as peers_module
 from actors.engine.peers import FrontAddress, Message, Peers, connection_of, first_id
 from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse
 from actors.scheduling.request import Request, SamplingParams
@@ -25,6 +27,7 @@ from actors.transport.messages import (
     unpack_kind,
 )
 from actors.transport.wire import FrameProtocol, connect
+from tests.actors.fleet.pictures import snapshot
 
 
 class Front:
@@ -116,6 +119,30 @@ async def test_a_front_that_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, 
     assert (await asyncio.wait_for(scheduler.received.get(), 10))[1].requests[
         0
     ].request_id == theirs
+
+
+async def test_a_front_that_does_not_read_is_gone_at_once(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its requests end, although what it has not read can never be sent."""
+    monkeypatch.setattr(peers_module, "_MOST_UNSENT_BYTES", 1 << 20)
+    reader = Front()
+    await reader.connect(scheduler.fronts)
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.connect(f"\0{scheduler.fronts.local[1:]}")
+        hello, asked = pack_kind(Hello(time.monotonic())), pack_kind(request(first_id(2) + 1))
+        frames = b"".join(len(f).to_bytes(4, "little") + f for f in (hello, asked))
+        frozen.sendall(scheduler.fronts.secret + frames)
+        number, _ = await asyncio.wait_for(scheduler.received.get(), 10)
+        for _ in range(4):
+            scheduler.peers.send_refusal(Refuse(first_id(number), "x" * (1 << 20)))
+        for _ in range(3):
+            scheduler.peers.publish(snapshot("e"))
+        assert await asyncio.wait_for(scheduler.gone.get(), 10) == number
+    assert not scheduler.peers.knows(first_id(number))
+    assert caplog.text.count("it does not read") == 1
+    for _ in range(3):
+        assert (await reader.next()).engine_id == "e"
 
 
 async def test_a_front_passes_on_what_another_engine_has_saved(scheduler: Scheduler) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from actors.transport.addresses import new_secret, private_directory
 from actors.transport.wire import (
@@ -148,6 +149,29 @@ async def test_the_event_loop_hangs_up_on_a_length_that_no_frame_has(directory: 
     assert frames == [b"ok"]
     writer.close()
     server.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("address", ["path", "127.0.0.1:0"])
+def test_an_abort_does_not_wait_for_a_peer_that_never_reads(
+    directory: Path, address: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    secret = new_secret()
+    mailbox = Mailbox(str(directory / "m") if address == "path" else address, secret)
+
+    async def fill_and_abort() -> None:
+        lost = asyncio.Event()
+        protocol = await connect(mailbox.address, lambda _: None, lost.set, secret)
+        for _ in range(64):  # more than the system's buffers hold
+            protocol.send(b"x" * (1 << 20))
+        assert protocol.num_unsent_bytes > 1 << 20
+        protocol.abort()
+        await asyncio.wait_for(lost.wait(), 10)
+        protocol.send(b"dropped")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(fill_and_abort())
+    mailbox.close()
 
 
 async def test_loop_to_mailbox_and_loss(directory: Path) -> None:
