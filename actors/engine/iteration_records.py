@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+from actors.engine.peers import SAME_CLOCK_S
 from actors.scheduling.core import Core
 from actors.scheduling.plan import StepResult
 from actors.scheduling.state import InFlight
 from actors.transport.messages import IterationRecord
 
 _RECORDS_EVERY_S = 0.1  # records are sent this often while there are steps
+
+
+class StageClocks:
+    """Brings the times of stages on other nodes, which count from other boots, to this clock.
+
+    Times that lie within their step are of this node. From others one offset per stage is taken,
+    the middle of what all steps so far allow: each began after its plan, and ended before its
+    answer. It is off by at most half the time that a step which hardly waits spends elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._offsets_s: dict[int, tuple[float, float]] = {}  # by stage: (least, most)
+
+    def aligned(self, record: IterationRecord) -> IterationRecord:
+        from_s, to_s = record.submitted_s - SAME_CLOCK_S, record.done_s + SAME_CLOCK_S
+        if all(from_s <= begin_s and end_s <= to_s for begin_s, end_s in record.stages_s):
+            return record
+        times = []
+        for stage, (begin_s, end_s) in enumerate(record.stages_s):
+            offset_s = 0.0
+            if begin_s < from_s or end_s > to_s:
+                least, most = record.submitted_s - begin_s, record.done_s - end_s
+                offset_s = self._offset_s(stage, least, most)
+            times.append((begin_s + offset_s, end_s + offset_s))
+        return record._replace(stages_s=tuple(times))
+
+    def _offset_s(self, stage: int, least: float, most: float) -> float:
+        known_least, known_most = self._offsets_s.get(stage, (least, most))
+        if max(known_least, least) <= min(known_most, most):
+            least, most = max(known_least, least), min(known_most, most)
+        self._offsets_s[stage] = (least, most)  # else the clocks drifted, or the stage moved
+        return (least + most) / 2
 
 
 class IterationRecords:
@@ -19,6 +52,7 @@ class IterationRecords:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._clocks = StageClocks()
         self._gathered: list[IterationRecord] = []
         self.due: list[IterationRecord] = []  # to be sent with the next outputs
         self._due_s = 0.0  # time of the last move to `due`
@@ -47,6 +81,6 @@ class IterationRecords:
             )
         )
         if not core.in_flight or done_s - self._due_s >= _RECORDS_EVERY_S:
-            self.due += self._gathered
+            self.due += map(self._clocks.aligned, self._gathered)
             self._gathered.clear()
             self._due_s = done_s

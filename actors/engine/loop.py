@@ -182,14 +182,14 @@ class EngineLoop:
             self._handle(StepFailed(step.plan.step_id, message))
             recovery.step_failed(message, core.num_failures_in_a_row)
             return
+        since_s = max(step.planned_at_s, core.last_answer_s)  # stages may have other clocks
         self._handle(StepDone(answer))
         # The outputs have been sent; the rest is not urgent.
         now_s = core.last_answer_s
         recovery.num_rebuilds_in_a_row = 0
         if overflows := core.outcomes.num_overflows_in_a_row:
             recovery.overflowed(overflows)
-        begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.planned_at_s
-        self._deadline.observe(step.num_tokens, now_s - begin_s)
+        self._deadline.observe(step.num_tokens, now_s - since_s)
         self._records.note(step, now_s, answer, recovery.num_recoveries)
         if not core.in_flight:  # no outputs will follow that could carry them
             self._send_outputs([])

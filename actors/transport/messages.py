@@ -156,7 +156,8 @@ class Suspects:
 class IterationRecord(NamedTuple):
     """One iteration, for the timeline, the metrics and the logs.
 
-    stages_s: (start, end) of each. holds_starts: as in `interfaces.TokenBudget`.
+    stages_s: (start, end) of each, by the scheduler's clock (`StageClocks`). holds_starts: as in
+        `interfaces.TokenBudget`.
     """
 
     step: int

@@ -104,7 +104,7 @@ class Metrics:
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
         self.output_length = self._histogram("request_generation_tokens", "Output length", _TOKENS)
         self.step_time = self._quick_histogram(
-            "iteration_seconds", "Busy time of an iteration, first stage to last", _LATENCY_S
+            "iteration_seconds", "Busy time of an iteration, all stages together", _LATENCY_S
         )
         self.step_error = self._quick_histogram(
             "iteration_prediction_error_ratio",
@@ -189,7 +189,7 @@ class Metrics:
     def iterations(self, records: Sequence[IterationRecord], num_blocks: int) -> None:
         """Iteration records, oldest first."""
         timed = [r for r in records if r.stages_s]
-        self.step_time.observe_all([r.stages_s[-1][1] - r.stages_s[0][0] for r in timed])
+        self.step_time.observe_all([sum(end - begin for begin, end in r.stages_s) for r in timed])
         self.step_error.observe_all(
             [
                 max(end - begin for begin, end in r.stages_s) / r.predicted_s

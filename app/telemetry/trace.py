@@ -1,6 +1,8 @@
 """Iteration records as a Chrome/Perfetto trace: one track per stage, one slice per micro-batch.
 
-Open the file at ui.perfetto.dev or chrome://tracing; bubbles appear as gaps.
+Times of stages on other nodes have been brought to the scheduler's clock, from bounds on their
+offset (`StageClocks`): between the tracks of different nodes, waits of some milliseconds are not
+exact. Open the file at ui.perfetto.dev or chrome://tracing; bubbles appear as gaps.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.engine.config import EngineConfig
@@ -39,6 +40,7 @@ class Stages:
         self.fake = FakeStages(settings)
         self.tier, self.pipeline = (), self
         self.unanswered: deque[StepPlan] = deque()
+        self.times_s: tuple[tuple[float, float], ...] = ()  # of each stage, in answers
         self.poison: int | None = None  # a step with this request raises
         self.may_go_on = asyncio.Event()  # a rebuild, a compilation or a load
         self.may_go_on.set()
@@ -64,7 +66,7 @@ class Stages:
             if any(part.request_id == self.poison for part in plan.parts):
                 self.fail(plan)
             else:
-                self._on_answer(self.fake.run(plan))
+                self._on_answer(replace(self.fake.run(plan), stage_times_s=self.times_s))
 
     def fail(self, plan: StepPlan) -> None:
         self.fake.fail(plan, applied=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actors.engine.iteration_records import IterationRecords
+import pytest
+
+from actors.engine.iteration_records import IterationRecords, StageClocks
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Execute, StepDone, Submit
@@ -49,6 +51,36 @@ def test_a_record_says_what_the_step_was_made_of() -> None:
     assert (decode.num_prefill_tokens, decode.num_decode_tokens) == (0, 1)
     assert prefill.done_s == 0.5
     assert decode.num_decoding == 1
+
+
+def _record(submitted_s: float, done_s: float, *stages_s: tuple[float, float]) -> IterationRecord:
+    return IterationRecord(1, submitted_s, done_s, None, 1, 0, 1, stages_s, 1, 0, 0, 9, 0, 0, 64)
+
+
+def test_times_of_this_node_stay_as_they_are() -> None:
+    record = _record(10.0, 10.3, (10.01, 10.1), (10.1001, 10.3001))  # devices time with an error
+    assert StageClocks().aligned(record) is record
+
+
+@pytest.mark.parametrize("ahead_s", [-80_000.0, 3e6])
+def test_times_of_another_node_are_brought_to_the_scheduler_s_clock(ahead_s: float) -> None:
+    clocks = StageClocks()
+
+    def of_second_stage(begin_s: float, moved_s: float) -> tuple[float, float]:
+        """Its time by this clock, in a step that waits for it at first, and less later."""
+        far = (begin_s + 0.1 + ahead_s, begin_s + 0.3 + ahead_s)
+        record = _record(begin_s - moved_s, begin_s + 0.3 + moved_s, (begin_s, begin_s + 0.1), far)
+        here, there = clocks.aligned(record).stages_s
+        assert here == (begin_s, begin_s + 0.1)
+        assert there[1] - there[0] == pytest.approx(0.2)
+        assert record.submitted_s <= there[0] < there[1] <= record.done_s
+        return there
+
+    of_second_stage(10.0, 0.2)
+    assert of_second_stage(20.0, 0.001)[0] == pytest.approx(20.05, abs=0.01)
+    assert of_second_stage(30.0, 0.2)[0] == pytest.approx(30.05, abs=0.01)  # it has learnt
+    ahead_s += 55.0  # the stage is rebuilt on a third node
+    of_second_stage(40.0, 0.001)
 
 
 def _note(records: IterationRecords, step: InFlight, done_s: float) -> list[IterationRecord]:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from app.telemetry.prometheus import QuickHistogram
+from actors.transport.messages import IterationRecord
+from app.telemetry.prometheus import Metrics, QuickHistogram
 
 BOUNDS = (0.005, 0.01, 0.5, 1, 10)
 
@@ -31,3 +32,12 @@ def test_it_equals_the_library_s_own(values: list[float]) -> None:
     total = ours.get_sample_value("x_seconds_sum", {"model_name": "m"})
     assert total is not None
     assert abs(total - sum(values)) < 1e-9
+
+
+def test_an_iteration_s_time_is_what_its_stages_took_whatever_their_clocks() -> None:
+    metrics, stages_s = Metrics("m"), ((10.0, 10.1), (7e6, 7e6 + 0.25))
+    record = IterationRecord(1, 10.0, 10.5, None, 1, 0, 1, stages_s, 1, 0, 0, 9, 0, 0, 64)
+    metrics.iterations([record], num_blocks=10)
+    total = metrics.registry.get_sample_value("legato_iteration_seconds_sum", {"model_name": "m"})
+    assert total is not None
+    assert abs(total - 0.35) < 1e-6
