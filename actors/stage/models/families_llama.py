@@ -247,7 +247,13 @@ FAMILIES: dict[str, Family] = {
             expert_up="w3",
             expert_down="w2",
         ),
-        {**_MISTRAL, "sliding_window": None, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+        {
+            **_MISTRAL,
+            "sliding_window": None,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+        },
     ),
     "Qwen3MoeForCausalLM": Family(
         qwen3_moe, defaults={**_QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}

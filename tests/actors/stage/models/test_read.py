@@ -82,6 +82,23 @@ def test_the_inner_part_is_checked_like_a_whole_config(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Mixtral", "Qwen3", "SmolLM3", "GptOss"])
+def test_the_base_of_a_rotation_that_is_not_given(tmp_path: Path, kind: str) -> None:
+    """Families differ in it."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 99,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+    }  # fmt: skip
+    if kind == "GptOss":
+        sizes["rope_parameters"] = {"rope_type": "linear", "factor": 2.0}
+    elif kind != "Mixtral":
+        del sizes["num_local_experts"]
+    config = {"architectures": [f"{kind}ForCausalLM"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = getattr(transformers, f"{kind}Config")(**sizes).rope_parameters
+    assert load_config(tmp_path).ropes[0].theta == theirs["rope_theta"]
+
+
 @pytest.mark.parametrize("wrong", ["x", [1, None]])
 def test_a_wrong_end_token_is_a_fault_of_the_file_that_has_it(tmp_path: Path, wrong: Any) -> None:
     config = write_gemma3_4b(tmp_path)
