@@ -190,7 +190,11 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family(
         phi3,
         replace(_FUSED_MLP, qkv="self_attn.qkv_proj"),
-        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        {
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
     ),
     "Olmo2ForCausalLM": Family(
         olmo2,

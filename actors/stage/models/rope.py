@@ -95,11 +95,10 @@ def read_rope(
     if dim % 2 or not 0 < dim <= head_dim:
         raise ValueError(f"partial_rotary_factor {part} rotates {dim} features of {head_dim}")
     theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    original = int(
-        given.get("original_max_position_embeddings")
-        or config.get("original_max_position_embeddings")
-        or max_positions
-    )
+    length = "original_max_position_embeddings"
+    # That of the whole config goes before, as in transformers; not where layers differ.
+    outer = config.get(length) if layer_type is None else None
+    original = int(outer or given.get(length) or max_positions)
     if kind == "default":
         return Rope(kind, dim, theta, max_positions)
     factor = _factor(kind, given, max_positions / original)

@@ -122,6 +122,10 @@ def _phi3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
             "attention_factor": metadata.get("rope.scaling.attn_factor"),
         }
         extra["rope_parameters"] |= _partial(metadata, config)
+    rope: JsonObject = extra.get("rope_parameters") or config["rope_parameters"]
+    length = "original_max_position_embeddings"
+    if length in rope:  # or the family's default would hold
+        extra[length] = rope[length]
     return extra
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from actors.stage.models.read import load_config
 from actors.stage.models.rope import cos_sin_table, read_rope
@@ -174,6 +175,48 @@ def test_a_factor_that_is_null_is_the_ratio_of_the_lengths() -> None:
     for kind in ("linear", "dynamic", "llama3"):
         with pytest.raises(ValueError, match=f"rope type '{kind}' needs a factor"):
             read_rope({"rope_scaling": {"rope_type": kind, "factor": None}}, 128, 4096)
+
+
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.05 * i for i in range(16)],
+    "long_factor": [2.0 + i for i in range(16)],
+}
+
+
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 2048}])
+@pytest.mark.parametrize("outer", [{}, {"original_max_position_embeddings": 1024}])
+def test_trained_length_of_phi3(
+    tmp_path: Path, outer: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    """The config's own goes before that of the rotation, and is 4096 where it is not given."""
+    entries: dict[str, Any] = {
+        "architectures": ["Phi3ForCausalLM"],
+        "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 99,
+        "num_attention_heads": 4, "max_position_embeddings": 32768, "pad_token_id": None,
+        **outer, "rope_scaling": {**LONG, **inner},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    rope = load_config(tmp_path).ropes[0]
+    theirs = Phi3RotaryEmbedding(Phi3Config(**entries))
+    table = cos_sin_table(rope, 5000, 32)
+    for length in (1000, 1500, 3000, 5000):
+        cos, sin = theirs(torch.zeros(1, 1), torch.arange(length)[None])
+        row = torch.cat((cos[0, -1, :16], sin[0, -1, :16]))
+        torch.testing.assert_close(table[length - 1], row, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_trained_length_of_the_whole_config(kind: str) -> None:
+    scaling = {**YARN, "rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    entries: dict[str, Any] = {
+        "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 10_000.0,
+        "max_position_embeddings": 131072, "rope_scaling": scaling,
+        "original_max_position_embeddings": 1024,
+    }  # fmt: skip
+    table = cos_sin_table(read_rope(entries, 128, 131072), 4000, 128)
+    theirs = reference(LlamaConfig(**entries), 4000)
+    torch.testing.assert_close(table, theirs, rtol=0, atol=2e-4)
 
 
 def test_what_cannot_be_rotated_is_refused() -> None:
