@@ -72,11 +72,13 @@ def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama without positions in every fourth layer (NoPE)."""
     every = keys.size("no_rope_layer_interval", 4)
     rotates = keys.get("no_rope_layers") or [(i + 1) % every for i in range(base.num_layers)]
-    use = keys.flag("use_sliding_window") and keys.get("sliding_window") is not None
-    kinds = [FULL if has or not use else SLIDING for has in rotates]
     nope = no_rope(base.max_positions)
     ropes = [rope if has else nope for has, rope in zip(rotates, base.ropes, strict=True)]
-    return replace(windows(llama(base, keys), keys, kinds), ropes=tuple(ropes))
+    config = replace(llama(base, keys), ropes=tuple(ropes))
+    if not keys.flag("use_sliding_window"):
+        keys.ignore("layer_types", "sliding_window")
+        return config
+    return windows(config, keys, [FULL if has else SLIDING for has in rotates])
 
 
 def glm(base: DecoderConfig, keys: Keys) -> DecoderConfig:

@@ -99,6 +99,24 @@ def test_the_base_of_a_rotation_that_is_not_given(tmp_path: Path, kind: str) -> 
     assert load_config(tmp_path).ropes[0].theta == theirs["rope_theta"]
 
 
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("types", [None, ["sliding_attention", "full_attention"] * 2])
+def test_windows_of_smollm3_are_those_of_transformers(
+    tmp_path: Path, used: bool, types: list[str] | None
+) -> None:
+    given: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 99,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None,
+        "use_sliding_window": used, "sliding_window": 16, "layer_types": types,
+    }  # fmt: skip
+    config = {"architectures": ["SmolLM3ForCausalLM"], **given}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**given))
+    layers = theirs.model.layers
+    expected = tuple(layer.self_attn.sliding_window for layer in layers)
+    assert load_config(tmp_path).sliding_windows == expected
+
+
 @pytest.mark.parametrize("wrong", ["x", [1, None]])
 def test_a_wrong_end_token_is_a_fault_of_the_file_that_has_it(tmp_path: Path, wrong: Any) -> None:
     config = write_gemma3_4b(tmp_path)
