@@ -178,7 +178,7 @@ class Decoder:
         )
         if w.query_scales_P is not None:
             scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
-            q_TND = q_TND * scales_T.to(q_TND.dtype)[..., None]
+            q_TND = (q_TND * scales_T[..., None]).to(q_TND.dtype)  # rounded once
         return self._backend.attention(q_TND, batch, kv, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from actors.scheduling.request import SamplingParams
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from kernels.interface import Batch
+from kernels.torch.backend import TorchBackend
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
@@ -52,6 +55,40 @@ def test_prompt_logprobs(
     our_error = torch.tensor(ours).square().mean().sqrt().item()
     their_error = torch.tensor(theirs).square().mean().sqrt().item()
     assert our_error < 1.3 * their_error
+
+
+def test_a_temperature_of_queries_is_rounded_once(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the temperature before the product and the product too."""
+    rotated: list[torch.Tensor] = []
+    pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    rope, attention = TorchBackend.rope_and_cache, TorchBackend.attention
+
+    def noted_rope(self: TorchBackend, *arguments: Any) -> torch.Tensor:
+        rotated.append(rope(self, *arguments))
+        return rotated[-1]
+
+    def noted_attention(
+        self: TorchBackend, q_TND: torch.Tensor, batch: Batch, *arguments: Any
+    ) -> torch.Tensor:
+        pairs.append((rotated[-1].clone(), q_TND.clone(), batch.positions_T.clone()))
+        return attention(self, q_TND, batch, *arguments)
+
+    monkeypatch.setattr(TorchBackend, "rope_and_cache", noted_rope)
+    monkeypatch.setattr(TorchBackend, "attention", noted_attention)
+    folder = tiny_model("llama4", dtype=torch.bfloat16)
+    MiniPlanner(make_chain(folder, backend="torch")).run(
+        make_prompts((63,)), SamplingParams(max_tokens=1)
+    )
+    num_scaled = 0
+    for before, scaled, positions in pairs:
+        if not torch.equal(before, scaled):
+            # As transformers' Llama4TextAttention, of the variant's floor_scale and attn_scale.
+            scales = torch.log1p(torch.floor((positions.float() + 1.0) / 8)) * 0.3 + 1.0
+            assert torch.equal(scaled, (before * scales[:, None, None]).to(torch.bfloat16))
+            num_scaled += 1
+    assert num_scaled
 
 
 def test_dtype_may_be_chosen(tiny_model: Callable[..., Path]) -> None:
