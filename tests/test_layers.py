@@ -128,8 +128,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     "composition": (
         "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params}.py",
         "vocabulary calibration batches fleet.routers fleet engine.config executor engine transport"
-        " app.engine_client app.fleet text api endpoints http telemetry console settings client"
-        " installation",
+        " app.engine_client app.fleet text api schema endpoints http telemetry console settings"
+        " client installation",
     ),
     "cli": (
         "app/cli/*.py",

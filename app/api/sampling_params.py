@@ -14,7 +14,8 @@ from app.api.http.options import ApiOptions
 from app.api.schema.common import SamplingFields
 from app.text.grammars import GrammarBusy, GrammarInvalid
 
-_SEEDS: Final = 2**63 - 4096  # continuations of one prompt use the seeds that follow
+SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
+LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
 
 
 def check_count(options: ApiOptions, count: int, param: str) -> None:
@@ -90,12 +91,12 @@ def sampling_params(
         min_tokens=min_tokens,
         temperature=_given(request.temperature, 1.0),
         top_k=max(top_k, 0),
-        top_p=max(_given(request.top_p, 1.0), 1e-6),
+        top_p=max(_given(request.top_p, 1.0), LEAST_TOP_P),
         min_p=_given(request.min_p, 0.0),
         presence_penalty=_given(request.presence_penalty, 0.0),
         frequency_penalty=_given(request.frequency_penalty, 0.0),
         repetition_penalty=_given(request.repetition_penalty, 1.0),
-        seed=secrets.randbelow(_SEEDS) if request.seed is None else request.seed % _SEEDS,
+        seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
         stop_token_ids=stop_token_ids(request, context),
         logit_bias=_logit_bias(request, context),
         logprobs=logprobs,

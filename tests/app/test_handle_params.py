@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.scheduling.request import Grammar, Objective
+from app.api.sampling_params import LEAST_TOP_P, SEEDS
 from app.engine_client.client import ModelCard
 from app.handle_params import parse_params
 
@@ -29,6 +32,20 @@ def test_an_unseeded_draw_gets_a_seed_of_its_own() -> None:
     seeds = {parse_params({"temperature": 1.0}, 10, CARD).sampling.seed for _ in range(4)}
     assert len(seeds) == 4
     assert parse_params({"seed": 7}, 10, CARD).sampling.seed == 7
+
+
+def test_what_http_takes_means_the_same_here() -> None:
+    given = {"top_k": -1, "top_p": 0.0, "min_p": None, "seed": -1, "repetition_penalty": 1}
+    sampling = parse_params(given, 10, CARD).sampling
+    assert (sampling.top_k, sampling.top_p, sampling.min_p) == (0, LEAST_TOP_P, 0.0)
+    assert (sampling.seed, sampling.repetition_penalty) == (SEEDS - 1, 1.0)
+    counted = {"top_k": np.int64(5), "min_p": np.float32(0.5), "min_tokens": np.int32(3)}
+    sampling = parse_params(counted, 10, CARD).sampling
+    assert (sampling.top_k, sampling.min_p, sampling.min_tokens) == (5, 0.5, 3)
+    assert parse_params({"logit_bias": ((4, 1), (5, -2.0))}, 10, CARD).sampling.logit_bias == (
+        (4, 1.0),
+        (5, -2.0),
+    )
 
 
 def test_everything_that_may_be_said() -> None:
@@ -67,6 +84,25 @@ def test_everything_that_may_be_said() -> None:
         ({"max_tokens": 91}, 10, r"max_tokens: .*\[1, 90\].* 10 of 100"),
         ({"temperature": -0.1}, 10, "temperature"),
         ({"temperature": 1e9}, 10, "temperature"),
+        ({"temperature": math.nan}, 10, "temperature"),
+        ({"top_k": 2**31}, 10, "top_k: .*, not 2147483648"),
+        ({"top_k": 1.5}, 10, "top_k"),
+        ({"top_p": 1.01}, 10, "top_p"),
+        ({"top_p": math.nan}, 10, "top_p"),
+        ({"min_p": -0.1}, 10, "min_p"),
+        ({"min_p": math.inf}, 10, "min_p"),
+        ({"repetition_penalty": 0}, 10, "repetition_penalty"),
+        ({"repetition_penalty": math.nan}, 10, "repetition_penalty"),
+        ({"presence_penalty": math.inf}, 10, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, 10, "frequency_penalty"),
+        ({"seed": 2**63}, 10, "seed"),
+        ({"seed": "x"}, 10, "seed"),
+        ({"min_tokens": -1}, 10, "min_tokens"),
+        ({"max_tokens": 4, "min_tokens": 5}, 10, "min_tokens: more than the 4"),
+        ({"logit_bias": {4: math.nan}}, 10, "logit_bias"),
+        ({"logit_bias": {4: 1e9}}, 10, "logit_bias"),
+        ({"logit_bias": {64: 1.0}}, 10, "logit_bias: token id 64"),
+        ({"stop_token_ids": [64]}, 10, "stop_token_ids: token id 64"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
