@@ -137,10 +137,10 @@ class EngineLoop:
             self.peers.send(number, self._questions.answer(message))
 
     def _submit(self, request: Request) -> None:
-        if (refusal := self._slots.refusal(request)) is None:
-            self._handle(Submit(request))
-        else:
+        if request.adapter and (refusal := self._slots.refusal(request)) is not None:
             self.peers.send_refusal(refusal)
+        else:
+            self._handle(Submit(request))
 
     async def _answer_later(self, number: int, ask: Ask) -> None:
         self.peers.send(number, await self._questions.answer_later(ask))
@@ -189,7 +189,8 @@ class EngineLoop:
         recovery.num_rebuilds_in_a_row = 0
         if overflows := core.outcomes.num_overflows_in_a_row:
             recovery.overflowed(overflows)
-        self._deadline.observe(step.num_tokens, now_s - since_s)
+        token_s = (now_s - since_s) / max(1, step.num_tokens)
+        self._deadline.slowest_token_s = max(0.99 * self._deadline.slowest_token_s, token_s)
         self._records.note(step, now_s, answer, recovery.num_recoveries)
         if not core.in_flight:  # no outputs will follow that could carry them
             self._send_outputs([])
@@ -250,7 +251,8 @@ class EngineLoop:
     def _execute(self, instruction: Execute) -> None:
         if self._recovery.is_rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
-        self._deadline.watch()
+        if self._deadline.timer is None:
+            self._deadline.watch()
         if instruction.plan.started:
             started = [s.request_id for s in instruction.plan.started]
             self.peers.send_started(started)

@@ -20,6 +20,9 @@ class StepDeadline:
     A step may take `factor` times its prediction (without one, the recent time of as many tokens),
     but at least `floor_s`. Looking a few times per `floor_s` is therefore early enough and needs no
     timer per step. Time in which this process stood still is no time of a step (`RunningTime`).
+
+    timer: None unless it watches. slowest_token_s: of recent successful steps, with slow decay. The
+    loop looks at the one and keeps the other, once a step.
     """
 
     def __init__(
@@ -37,20 +40,15 @@ class StepDeadline:
         self._lose = lose
         self._period_s = floor_s / LOOKS
         self._ran = RunningTime()
-        self._timer: asyncio.TimerHandle | None = None
-        self._slowest_token_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.slowest_token_s = 0.0
 
     def watch(self) -> None:
         """Begin to watch, because a step is in flight."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._check)
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a successful step: the recent slowest time per token, with slow decay."""
-        self._slowest_token_s = max(0.99 * self._slowest_token_s, seconds / max(1, num_tokens))
+        self.timer = asyncio.get_running_loop().call_later(self._period_s, self._check)
 
     def _check(self) -> None:
-        self._timer = None
+        self.timer = None
         if not self._core.in_flight:
             return
         oldest = self._core.in_flight[0]
@@ -60,13 +58,13 @@ class StepDeadline:
         left_s = limit_s - self._ran.since(since_s, self._clock(), self._period_s)
         if left_s > 0:
             wait_s = min(left_s, self._period_s)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
+            self.timer = asyncio.get_running_loop().call_later(wait_s, self._check)
         else:
             self._lose(f"no answer within {limit_s:.1f} s")
 
     def _limit_of(self, step: InFlight) -> float:
-        estimate_s = step.predicted_s or step.num_tokens * self._slowest_token_s
+        estimate_s = step.predicted_s or step.num_tokens * self.slowest_token_s
         limit_s = max(self._floor_s, estimate_s * self._factor)
-        if self._slowest_token_s == 0.0:
+        if self.slowest_token_s == 0.0:
             limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * step.num_tokens)
         return limit_s

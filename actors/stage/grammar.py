@@ -161,10 +161,6 @@ class GrammarMasks:
             return None
         return int(allowed[texts.index(longest)])
 
-    def release(self, request_id: int) -> None:
-        """Forget a request that has left or starts again."""
-        self.matchers.pop(request_id, None)
-
     def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
         """The request's matcher, having seen exactly this output."""
         import xgrammar

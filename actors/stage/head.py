@@ -201,7 +201,7 @@ class Sampler:
         """Forget requests that have left or start again."""
         for request_id in request_ids:
             self._counts.pop(request_id, None)
-            self.grammars.release(request_id)
+            self.grammars.matchers.pop(request_id, None)
 
     def tokens(
         self,

@@ -159,10 +159,10 @@ async def test_the_clock_of_another_node_says_nothing_of_a_step_s_deadline() -> 
     engine.now_s += 0.5
     engine.stages.answer()
     prompt = request(1).prompt
-    assert engine.loop._deadline._slowest_token_s == pytest.approx(0.5 / len(prompt))
+    assert engine.loop._deadline.slowest_token_s == pytest.approx(0.5 / len(prompt))
     engine.now_s += 2.0
     engine.stages.answer_all()
-    assert engine.loop._deadline._slowest_token_s == pytest.approx(0.99 * 2.0, rel=0.02)
+    assert engine.loop._deadline.slowest_token_s == pytest.approx(0.99 * 2.0, rel=0.02)
 
 
 async def test_the_deadline_of_a_lost_step_does_not_cost_the_new_stages() -> None:

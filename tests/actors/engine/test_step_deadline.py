@@ -102,7 +102,7 @@ class _Engine:
         self.core = build_core(config, cost_model=_Steps(*predicted_s))
         self.lost: list[str] = []
         self.deadline = StepDeadline(self.core, FLOOR_S, 5.0, self.lost.append, lambda: loop.now_s)
-        self.deadline.observe(1, 0.001)  # measured before: the first step's grace is over
+        self.deadline.slowest_token_s = 0.001  # measured before: the first step's grace is over
         for request_id in range(depth):
             sampling = SamplingParams(300, min_tokens=300)
             self._handle(Submit(Request(request_id, (7, 7), sampling, loop.now_s)))
@@ -110,7 +110,8 @@ class _Engine:
 
     def _handle(self, event: Submit | StepDone | PipelineLost) -> None:
         self.core.handle(event, self.loop.now_s)
-        self.deadline.watch()
+        if self.deadline.timer is None:
+            self.deadline.watch()
 
     def answer(self) -> None:
         step = self.core.in_flight[0]
