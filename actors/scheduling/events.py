@@ -89,7 +89,8 @@ class TierChange(NamedTuple):
 class Moved:
     """The answer to a Save or a Fetch; a move that failed is answered too.
 
-    num_blocks: how many of its blocks, from the first, are done on every rank.
+    num_blocks: of a fetch, how many of its blocks, from the first, are there on every rank; of a
+        save, how many the stores have kept.
     changes: one per rank.
     """
 

@@ -178,7 +178,7 @@ class StageActor:
         self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
     ) -> tuple[int, TierChange]:
         """Save these (device block, digest), or fetch them within limit_s; returns how many were
-        moved, from the first, and other changes of the store. Runs beside the steps."""
+        kept, or came, from the first, and other changes of the store. Runs beside the steps."""
         assert self._mover is not None
         self._enter()
         done = 0

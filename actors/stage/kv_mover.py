@@ -107,13 +107,14 @@ class KVMover:
     @torch.inference_mode()
     def save(self, blocks: Blocks) -> int:
         """Copy these into the store, which forgets a chain from its tail, and where other devices
-        find them, where the oldest gives way; returns how many."""
+        find them, where the oldest gives way; returns how many the store has kept."""
+        num_kept = 0
         with self._apart():
             for block, digest in reversed(blocks):
-                self._store.save(digest, self._cache.read(block))
+                num_kept += self._store.save(digest, self._cache.read(block))
                 if self._direct is not None:
                     self._direct.blocks.put(digest, partial(self._cache.copy_out, block))
-        return len(blocks)
+        return num_kept
 
     @torch.inference_mode()
     def fetch(self, blocks: Blocks, limit_s: float) -> int:

@@ -93,8 +93,9 @@ class BlockStore:
         """Digests of all blocks, at the start: later ones come by `pop_changes`."""
         return sorted(self._reported)
 
-    def save(self, digest: bytes, block: Block) -> None:
-        """Keep a block, which the caller must not change afterwards."""
+    def save(self, digest: bytes, block: Block) -> bool:
+        """Keep a block, which the caller must not change afterwards; returns whether there is room:
+        shares of a node may have none, and what waits for the disk is bounded."""
         if self._shared is not None and digest not in self._shared:
             self._shared.put(digest, block)
         with self._lock:
@@ -104,6 +105,7 @@ class BlockStore:
                 self._backlog.setdefault(digest, block)
                 self._wakes.notify()
             self._gone.add(digest)  # to be reported
+            return self._holds(digest)
 
     def load(self, digests: Sequence[bytes], limit_s: float) -> Iterator[Block]:
         """The blocks in this order, up to the first that is absent or not here in time.

@@ -15,6 +15,7 @@ from actors.stage import kv_mover
 from actors.stage.kv import KVCache
 from actors.stage.kv_mover import KVMover
 from actors.stage.spec import TierSpec
+from actors.stage.tier import shared
 from actors.stage.tier.direct import DeviceBlocks
 from kernels.interface import AttentionShape
 from kernels.registry import resolve_backend
@@ -64,6 +65,21 @@ def test_what_was_saved_comes_back(cache: KVCache, make_mover: Callable[..., KVM
     assert mover.fetch([(5, digest(1)), (0, digest(2)), (3, digest(9))], 30.0) == 2
     after = [cache.read(block) for block in range(BLOCKS)]
     assert after == [before[2], *before[1:5], before[1]]
+
+
+def test_blocks_for_which_there_is_no_room_do_not_count_as_saved(
+    cache: KVCache,
+    make_mover: Callable[..., KVMover],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """All shares of a node together have left little room; there is no other place."""
+    shares = {"shared_root": str(tmp_path / "s"), "shared_folder": str(tmp_path / "s/m/r")}
+    mover = make_mover(cache, host_bytes=0, disk_bytes=0, **shares, shared_bytes=1 << 20)
+    assert mover.save([(1, digest(1))]) == 1
+    monkeypatch.setattr(shared, "LEAST_FREE_BYTES", 1 << 60)
+    assert mover.save([(1, digest(1)), (2, digest(2)), (3, digest(3))]) == 1
+    assert mover.changes().added == (digest(1),)
 
 
 def test_bounds_that_hold_no_block_are_refused(
