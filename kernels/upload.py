@@ -1,8 +1,9 @@
-"""Asynchronous transfer of host arrays to a device."""
+"""Transfers to and from a device that wait for no step: of host arrays, and on a stream apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,25 @@ from numpy.typing import NDArray
 
 # Parts of a packed transfer begin at multiples of this many int32: 64 bytes.
 _ALIGNMENT = 16
+
+
+class SideStream:
+    """For work beside the steps of a GPU: on their stream, each copy would wait for one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """A block whose work is complete at its end; on a CPU any block is."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:

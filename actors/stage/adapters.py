@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from actors.stage.weights.source import Shard
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
 from kernels.huge_pages import Arena
 from kernels.interface import Backend
+from kernels.upload import SideStream
 
 _PIECE_BYTES = 1 << 20  # of floats: read, checked and copied in about a millisecond
 
@@ -53,9 +52,7 @@ class StageAdapters:
         self._spec = spec
         self._dtype = dtype
         self._zeros = Arena().zeros if device.type == "cpu" else partial(_zeros, device)
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = SideStream(device)
         self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
         self._split = part
         self._numbers = range(*part.layers)
@@ -101,23 +98,12 @@ class StageAdapters:
         self.filled.discard(slot + 1)
         try:
             self.pace.begin()
-            with self._beside_steps():
+            with self._stream.apart():  # or waits for steps would count as the load's time
                 for number, layer in zip(self._numbers, self.layers, strict=True):
                     self._load_layer(adapter, slot, number, layer)
             self.filled.add(slot + 1)
         finally:
             adapter.close()
-
-    @contextlib.contextmanager
-    def _beside_steps(self) -> Iterator[None]:
-        """On a GPU on a stream of its own: on that of the steps, each copy would wait for one, and
-        the wait would count as the load's time. Complete at the end."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-            self._stream.synchronize()
 
     def _load_layer(
         self, adapter: AdapterFolder, slot: int, number: int, layer: LayerAdapters

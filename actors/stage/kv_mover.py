@@ -6,11 +6,10 @@ wait for each other.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from actors.stage.tier.disk import DiskTier
 from actors.stage.tier.shared import SharedTier
 from actors.stage.tier.store import BlockStore
 from actors.transport.shares import make_private, remove_unheld
+from kernels.upload import SideStream
 
 logger = logging.getLogger("legato.tier")
 
@@ -90,9 +90,7 @@ class KVMover:
             self._direct = direct_way(spec, cache, torch.device(device))
         self._num_direct = 0
         self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk, shared, remote)
-        self._stream: torch.cuda.Stream | None = None
-        if device.startswith("cuda"):
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = SideStream(torch.device(device))
 
     def held(self) -> tuple[bytes, ...]:
         """Digests of the blocks that an earlier engine has left."""
@@ -109,7 +107,7 @@ class KVMover:
         """Copy these into the store, which forgets a chain from its tail, and where other devices
         find them, where the oldest gives way; returns how many the store has kept."""
         num_kept = 0
-        with self._apart():
+        with self._stream.apart():
             for block, digest in reversed(blocks):
                 num_kept += self._store.save(digest, self._cache.read(block))
                 if self._direct is not None:
@@ -123,7 +121,7 @@ class KVMover:
         now_s = time.monotonic()
         deadline_s, direct_until_s = now_s + limit_s, now_s + _DIRECT_SHARE * limit_s
         count = 0
-        with self._apart():
+        with self._stream.apart():
             while count < len(blocks):
                 before = count
                 count += self._fetch_direct(blocks[count:], direct_until_s)
@@ -152,13 +150,3 @@ class KVMover:
             self._cache.write(block, content)
             count += 1
         return count
-
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """On a GPU a stream of its own, done with when the move is answered."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from app.bench.gpu import sections
 from app.bench.gpu.anatomy import BATCHES, SAMPLINGS, anatomy
 from app.bench.gpu.capacity import CONTENDERS, CapacityRow, confirm, search_capacities
 from app.bench.gpu.checks import CheckResult
-from app.bench.gpu.command import command, run_jobs
+from app.bench.gpu.command import SECTIONS, _jobs, command, run_jobs
 from app.bench.gpu.live import LiveRun
 from app.bench.gpu.report import GpuReport, GpuSections, write_parquet
 from app.bench.gpu.steps import time_steps
@@ -123,6 +124,25 @@ def test_what_was_found_is_kept_whatever_happens_next(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["ceilings"] == 1.0
     assert len(report.troubles) == 1
     assert len(pq.read_table(path.with_suffix(".parquet"))) == 2
+
+
+def test_every_section_can_be_sent_to_the_process_that_computes() -> None:
+    report = GpuReport(context(), {}, None)
+    model = load_model("mistral-7b-a100")
+    report.found["ceilings"] = asdict(Ceilings(1.0, 1.0))
+    report.found["cost_models"] = {"it-triton": {"model": model.to_dict()}}
+    capacity = asdict(CapacityRow("it", "orca", 50.0, 512, 16, 1.0, "none"))
+    jobs = list(
+        _jobs(
+            report, SECTIONS, ["triton"], [Path("it")], (True, False), 1024, 16,
+            1.0, [capacity],
+        )
+    )  # fmt: skip
+    assert {title.partition(",")[0].partition(" of ")[0] for title, _ in jobs} == {
+        *SECTIONS, "ceilings",
+    }  # fmt: skip
+    for _, make in jobs:
+        assert pickle.loads(pickle.dumps(make()))
 
 
 def test_nothing_begins_after_its_time_and_the_report_says_so(
