@@ -18,6 +18,8 @@ def test_the_device_is_what_ray_and_torch_have(
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": float(num_gpus)})
     monkeypatch.setattr(device_settings, "cuda_of_torch", lambda: build)
+    # The tests' own cluster, once it is up, claims GPUs that only those who ask may take.
+    monkeypatch.setattr("app.main.takes_gpus", device_settings.takes_gpus)
     app = build_app({"model": {"path": "configs/models/demo"}})
     (args,) = app._bound_deployment.init_args
     assert args["parallel"]["device"] == device
