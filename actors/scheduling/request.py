@@ -81,7 +81,7 @@ class Request:
     priority: a request below 0 takes only what others, live ones, hardly notice (as of a batch).
     num_losses: earlier engines that were lost while running it: it is then a suspect, tried apart
     from others until it is cleared.
-    is_replayed: it was accepted before its engine was lost, whether or not a token was delivered.
+    is_replayed: accepted before its engine was lost, or it left it, whether or not a token came.
     """
 
     request_id: int

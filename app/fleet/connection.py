@@ -60,7 +60,9 @@ class FleetRequest(OpenRequest):
         return len(self.request.prompt) + self.base + len(self.delivered)
 
     def place(self, connection: Connection) -> None:
-        """Assign it to this engine."""
+        """Assign it to this engine. What another has accepted is judged by no limit again."""
+        if self.last_engine_id and self.last_engine_id not in self.refused_by:
+            self.request = replace(self.request, is_replayed=True)
         self.connection, self.last_engine_id = connection, connection.engine_id
         self.has_started = False
         self.num_delivered_before = len(self.delivered)
