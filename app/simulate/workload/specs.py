@@ -29,6 +29,7 @@ from app.simulate.workload.traces import SUFFIXES, lengths_among, read_trace, tr
 
 _YAML = (".yaml", ".yml")
 _FILES = (*SUFFIXES, *_YAML)
+_BEING_READ: list[Path] = []
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
@@ -168,7 +169,10 @@ def load_workload(path: str | Path, seed: int = 0) -> Workload:
     """
     import yaml
 
-    text = locate(path).read_text("utf-8")
+    text, file = locate(path).read_text("utf-8"), locate(path).resolve()
+    if file in _BEING_READ:
+        raise ValueError(f"{path} draws its lengths from itself")
+    _BEING_READ.append(file)
     try:
         data = yaml.safe_load(text)
         if not isinstance(data, dict):
@@ -176,6 +180,8 @@ def load_workload(path: str | Path, seed: int = 0) -> Workload:
         workload = build_workload(data, seed)
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{path}: {error}") from error
+    finally:
+        _BEING_READ.remove(file)
     if not len(workload):
         raise ValueError(f"{path} holds no request")
     return workload

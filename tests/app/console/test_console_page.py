@@ -191,6 +191,7 @@ def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
           new Response(body(['data: {"n"', ': 1}\\n', '\\ndata: {"n": 2}\\n\\ndata: {'], true)),
           new Response(body(['data: {"n": 3}\\n\\n'], false)),
           null,
+          new Response("", { status: 503 }),
           new Response("", { status: 429 }),
         ];
         window.fetch = async (path, options) => {
@@ -204,4 +205,4 @@ def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
           .then(({ follow }) => follow("feed", ({ n }) => took.push(n), 1))
           .then(() => done([took, sent, answers.length]), (problem) => done(String(problem)));"""
     )
-    assert seen == [[1, 2, 3], [False] * 4, 0]  # without keys none is sent
+    assert seen == [[1, 2, 3], [False] * 5, 0]  # without keys none is sent

@@ -160,6 +160,15 @@ def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
         specs.parse_lengths("missing.csv")
 
 
+def test_a_yaml_workload_that_names_itself_is_refused(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    for file, other in ((first, second), (second, first)):
+        file.write_text(f"lengths: {other}\nqps: 1\nrequests: 2\n")
+    for _ in range(2):  # nothing is kept of the first attempt
+        with pytest.raises(ValueError, match=r"second\.yaml: .*first\.yaml draws its lengths from"):
+            specs.load_workload(first)
+
+
 def test_a_yaml_workload_gives_lengths_and_its_own_pattern(tmp_path: Path) -> None:
     text = "configs/workloads/shift.yaml"
     own = specs.load_workload(text)
