@@ -193,7 +193,8 @@ class Output(NamedTuple):
 
     num_cached_tokens: prompt tokens whose KV came from the prefix cache or from the group,
         on the first output of a request's life. An aborted request gets one last output
-        with finish_reason ABORT, an erroneous one with ERROR and the message in `error`.
+        with finish_reason ABORT, an erroneous one with ERROR and the message in `error`, which
+        comes after the tokens.
     queued_s: arrival to its first plan, on the first output of a request's life.
     """
 

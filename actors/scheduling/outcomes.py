@@ -56,9 +56,7 @@ class Outcomes:
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
         if self.requests.waiting.follows_service:
-            right = extra or {}
-            again = [p.state for p in step.drafted for _ in right.get(p.state.request_id, ())]
-            self.requests.waiting.served([*step.sampled, *again])
+            self.requests.waiting.served(step.sampled)
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
@@ -107,19 +105,26 @@ class Outcomes:
         if not self._counts(state):
             self._drain(state)
             return
-        if NOT_FINITE in tokens:
-            self._overflowed(state, outputs)
-            return
         requests, running = self.requests, self.running
         is_first = state.num_output_tokens == len(state.request.output)
         reason: FinishReason | None = None
-        for count, token in enumerate(tokens, start=1):
+        is_finite = True
+        for count, token in enumerate(tokens):
+            if token == NOT_FINITE:
+                tokens, is_finite = tokens[:count], False
+                break
             state.output_token_ids.append(token)
             state.num_tokens += 1
             reason = self._finish_reason(state, token)
             if reason is not None:
-                tokens = tokens[:count]
+                tokens = tokens[: count + 1]
                 break
+        if len(tokens) > 1:
+            self.num_accepted_drafts += len(tokens) - 1
+            requests.waiting.served_more(state, len(tokens) - 1)
+        if not is_finite:
+            self._overflowed(state, tokens, outputs, logprobs)
+            return
         state.last_token_s = requests.now_s
         if state.first_token_s is None:
             state.first_token_s = requests.now_s
@@ -136,12 +141,22 @@ class Outcomes:
         if state.status is RequestStatus.FINISHING:
             self._drain(state)
 
-    def _overflowed(self, state: RequestState, outputs: list[OutputRow]) -> None:
-        """End a request whose logits are not finite; the other requests of the step go on."""
+    def _overflowed(
+        self,
+        state: RequestState,
+        tokens: tuple[int, ...],
+        outputs: list[OutputRow],
+        logprobs: dict[int, list[TokenLogprobs]] | None,
+    ) -> None:
+        """End a request whose logits after these tokens are not finite; the other requests of the
+        step go on."""
         has_grammar = state.request.sampling.grammar is not None
         self.num_overflows_in_a_row += not has_grammar  # else its client may be at fault
         reason = _OVERFLOW_OR_DEAD_END if has_grammar else _OVERFLOW
-        outputs.append(Output.failed(state.request_id, state.num_output_tokens, reason))
+        entries = logprobs.get(state.request_id, ()) if logprobs else ()
+        first = state.num_output_tokens - len(tokens)
+        failed = Output.failed(state.request_id, first, reason)
+        outputs.append(failed._replace(tokens=tokens, logprobs=tuple(entries[: len(tokens)])))
         self.requests.end(state)
         if state.status is RequestStatus.FINISHING:
             self._drain(state)
@@ -153,7 +168,6 @@ class Outcomes:
             state, size = part.state, self.requests.config.block_size
             num_accepted = len(extra.get(state.request_id, ()))
             state.num_drafts = 0
-            self.num_accepted_drafts += num_accepted
             if self._counts(state):
                 state.num_computed_tokens -= part.num_drafts - num_accepted
                 needed = -(-(state.num_computed_tokens + 1) // size)

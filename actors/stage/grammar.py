@@ -149,6 +149,8 @@ class GrammarMasks:
         if not matcher.fill_next_token_bitmask(bits_1W):
             return None  # all may follow
         words_W = bits_1W[0].numpy().view(np.uint32)
+        if behind := self._vocab_size % 32:  # xgrammar may set bits behind the last token
+            words_W[-1] &= np.uint32((1 << behind) - 1)
         used = np.flatnonzero(words_W)
         if not 0 < used.size <= _MOST_BEGINNINGS:
             return None

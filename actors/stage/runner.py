@@ -220,7 +220,7 @@ class StageRunner:
                 rest = [one for one in wanted if one.request_id not in drafts]
                 guessed, pass_s = self._drafting.offer(plan.step_id, rest)
                 drafts.update(guessed)
-        except (RuntimeError, ValueError):  # drafts are optional: the step's tokens stand
+        except Exception:  # of any type: drafts are optional, and the step's tokens stand
             _log.exception("step %d brings no drafts", plan.step_id)
             drafts = {}
         return replace(

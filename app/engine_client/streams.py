@@ -185,6 +185,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if output.error is not None:
             del self[output.request_id]
             logger.error("a request ended: %s", output.error)
+            entry.deliver(output._replace(finish_reason=None))
             entry.stream.fail(GenerationFailed(output.error))
             return
         entry.deliver(output)

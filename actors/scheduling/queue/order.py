@@ -56,7 +56,7 @@ class Order(ABC):
     def charge(self, num_tokens: Mapping[RequestState, int]) -> None:  # noqa: B027
         """A step computes so many tokens of these requests, prompts included.
 
-        Called by policies that preempt by order.
+        Called by policies that preempt by order, and for drafts that were accepted.
         """
 
     def finish(self, state: RequestState) -> None:  # noqa: B027

@@ -134,6 +134,12 @@ class WaitingQueue:
         """Each of these, once per token, has got a token; only if `follows_service`."""
         self.order.serve([s for s in states if s.status is RequestStatus.RUNNING])
 
+    def served_more(self, state: RequestState, num_drafts: int) -> None:
+        """It has got so many tokens beyond the one that was planned."""
+        if self.follows_service:
+            self.served([state] * num_drafts)
+        self.order.charge({state: num_drafts})
+
     def finished(self, state: RequestState) -> None:
         """A request has finished (not called for aborts)."""
         if self.follows_service:

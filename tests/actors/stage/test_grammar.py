@@ -125,6 +125,14 @@ def test_foreign_output_ends_the_request_alone(tiny_model: Callable[..., Path]) 
     assert allowed == list(STOPS)
 
 
+@pytest.mark.parametrize("pattern", [".*", "[^a]*", "b.*"])
+def test_an_open_text_forces_nothing(tiny_model: Callable[..., Path], pattern: str) -> None:
+    """Where nearly all may follow, also in a vocabulary that fills no whole words."""
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+    forced = masks.forced(1, Grammar("regex", pattern), np.array([], dtype=np.int32), 8)
+    assert len(forced) == pattern.startswith("b")
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,10 @@ from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.event_log import check_replay, config_row, to_row
-from actors.scheduling.events import Emit
+from actors.scheduling.events import Emit, StepDone
+from actors.scheduling.plan import NOT_FINITE
 from actors.scheduling.policies import POLICIES
-from actors.scheduling.request import Grammar, Request, SamplingParams
+from actors.scheduling.request import FinishReason, Grammar, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import VOCABULARY, expected_output
 from tests.actors.scheduling.speculation.costs import Costs
@@ -134,6 +136,57 @@ def test_an_end_among_drafts_ends_the_request() -> None:
     driver.drain()
     assert driver.callers[1].tokens == answer[: first + 1]
     driver.check_everyone_finished()
+
+
+def test_what_comes_behind_an_end_counts_neither_as_accepted_nor_as_served() -> None:
+    answer, _ = expected_output(copying(1), LIMIT)
+    stop = answer[11]
+    delivered = answer.index(stop) + 1
+    driver = Driver(config(order="fair", policy="fair", lookahead=False))
+    with_oracle(driver, copying(1, stop_token_ids=(stop,)), wrong=10**6)
+    driver.core.requests.by_id[1].drafter._answer = answer  # beyond the stop
+    driver.drain()
+    assert len(driver.callers[1].tokens) == delivered
+    assert 0 < driver.core.outcomes.num_accepted_drafts < delivered
+    order: Any = driver.core.requests.waiting.order
+    num_prompt = len(driver.callers[1].request.prompt)
+    assert list(order.counters.values()) == [num_prompt + 2 * delivered]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_tokens_before_a_draw_that_is_not_finite_are_delivered(stops: bool) -> None:
+    """As without drafts, where the steps that drew them were answered before."""
+    answer, _ = expected_output(copying(1), LIMIT)
+    stop = (answer[11],) if stops else ()
+    driver = Driver(config(lookahead=False))
+    with_oracle(driver, copying(1, stop_token_ids=stop), wrong=10**6)
+    driver.core.requests.by_id[1].drafter._answer = answer
+    caller, end = driver.callers[1], answer.index(answer[11]) + 1
+    while len(driver.outstanding[0].drafts) == 0 or len(caller.tokens) + 8 < end:
+        driver.answer()
+    before, drawn = len(caller.tokens), 1 + len(driver.outstanding[0].drafts[0][1])
+    plan = driver.outstanding.popleft()
+    result = driver.stages.run(plan)
+    ((number, extra),) = result.extra_tokens
+    count = max(end - before, 1) if stops else drawn - 1
+    drafts = answer[before + 1 : before + count]
+    driver.send(StepDone(replace(result, extra_tokens=((number, (*drafts, NOT_FINITE)),))))
+    assert len(extra) + 1 == drawn
+    assert caller.tokens == answer[: before + count]
+    assert caller.finish is (FinishReason.STOP if stops else FinishReason.ERROR)
+    driver.check_everyone_finished(but_errors=[] if stops else [1])
+
+
+def test_accepted_drafts_use_up_the_quantum_of_a_level() -> None:
+    charged = []
+    for wrong in (1, 10**6):
+        driver = Driver(config(policy="mlfq", order="mlfq", lookahead=False))
+        with_oracle(driver, copying(1), wrong)
+        state = driver.core.requests.by_id[1]
+        while len(driver.callers[1].tokens) < 30:
+            driver.answer()
+        charged.append(state.served - len(driver.callers[1].tokens))
+    assert charged[0] == charged[1]
 
 
 @pytest.mark.parametrize("size", [1, 4])
