@@ -74,12 +74,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start processes come first, so that two workers end together (`make test`)."""
+    """Tests that start processes come first, then those of tensors, so that two workers end
+    together (`make test`), and most tests have no idle servers beside them."""
     if config.getoption("--quick"):
         left_out = [item for item in items if _has_marker(item, quick.LEFT_OUT)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _has_marker(item, quick.LEFT_OUT)]
-    items.sort(key=lambda item: not _is_slow(item))
+    items.sort(key=lambda item: (not _has_marker(item, quick.PROCESSES), not _is_slow(item)))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("xdist_group") is None:
@@ -103,7 +104,20 @@ def _group(item: pytest.Item) -> str:
     fixtures = getattr(item, "_fixtureinfo", None)
     definitions = fixtures.name2fixturedefs.values() if fixtures is not None else ()
     of_module = any(d[-1].scope == "module" for d in definitions)
-    return item.nodeid if _is_slow(item) and not of_module else item.nodeid.split("::")[0]
+    if _is_slow(item) and not of_module:
+        return item.nodeid
+    module = item.nodeid.split("::")[0]
+    return f"{module} processes" if _has_marker(item, quick.PROCESSES) else module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """A worker's cluster, and the servers in it, end before its first test without processes: no
+    test after that needs them, and at rest they would take a tenth of two cores."""
+    if not _has_marker(item, quick.PROCESSES):
+        for cluster in item.session._fixturemanager._arg2fixturedefs.get("ray_cluster", ()):
+            cluster.finish(item._request)  # type: ignore[attr-defined]
+    yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("app", "actors", "kernels", "tests")
-SLOW = ("ray", "serve", "browser", "gpu", "tensors")
+PROCESSES = ("ray", "serve", "browser")
+SLOW = (*PROCESSES, "gpu", "tensors")
 LEFT_OUT = (*SLOW, "heavy")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,24 +17,31 @@ from tests.actors.stage.greedy_reference import MAX_TOKENS, make_prompts
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write(folder: Path, variant: str = "llama", seed: int = 1, **config: Any) -> Path:
-    """An adapter of weights wide enough to change what the model says. config: of `LoraConfig`,
-    by default all linear layers at rank 4."""
+def write(
+    folder: Path,
+    variant: str = "llama",
+    seed: int = 1,
+    model: Mapping[str, Any] = MappingProxyType({}),
+    **config: Any,
+) -> Path:
+    """An adapter of weights wide enough to change what the model says. model: overrides, as of
+    `tiny_models.build`. config: of `LoraConfig`, by default all linear layers at rank 4."""
     options = {"r": 4, "lora_alpha": 8, "target_modules": list(LLAMA_MODULES), **config}
-    model = get_peft_model(tiny_models.build(variant), LoraConfig(task_type="CAUSAL_LM", **options))
+    base = tiny_models.build(variant, **model)
+    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in sorted(model.named_parameters()):
+        for name, weight in sorted(adapted.named_parameters()):
             if "lora_" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 0.15)
-    model.save_pretrained(folder)
+    adapted.save_pretrained(folder)
     return folder
 
 
 @functools.cache
-def expected(folder: Path, variant: str = "llama") -> list[list[int]]:
+def expected(folder: Path, variant: str = "llama", **overrides: Any) -> list[list[int]]:
     """What transformers generates with the adapter merged into the weights by peft."""
-    model: Any = PeftModel.from_pretrained(tiny_models.build(variant), str(folder))
+    model: Any = PeftModel.from_pretrained(tiny_models.build(variant, **overrides), str(folder))
     model = model.merge_and_unload()
     answers = []
     for prompt in make_prompts():

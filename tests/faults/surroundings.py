@@ -108,15 +108,25 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     canary.check(server)
     status = until(lambda: _at_rest(server), "the engine comes to rest")
     assert status["num_free_blocks"] == status["num_blocks"], "KV blocks are lost"
-    until(lambda: look(server).kinds == before.kinds, f"the same processes: {before.kinds}")
-    until(lambda: look(server).is_single, "one standby")
     until(lambda: not num_connections(server), "no connections")
-    after = look(server)
-    mine = {address for address in after.listening if address[1] == _port(server)}
-    assert mine == {a for a in before.listening if a[1] == _port(server)}
-    until(lambda: len(look(server).listening) <= len(before.listening), "ports")
-    until(lambda: look(server).num_bytes <= _MEMORY * before.num_bytes, "memory within 10 %")
-    until(lambda: not semaphores_of(before.pids - after.pids), "shared memory")
+    own = {address for address in before.listening if address[1] == _port(server)}
+
+    def unsettled() -> list[str]:
+        after = look(server)
+        settled = {
+            f"the same processes: {before.kinds}": after.kinds == before.kinds,
+            "one standby": after.is_single,
+            "its port": own == {a for a in after.listening if a[1] == _port(server)},
+            "no more ports": len(after.listening) <= len(before.listening),
+            "memory within 10 %": after.num_bytes <= _MEMORY * before.num_bytes,
+            "shared memory": not semaphores_of(before.pids - after.pids),
+        }
+        return [what for what, holds in settled.items() if not holds]
+
+    deadline_s = time.monotonic() + SETTLED_S
+    while left := unsettled():
+        assert time.monotonic() < deadline_s, f"not within {SETTLED_S:g} s: {', '.join(left)}"
+        time.sleep(0.05)  # polling, bounded
 
 
 def long_text(model: str) -> dict[str, Any]:

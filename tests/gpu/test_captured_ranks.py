@@ -12,10 +12,11 @@ pytest.importorskip("triton", reason="Triton is not installed: the GPU backends 
 
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
-from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
 from tests.actors.transport import shared_symmetric_memory
+from tests.gpu.two_layers import LAYERS, expected
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"
@@ -60,11 +61,11 @@ def test_tokens_of_transformers(
     assert planner.num_hybrid_steps > 1
 
 
-@pytest.mark.parametrize(("variant", "fused"), [("llama", 2 * 3 - 1), ("gemma2", 0)])
+@pytest.mark.parametrize(("variant", "fused"), [("llama", 2 * LAYERS - 1), ("gemma2", 0)])
 def test_tokens_where_kernels_sum_over_ranks(
     ranks: RankPool, tiny_model: Callable[..., Path], variant: str, fused: int
 ) -> None:
-    """Of two sums a layer, all but the last of three layers are within the norm's launch, unless
+    """Of two sums a layer, all but the last are within the norm's launch, unless
     the result is normed first; another is the embedding's."""
     ranks.make(tiny_model(variant), capture=True, symmetric_memory=True, **SPEC)
     captured = ranks.call(fused_and_other_sums)
@@ -72,7 +73,7 @@ def test_tokens_where_kernels_sum_over_ranks(
     answers = planner.run(make_prompts(LENGTHS), SamplingParams(max_tokens=TOKENS))
     assert answers == [answer[:TOKENS] for answer in expected(variant, LENGTHS)]
     steps = len(planner.results)
-    done = [(fused * steps, (2 * 3 + 1 - fused) * steps)] * 2
+    done = [(fused * steps, (2 * LAYERS + 1 - fused) * steps)] * 2
     assert [
         tuple(after - before for after, before in zip(*counts, strict=True))
         for counts in zip(ranks.call(fused_and_other_sums), captured, strict=True)

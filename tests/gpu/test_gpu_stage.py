@@ -21,10 +21,11 @@ from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from kernels.flash import library
 from tests import tiny_adapters
-from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
 from tests.actors.stage.weights import packed_folders
 from tests.gpu.captures import EagerCapture
+from tests.gpu.two_layers import LAYERS, expected
 from tests.kernels.flash.fake_flash3 import FakeFlash3
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
@@ -153,14 +154,17 @@ def test_steps_beyond_the_captured_sizes_run_uncaptured(tiny_model: Callable[...
 def test_steps_with_adapters_are_captured(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """In graphs of their own, which those without do not use; a slot that is filled anew is read by
     the same graphs. All give the tokens of merged weights."""
-    first, second = (tiny_adapters.write(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    model = {"num_hidden_layers": LAYERS}
+    first, second = (
+        tiny_adapters.write(tmp_path / str(seed), seed=seed, model=model) for seed in (1, 2)
+    )
     runner = make_runner(tiny_model("llama"), backend="triton", max_adapters=2,
                          max_adapter_rank=10, **SMALL)  # fmt: skip
     runner, capture = captured(runner)
     assert capture.num_captured == 2 * (len(decode_sizes(4)) + len(hybrid_sizes(16)))
     runner.load_adapter(0, first)
     runner.load_adapter(1, second)
-    answers = [expected("llama"), tiny_adapters.expected(first), tiny_adapters.expected(second)]
+    answers = [expected("llama"), *(tiny_adapters.expected(f, **model) for f in (first, second))]
     two = SamplingParams(max_tokens=2)  # of a prompt, and of a decode that reads what it wrote
     for number in range(3):
         assert len({tuple(answer[number][:2]) for answer in answers}) == 3
@@ -222,7 +226,7 @@ def test_flash_attention_3_stage(
     assert planner.num_hybrid_steps > 1
     assert capture.num_replays == len(planner.results)
     # One schedule a pass, captures included, and one call for each of the three layers.
-    assert len(fake.calls) == 3 * len(fake.schedules)
+    assert len(fake.calls) == LAYERS * len(fake.schedules)
     assert len(fake.schedules) == capture.num_captured + capture.num_replays
 
 

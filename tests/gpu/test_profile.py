@@ -23,9 +23,10 @@ from actors.stage.spec import StageSpec
 from kernels.interface import Batch
 from kernels.packing import QUANTIZATIONS
 from kernels.triton.tiles import most_fused_tokens, packed_tile, rounded_tile
-from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain
 from tests.gpu.captures import EagerCapture
+from tests.gpu.two_layers import expected
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

@@ -16,11 +16,12 @@ from actors.scheduling.events import Submit
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda.run_ahead import Following
-from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import make_runner
 from tests.actors.stage.rank_pool import RankPool, RanksFailed
 from tests.gpu import rank_watch
 from tests.gpu.ahead_engine import LENGTHS, Engine, requests
+from tests.gpu.two_layers import expected
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

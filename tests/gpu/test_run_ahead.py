@@ -19,10 +19,11 @@ from actors.stage.cuda.run_ahead import RunAhead
 from actors.stage.host_batch import HostBatch
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
-from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import make_runner
 from tests.gpu.ahead_engine import LENGTHS, Engine, requests
 from tests.gpu.captures import EagerCapture
+from tests.gpu.two_layers import expected
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

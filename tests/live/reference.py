@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from actors.scheduling.request import SamplingParams
 from app.engine_client.client import GenerationRequest
 from app.engine_client.live import LiveEngine
 from tests import tiny_models
+from tests.once_a_run import once_a_run
 
 MAX_TOKENS = 16
 # Forty prompts, from one token to most of the context, in no order.
@@ -24,7 +24,7 @@ def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[tuple[
     return [tuple(torch.randint(0, 256, (n,), generator=generator).tolist()) for n in lengths]
 
 
-@functools.cache
+@once_a_run
 def expected(
     variant: str,
     lengths: tuple[int, ...] = LENGTHS,

@@ -39,8 +39,10 @@ class CapturedStage(StageActor):
         self._num_ahead = 0
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+        from tests import swift_interpreter
         from tests.gpu.captures import EagerCapture
 
+        swift_interpreter.install()
         super().allocate(num_blocks, num_host_blocks)
         runner: Any = self._running()
         runner.capture(EagerCapture())

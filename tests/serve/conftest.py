@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.ports import free_port
+from tests.serve.fleet_streams import Streams, wait_for_engines
 from tests.serve.server_process import running
 from tests.tiny_models import LASTING
 
@@ -37,6 +39,13 @@ def served_fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> 
     }
     with serve(args, num_replicas=2) as server:
         yield server
+
+
+@pytest.fixture(scope="package")
+def unfailed(served_fleet: Any) -> list[dict[str, Any]]:
+    """What its clients get of `Streams` while nothing fails."""
+    wait_for_engines(served_fleet, 2)
+    return asyncio.run(Streams(served_fleet.url, served_fleet.model).run())
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,11 @@ def test_a_replica_knows_whether_it_is_the_only_one(
 ) -> None:
     from ray import serve
 
-    @serve.deployment(ray_actor_options={"num_cpus": 0})
+    @serve.deployment(
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_wait_loop_s=0.05,
+        graceful_shutdown_timeout_s=1,
+    )
     class Asked:
         def __call__(self) -> str | None:
             from app.batch_service import several_replicas

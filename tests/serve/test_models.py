@@ -63,7 +63,7 @@ def served(
             },
         ],
         "kv": {"block_size": 4, "memory_gib": 0.01},
-        "scheduling": {"max_requests": 16},
+        "scheduling": {"token_budget": 64, "max_requests": 16},
     }
     handle = serve.run(build_app(args), name="models", route_prefix="/models")
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:

@@ -39,6 +39,7 @@ def fleet(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
 
     args = {
         "model": {"path": str(tiny_model("llama"))},
+        "scheduling": {"token_budget": 64},
         "kv": {"block_size": 4, "memory_gib": 0.01},
         "fleet": {},
     }

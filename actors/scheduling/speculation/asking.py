@@ -24,7 +24,9 @@ _MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer
 # Time of one pass of the draft model, as a share of the step of the same decodes: before the first
 # was measured, and the weight of the share so far at each measurement.
 _PASS_SHARE, _PASS_MEMORY = 0.25, 0.8
-_PROBE_STEPS = 128  # after so many steps without drafts one request asks for one, to be compared
+# After so many steps in which none paid, and so many tokens of a request for which none did while
+# others ask, one is asked for all the same, to be compared.
+_PROBE_STEPS, _PROBE_TOKENS = 128, 64
 
 
 class Asking:
@@ -81,12 +83,14 @@ class Asking:
             for s, d in asking
         ]
         counts = choose(self._cost_model, shape, wishes, room, pass_s)
-        pays = any(counts)
-        self.num_idle = 0 if pays else self.num_idle + 1
-        if self.num_idle >= _PROBE_STEPS:  # without it nothing would be learned any more
-            self.num_idle = 0
-            i = min(range(len(asking)), key=lambda i: asking[i][0].num_computed_tokens)
-            counts[i] = 1
+        self.num_idle = 0 if any(counts) else self.num_idle + 1
+        if sum(counts) < room and (not self.num_idle or self.num_idle >= _PROBE_STEPS):
+            # Without it nothing would be learned any more.
+            since = [len(s.output_token_ids) - d.asked_at for s, d in asking]
+            unasked = [i for i, wish in enumerate(wishes) if wish.most and not counts[i]]
+            longest = max(unasked, key=since.__getitem__, default=-1)
+            if longest >= 0 and (self.num_idle or since[longest] >= _PROBE_TOKENS):
+                self.num_idle, counts[longest] = 0, 1
         for (state, drafter), count in zip(asking, counts, strict=True):
             if count:
                 drafter.ask(contents.step_id)

@@ -36,6 +36,7 @@ INTERNAL_HEADERS: Final = frozenset(
 TRANSPORT: Final = "legato.transport"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PROBES: Final = frozenset({"/health", "/live"})
 _EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id")
 
 
@@ -186,10 +187,10 @@ class Guard:
             raise ApiError(431, f"Headers larger than {limit}.")
 
     def _check_host(self, host: bytes | None, scope: Scope) -> None:
-        """Refuse foreign names. HTTP/1.0 needs none: health checkers send none, and browsers, whose
+        """Refuse foreign names, but for probes, which come by any address. HTTP/1.0 needs none: health checkers send none, and browsers, whose
         pages could come by a foreign name, always do. Where all names are served, proxies may turn
         such a request into one of HTTP/1.1."""
-        if self._hosts and "*" not in self._hosts:
+        if self._hosts and "*" not in self._hosts and scope["path"] not in _PROBES:
             if host is None and scope.get("http_version") == "1.0":
                 return
             if host is None:

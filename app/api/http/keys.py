@@ -89,10 +89,10 @@ def read_key(written: str) -> str:
     """The key, from a variable or a file if it names one; raises ApiKeyError."""
     kind, _, name = written.partition(":")
     if kind == "env":
-        key = os.environ.get(name, "")
+        key = os.environ.get(name, "").strip()
     elif kind == "file":
         try:
-            key = Path(name).read_text().strip()
+            key = Path(name).expanduser().read_text().strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ApiKeyError(f"api.api_keys: {written}: {reason}") from error

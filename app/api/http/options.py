@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 # As a browser sends it; the origin "null", of a page in a file, can be used by any site.
+_NAME: Final = re.compile(r"[^\s/?#@:\[\]]+")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 # Read as a part of the YAML's settings, where an unknown key is an error.
 _SECTION: Final = ConfigDict(extra="forbid")
@@ -62,8 +63,8 @@ class ApiOptions:
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Accepted Host headers (without port), `*` for all; empty: all, or on a "
-        "loopback address only that machine's own names.",
+        description="Accepted Host headers (without port), `*` for all; empty: all. On a loopback "
+        "address that machine's own names are accepted too, or alone.",
     )
 
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Body of a request.")
@@ -111,6 +112,15 @@ class ApiOptions:
     )
 
     def __post_init__(self) -> None:
+        for host in self.allowed_hosts:
+            if host != "*" and not _is_host(host):
+                raise ValueError(
+                    f"allowed_hosts: {host!r} is not a host: write a name or an address, without "
+                    "http:// and without a port, or *"
+                )
+        for path in self.public_paths:
+            if not path.startswith("/"):
+                raise ValueError(f"public_paths: {path!r} is no path: write /{path}")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
@@ -125,14 +135,24 @@ class ApiOptions:
 
 
 def at_address(options: ApiOptions, host: str) -> ApiOptions:
-    """The options of a server that listens on this host: on loopback it accepts only local names.
+    """The options of a server that listens on this host: on loopback it accepts local names, and
+    beside them only those that are configured, such as a proxy's.
 
     Otherwise any page could let its own name resolve to this machine (DNS rebinding), and read
     answers and change settings like a local client.
     """
-    if options.allowed_hosts or not _is_loopback(host):
+    if not _is_loopback(host):
         return options
-    return replace(options, allowed_hosts=tuple(dict.fromkeys((*LOOPBACK_HOSTS, host))))
+    names = (*LOOPBACK_HOSTS, host, *options.allowed_hosts)
+    return replace(options, allowed_hosts=tuple(dict.fromkeys(names)))
+
+
+def _is_host(text: str) -> bool:
+    """Whether it is a name or an address, and nothing else."""
+    try:
+        return bool(_NAME.fullmatch(text)) or ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 from actors.scheduling.request import SamplingParams
 from kernels.registry import BackendError, resolve_backend
 from tests import tiny_models
+from tests.once_a_run import once_a_run
 
 MAX_TOKENS = 24
 LENGTHS = (1, 2, 5, 16, 17, 40, 63)
@@ -20,10 +21,10 @@ def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list
     return [torch.randint(0, 256, (n,), generator=generator).tolist() for n in lengths]
 
 
-@functools.cache
-def expected(variant: str, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    """What transformers generates, one prompt at a time."""
-    model = tiny_models.build(variant)
+@once_a_run
+def expected(variant: str, lengths: tuple[int, ...] = LENGTHS, **overrides: Any) -> list[list[int]]:
+    """What transformers generates, one prompt at a time. overrides: as of `tiny_models.build`."""
+    model = tiny_models.build(variant, **overrides)
     answers = []
     for prompt in make_prompts(lengths):
         ids = model.generate(

@@ -56,7 +56,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
 StartServer = Callable[..., Awaitable[Server]]
 
 
-@pytest.fixture(params=["uvicorn", "own"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What depends on bytes and connections (a module's `PROTOCOLS`) is tried with each protocol;
+    the application behind them is the same."""
+    if "protocol" in metafunc.fixturenames:
+        protocols = getattr(metafunc.module, "PROTOCOLS", ["own"])
+        metafunc.parametrize("protocol", protocols, indirect=True)
+
+
+@pytest.fixture
 def protocol(request: pytest.FixtureRequest) -> Any:
     """uvicorn as Serve runs it behind HAProxy, and as a lone replica runs it."""
     return RequestProtocol if request.param == "own" else "httptools"

@@ -14,6 +14,7 @@ from tests.app.api.conftest import MODEL, Server, StartServer
 
 pytestmark = pytest.mark.heavy
 
+PROTOCOLS = ["uvicorn", "own"]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

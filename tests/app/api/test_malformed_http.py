@@ -18,6 +18,7 @@ from tests.app.api.malformed import Bad, bodies
 
 pytestmark = pytest.mark.heavy
 
+PROTOCOLS = ["uvicorn", "own"]
 ROOT = Path(__file__).resolve().parents[3]
 TICK_S = 0.005
 log = logging.getLogger("campaign")  # shown by --log-cli-level=INFO

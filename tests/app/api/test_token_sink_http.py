@@ -12,15 +12,8 @@ import pytest
 
 from app.api import sse
 from app.api.events import ApiEvents, Deliveries, RequestInfo
-from app.api.http.connections import RequestProtocol
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.endpoints.test_completions import events_of, letters
-
-
-@pytest.fixture
-def protocol() -> Any:
-    """Only the replica's own server has the short way."""
-    return RequestProtocol
 
 
 def _text(events: list[Any], index: int = 0) -> str:

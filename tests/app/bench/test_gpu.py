@@ -7,6 +7,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,12 @@ from app.simulate.workload.requests import Workload
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the stages whose steps are taken apart: nothing here depends on its size."""
+    monkeypatch.setattr("app.bench.gpu.anatomy._VOCABULARY", 4096)
+
+
 @pytest.fixture
 def stage(tiny_model: Callable[..., Path]) -> LoadedStage:
     return LoadedStage(
@@ -60,7 +67,10 @@ def test_without_a_gpu_it_says_so() -> None:
     assert "no CUDA device here" in result.output
 
 
-def test_the_host_can_be_measured_without_a_gpu(tmp_path: Path) -> None:
+def test_the_host_can_be_measured_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.bench.gpu.anatomy.anatomy", partial(anatomy, num_steps=6))
     app, out = typer.Typer(), tmp_path / "report.json"
     app.command()(command)
     result = CliRunner().invoke(app, ["--only", "anatomy", "--out", str(out)])

@@ -16,6 +16,7 @@ from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.fake_stages import VOCABULARY, FakeStages, Mirror
 from tests.actors.scheduling.speculation.costs import Costs
 
 
@@ -102,6 +103,24 @@ def test_a_model_that_is_wrong_is_asked_less_and_less() -> None:
     asked = [plan.step_id for plan in driver.plans if plan.drafts_asked]
     assert 0 < len(asked) < 20
     assert asked[-1] > 400, "nothing would ever be learned again"
+
+
+def test_a_request_with_a_hard_beginning_is_asked_again_beside_one_that_gains() -> None:
+    class HardBeginning(FakeStages):
+        def _guess(self, mirror: Mirror, count: int) -> tuple[int, ...]:
+            guess = super()._guess(mirror, count)
+            if mirror.seed == 2 and mirror.computed < 33:
+                return tuple([(token + 1) % VOCABULARY for token in guess])
+            return guess
+
+    driver = Driver(config(num_blocks=2000, max_model_len=2500))
+    driver.stages = HardBeginning(driver.config)
+    driver.submit(request(2, length=300))
+    driver.submit(request(100, length=2400))
+    while driver.callers[2].finish is None:
+        driver.answer()
+    steps = [plan for plan in driver.plans if any(part.request_id == 2 for part in plan.parts)]
+    assert len(steps) < 200, "one token a step to its end"
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -27,7 +27,7 @@ rounded = pytest.importorskip("kernels.triton.rounded")
 swift_interpreter.install()
 
 LENGTHS = (3, 21)
-NUM_TOKENS = 6
+NUM_TOKENS = 4
 # Method of the folder, setting, and how inputs are rounded.
 FOLDERS: list[tuple[str, str, InputRounding]] = [
     ("w8a8", "w8a8", "token"),

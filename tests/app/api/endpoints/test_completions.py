@@ -11,6 +11,8 @@ from app.api.http.options import ApiOptions, KeyLimits
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.hand_engine import logprobs_of
 
+PROTOCOLS = ["uvicorn", "own"]
+
 
 def letters(prompt: str, count: int, index: int = 0) -> str:
     """What HandEngine writes after a prompt of plain ASCII without merges."""

@@ -15,6 +15,7 @@ from tests.app.api.test_disconnects_http import Recorder
 
 pytestmark = pytest.mark.heavy
 
+PROTOCOLS = ["uvicorn", "own"]
 TCP_ESTABLISHED = 1
 
 

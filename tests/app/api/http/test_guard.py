@@ -16,6 +16,7 @@ from app.settings.load import parse
 from app.settings.model_folder import SettingsError
 from tests.app.api.conftest import MODEL, Server, StartServer
 
+PROTOCOLS = ["uvicorn", "own"]
 KEY = {"authorization": "Bearer sesame"}
 BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 
@@ -164,10 +165,43 @@ def test_what_no_browser_sends_is_no_allowed_origin(origin: str) -> None:
 
 async def test_allowed_hosts(start_server: StartServer) -> None:
     server = await start_server(ApiOptions(allowed_hosts=("127.0.0.1",)))
-    assert (await server.http.get("/live")).status_code == 200
+    assert (await server.http.get("/v1/models")).status_code == 200
     for host in ("evil.example", "["):
-        rebound = await server.http.get("/live", headers={"host": host})
+        rebound = await server.http.get("/v1/models", headers={"host": host})
         assert rebound.status_code == 403
+
+
+async def test_probes_come_by_any_address(start_server: StartServer) -> None:
+    """Those of `legato serve`, of Kubernetes and of load balancers; they hold no data."""
+    server = await start_server(ApiOptions(allowed_hosts=("api.example",)))
+    for path, status in (("/health", 200), ("/live", 200), ("/v1/models", 403)):
+        assert (await server.http.get(path, headers={"host": "10.0.0.7"})).status_code == status
+
+
+async def test_a_loopback_server_behind_a_proxy_serves_its_name_too(
+    start_server: StartServer,
+) -> None:
+    options = at_address(ApiOptions(allowed_hosts=("api.example",)), "127.0.0.1")
+    assert not options.is_local
+    server = await start_server(options)
+    for host, status in (("api.example", 200), ("127.0.0.1", 200), ("evil.example", 403)):
+        answer = await server.http.get("/v1/models", headers={"host": host})
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("allowed_hosts", "api.example:8000", "is not a host"),
+        ("allowed_hosts", "https://api.example", "is not a host"),
+        ("allowed_hosts", "[::1]", "is not a host"),
+        ("public_paths", "health", "write /health"),
+    ],
+)
+def test_what_no_request_could_match_is_refused(setting: str, value: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=f"{setting}: .*{said}"):
+        parse({"model": {"path": "configs/models/demo"}, "api": {setting: [value]}})
+    ApiOptions(allowed_hosts=("*", "api.example", "10.0.0.7", "::1"))
 
 
 async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServer) -> None:
@@ -175,14 +209,12 @@ async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServe
     server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
     port = server.port
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
-        assert (await server.http.get("/live", headers={"host": host})).status_code == 200
+        assert (await server.http.get("/v1/models", headers={"host": host})).status_code == 200
     for host in (f"evil.example:{port}", "127.0.0.1.evil.example", ""):
-        answer = await server.http.get("/live", headers={"host": host})
+        answer = await server.http.get("/v1/models", headers={"host": host})
         assert answer.status_code == 403
         assert "allowed_hosts" in answer.json()["error"]["message"]
     assert at_address(ApiOptions(), "0.0.0.0").allowed_hosts == ()
-    named = ApiOptions(allowed_hosts=("api.example",))
-    assert at_address(named, "127.0.0.1") is named
 
 
 @pytest.mark.parametrize(
@@ -195,7 +227,7 @@ async def test_only_http_1_0_may_lack_a_host(
     """Health checkers that speak it send none; browsers, which could be rebound, always do."""
     server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"GET /live {line}\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET /v1/models {line}\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     writer.close()
@@ -204,7 +236,7 @@ async def test_only_http_1_0_may_lack_a_host(
 async def test_keys_from_the_environment_and_from_files(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LEGATO_TEST_KEY", "sesame")
+    monkeypatch.setenv("LEGATO_TEST_KEY", "sesame\n")  # as of a Kubernetes Secret made with echo
     (tmp_path / "key").write_text("simsim\n")
     written = {"env:LEGATO_TEST_KEY": KeyLimits(), f"file:{tmp_path}/key": KeyLimits()}
     server = await start_server(ApiOptions(api_keys=written))

@@ -4,6 +4,7 @@ dies or ends meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -101,12 +102,13 @@ async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     ("who", "step"),
     [
         ("target", "kv_fetched"),
-        ("source", "kv_fetched"),
-        pytest.param("its stage", "kv_fetched", marks=pytest.mark.long),
         *(
             pytest.param(who, step, marks=pytest.mark.long)
-            for who in ("target", "source")
-            for step in ("kv_saved", "next_token")
+            for who, step in (
+                ("source", "kv_fetched"),
+                ("its stage", "kv_fetched"),
+                *itertools.product(("target", "source"), ("kv_saved", "next_token")),
+            )
         ),
     ],
 )

@@ -46,7 +46,7 @@ def test_streams_go_to_the_other_engine_that_decodes(
         return int(engine.engine_id == "engine-2")
 
     monkeypatch.setattr("actors.fleet.balance._num_excess", num_excess)
-    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 100)
+    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 50)
     plain = divided(replace(FAST, kv_tokens=kv_tokens), way, 2, 2)
     run = simulate(traffic, replace(plain, rebalance=True))
     check_all_ended(run, traffic)

@@ -56,7 +56,7 @@ def test_replicas_multiply_capacity() -> None:
     found = [
         search_capacity(
             Deployment(CONFIG, MODEL, num_replicas=n, routing="least_loaded"),
-            TrafficSpec("fixed:400,40", num_requests=500 * n).read(),
+            TrafficSpec("fixed:400,40", num_requests=250 * n).read(),
             0.1, guess_qps=8.0, tolerance=0.05,
         ).qps
         for n in (1, 2)

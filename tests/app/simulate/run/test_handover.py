@@ -193,7 +193,7 @@ def check_all_ended(run: SimulatedRun, traffic: Workload) -> None:
 def test_no_token_is_lost_or_doubled_and_no_block_is_left(
     way: str, kv_tokens: int, in_order: None
 ) -> None:
-    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 120)
+    traffic = generate(poisson(12.0), uniform_lengths(50, 1500, 4.0), 60)
     model = replace(FAST, kv_tokens=kv_tokens)
     numbers = (0, 4) if way == "colocated" else (2, 2)
     run = simulate(traffic, divided(model, way, *numbers))
@@ -233,7 +233,7 @@ def test_snapshots_are_made_while_a_second_engine_is_sought(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrivals are rare: without it the choice would rest on what engines were long ago."""
-    traffic = generate(poisson(0.5), uniform_lengths(1500, 3000, 4.0), 20)
+    traffic = generate(poisson(0.5), uniform_lengths(1500, 3000, 4.0), 10)
     few = simulate(traffic, divided(FAST, way, 1, 2))
     monkeypatch.setattr(SimulatedFleet, "_reads", lambda fleet, until_s: True)
     monkeypatch.setattr(DividedFleet, "_reads", lambda fleet, until_s: True)

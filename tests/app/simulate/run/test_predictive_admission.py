@@ -25,7 +25,7 @@ MODEL = CostModel(
 
 
 @functools.cache
-def overload(factor: float, admission: str, seconds: float = 40.0) -> SimulatedRun:
+def overload(factor: float, admission: str, seconds: float = 20.0) -> SimulatedRun:
     """Prompts of 800 and outputs of 60: an engine that can serve about 9 of them a second."""
     qps = 9.0 * factor
     workload: Workload = generate(poisson(qps), fixed_lengths(800, 60), int(qps * seconds))
