@@ -7,7 +7,7 @@ CONFIG ?=
 MODEL ?=
 # Each of the many processes of a server or a test would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
-TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
+export CONFIG MODEL
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-long quick check format pictures build lock clean
@@ -20,7 +20,7 @@ help: ## Show what can be made
 	@echo '  CONFIG=configs/serve/x.yaml make serve     serve any config'
 
 serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000
-	@$(BIN)/legato serve $(TARGET)
+	@$(BIN)/legato serve "$${CONFIG:-$${MODEL:-configs/serve/demo.yaml}}"
 
 # Two workers: half of the suite's time is waiting for processes to start. In the order of
 # tests/conftest.py: by itself xdist begins with the modules of many short tests.
@@ -64,7 +64,9 @@ clean: ## Remove the environment and everything built
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
+		{ echo "Legato needs Python 3.11 or 3.12: name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # The library is compiled while packages are fetched and unpacked: for this processor to serve, and
 # for all of them to be tested. Of the packages' modules, Python compiles those that are used when

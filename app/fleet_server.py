@@ -41,6 +41,7 @@ from app.settings.load import parse, resolve
 from app.settings.models import served_name
 from app.settings.schema import Settings
 from app.telemetry.engines import FrontEngines
+from app.user_config import UserConfig
 
 logger = logging.getLogger("legato.fleet")
 
@@ -125,6 +126,7 @@ class EngineReplica:
         tcp = fleet.listens_for_nodes
         self.member = Member(_registry(fleet_name), replica, tcp)
         self.engine = LiveEngine(config, name, membership=self.member)
+        self.user_config = UserConfig(self.engine, config.scheduler)
         await self.engine.start()
         self.confirming = asyncio.create_task(self._confirm())
         freeze_gc_heap()
@@ -144,8 +146,7 @@ class EngineReplica:
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`."""
-        if user_config:
-            await self.engine.reconfigure(user_config)
+        await self.user_config.apply(user_config)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The load that `app.fleet.autoscaling` reads."""

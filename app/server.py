@@ -27,6 +27,7 @@ from app.ray_environment import DRAIN_S
 from app.replica import HttpReplica, load_text
 from app.settings.load import parse, resolve
 from app.settings.models import served_name
+from app.user_config import UserConfig
 
 # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
 # token streams: the scheduler does admission, and long streams need time to drain.
@@ -59,6 +60,7 @@ class LLMServer(HttpReplica):
         else:
             self.engine = adapters = AdapterEngine(config, name, self.settings.adapter_names)
         self.engines = [self.engine]
+        self.user_config = UserConfig(self.engine, config.scheduler)
         await self.engine.start()
         self.models = {name: ServedModel(self.engine, await text_task, adapters)}
         await self.open([config])
@@ -77,8 +79,7 @@ class LLMServer(HttpReplica):
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`."""
-        if user_config:
-            await self.engine.reconfigure(user_config)
+        await self.user_config.apply(user_config)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {"open_requests": float(self.engine.num_open)}

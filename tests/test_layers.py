@@ -126,7 +126,8 @@ ROOMS: dict[str, tuple[str, str]] = {
         " simulate.run simulate fleet fleet.picture fleet.routers app.fleet",
     ),
     "composition": (
-        "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params}.py",
+        "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params,user_config}"
+        ".py",
         "vocabulary calibration batches fleet.routers fleet engine.config executor engine transport"
         " app.engine_client app.fleet text api schema endpoints http telemetry console settings"
         " client installation",

@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     """`$LEGATO_CACHE`, else `legato` in the user's cache folder."""
     own = os.environ.get("LEGATO_CACHE")
     if own:
-        return Path(own)
+        return Path(own).expanduser()  # which no shell has done for a service
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
 
 

@@ -15,6 +15,8 @@ from actors.engine.config import EngineConfig
 from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
+from app.cli.serve_deployments import check_deployments
+from app.cli.serve_keys import OURS
 from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
@@ -112,6 +114,8 @@ def check_models(config: dict[str, Any], whole: bool = False) -> list[EngineConf
                 _check_files(settings, resolved, whole)
             except ValueError as error:
                 raise SettingsError(f"{entry_of(args, number)}{error}") from error
+        if application.get("import_path") == OURS:
+            check_deployments(application.get("deployments") or [], args, of_each)
         application["args"] = pin_models(args)
         found += of_each
     return found

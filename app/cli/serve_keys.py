@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.settings.model_folder import SettingsError
 
-_OURS = "app.main:build_app"
+OURS = "app.main:build_app"
 
 
 def check_serve_keys(config: Mapping[str, Any]) -> None:
@@ -87,5 +87,5 @@ def _check_import(path: str) -> None:
         found = find_spec(module) is not None
     except (ImportError, ValueError):  # of a package above it; no name of a module
         found = False
-    if not found or (module == "app.main" and path != _OURS):
-        raise SettingsError(f"import_path: no {path!r} here; Legato's is {_OURS}")
+    if not found or (module == "app.main" and path != OURS):
+        raise SettingsError(f"import_path: no {path!r} here; Legato's is {OURS}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from app.settings.messages import in_section
 from app.settings.model_folder import SettingsError
-from app.settings.schema import Settings, in_section
+from app.settings.schema import Settings
 
 # Ours whose messages are written for users: "module.Error: ". All but EngineFailed say that the
 # settings, or what they name, will not do.

@@ -20,6 +20,7 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.fleet import FleetSettings
+from app.settings.messages import dotted, in_section, suggestion
 from app.settings.model_folder import (
     SettingsError,
     hub_name,
@@ -32,8 +33,6 @@ from app.settings.schema import (
     ModelSettings,
     ParallelSettings,
     Settings,
-    in_section,
-    suggestion,
 )
 
 logger = logging.getLogger("legato.settings")
@@ -51,8 +50,8 @@ def parse(args: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         lines = []
         for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"] if part != "[key]") or "args"
-            message = problem["msg"].removeprefix("Value error, ")  # pydantic's, of our own
+            key = dotted(problem["loc"])
+            message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 message = f"unknown setting{suggestion(problem['loc'])}"
             if problem["type"] == "string_pattern_mismatch" and key == "listen":

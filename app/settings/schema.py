@@ -7,9 +7,9 @@ one type, one default and one description.
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from pydantic.fields import FieldInfo
@@ -223,6 +223,11 @@ class TelemetrySettings(_Section):
         "http://127.0.0.1:4318/v1/traces; none if absent.",
     )
 
+    @field_validator("directory")
+    @classmethod
+    def _expanded(cls, path: str | None) -> str | None:
+        return path and os.path.expanduser(path)
+
 
 class Settings(_Section):
     """The whole of a deployment's `args`."""
@@ -275,28 +280,7 @@ class Settings(_Section):
         return host.strip("[]"), int(port)
 
 
-def suggestion(location: tuple[int | str, ...]) -> str:
-    """What to add to the error for an unknown key: the one it may be meant to be."""
-    section: Any = Settings
-    for part in location[:-1]:
-        inner = fields_of(section).get(str(part))
-        if inner is None:  # inside a value, such as one key's limits
-            return ""
-        kinds = (inner.annotation, *get_args(inner.annotation))  # a section may be optional
-        section = next(filter(fields_of, kinds), None)
-    known = fields_of(section)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def fields_of(section: Any) -> Mapping[str, FieldInfo]:
     """The settings of a section, a model or a dataclass; empty for a value."""
     found: Mapping[str, FieldInfo] = getattr(section, "model_fields", {})
     return found or getattr(section, "__pydantic_fields__", {})
-
-
-def in_section(message: str) -> str:
-    """The message of a ConfigError, which begins with a key, with the key's section before it."""
-    key = message.partition(":")[0]
-    sections = {setting.key(name): setting.section for name, setting in SETTINGS.items()}
-    return message if "." in key else f"{sections.get(key, 'scheduling')}.{message}"

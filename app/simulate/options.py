@@ -103,7 +103,7 @@ class EngineOptions:
         str, typer.Argument(help="Cost model: a name in configs/hardware, or a JSON file.")
     ] = "yi-34b-a100-tp2"
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "sarathi"
-    budget: Annotated[str, typer.Option(help="fixed, profiled, adaptive or throttled.")] = (
+    budget: Annotated[str, typer.Option(help="auto, fixed, profiled, adaptive or throttled.")] = (
         "adaptive"
     )
     token_budget: Annotated[

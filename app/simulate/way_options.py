@@ -73,6 +73,7 @@ class WayOptions:
             order=engines.order,
             drafter="none" if engines.acceptance is None else "auto",
             prefix_cache=shared_kv is not None,
+            overlap_chunks=True,  # as the engine does
         )
         return Deployment(
             config,

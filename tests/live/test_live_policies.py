@@ -72,7 +72,7 @@ async def test_the_comparison_of_policies_has_figures_for_each(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
 ) -> None:
     """`legato bench policies` in small: the same jobs for all, nothing fails, every cell filled."""
-    load = Load(lengths="12x4", qps=100.0, seconds=0.05, num_long=1, long_tokens=150)
+    load = Load(lengths="12x40", qps=100.0, seconds=0.05, num_long=1, long_tokens=150)
     assert load.jobs() == load.jobs()
     assert sorted(job.num_prompt_tokens for job in load.jobs())[-1] == 150
     engine = make_engine(tiny_model("llama"))
@@ -85,6 +85,6 @@ async def test_the_comparison_of_policies_has_figures_for_each(
     assert list(figures) == ["sarathi", "orca"]
     assert all(f.num_failed == 0 and f.num_requests == 6 for f in figures.values())
     found = policy_results(load, figures)
-    assert found["load"]["output_tokens"] == 5 * 4 + 8
+    assert found["load"]["output_tokens"] == 5 * 40 + 8
     cells = [figure for entry in found["policies"].values() for figure in entry.values()]
     assert not any(isinstance(figure, float) and math.isnan(figure) for figure in cells)

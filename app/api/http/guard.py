@@ -187,9 +187,9 @@ class Guard:
             raise ApiError(431, f"Headers larger than {limit}.")
 
     def _check_host(self, host: bytes | None, scope: Scope) -> None:
-        """Refuse foreign names, but for probes, which come by any address. HTTP/1.0 needs none: health checkers send none, and browsers, whose
-        pages could come by a foreign name, always do. Where all names are served, proxies may turn
-        such a request into one of HTTP/1.1."""
+        """Refuse foreign names, but for probes, which come by any address. HTTP/1.0 needs none:
+        health checkers send none, and browsers, whose pages could come by one, always do. Where all
+        names are served, proxies may turn such a request into one of HTTP/1.1."""
         if self._hosts and "*" not in self._hosts and scope["path"] not in _PROBES:
             if host is None and scope.get("http_version") == "1.0":
                 return

@@ -103,6 +103,19 @@ def read_key(written: str) -> str:
     return key
 
 
+def shown_key(written: str) -> str:
+    """What messages call a key of the settings: where it is, else its digest's beginning."""
+    return written if written.startswith(("env:", "file:")) else _named(_digest(written))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _named(digest: bytes) -> str:
+    return "key-" + digest.hex()[:8]
+
+
 def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The Authorization header, or as one the header in which Anthropic's clients send a key: they
     do so on every route, /v1/models among them."""
@@ -118,8 +131,8 @@ class KeyRing:
     ) -> None:
         self._allowances: list[tuple[bytes, Allowance]] = []
         for written, limits in keys.items():
-            digest = hashlib.sha256(read_key(written).encode()).digest()
-            self._allowances.append((digest, Allowance("key-" + digest.hex()[:8], limits, clock)))
+            digest = _digest(read_key(written))
+            self._allowances.append((digest, Allowance(_named(digest), limits, clock)))
 
     def admit(self, authorization: bytes | None) -> Allowance:
         """The allowance of the key in an Authorization header; raises 401 or 429."""

@@ -43,7 +43,10 @@ def boundary_of(content_type: bytes | None) -> bytes:
     message["content-type"] = (content_type or b"").decode("latin-1")
     if message.get_content_type() != "multipart/form-data":
         raise ApiError(415, "The body must be a form: send 'multipart/form-data'.")
-    boundary = message.get_boundary("")
+    try:
+        boundary = message.get_boundary("")
+    except ValueError:  # of a charset that is none, or knows no such bytes
+        boundary = ""
     if not 0 < len(boundary) <= _MAX_BOUNDARY_CHARS or not boundary.isascii():
         raise invalid("The Content-Type names no valid boundary.", code="invalid_form")
     return boundary.encode()
@@ -107,9 +110,13 @@ def _begin(head: bytes) -> PartBegin:
     except UnicodeDecodeError:
         raise _malformed("the headers of a field are not UTF-8") from None
     name = headers.get_param("name", header="content-disposition")
+    try:
+        filename = headers.get_filename()
+    except ValueError:
+        raise _malformed("a file's name is not in the charset that it names") from None
     if headers.get_content_disposition() != "form-data" or not isinstance(name, str) or not name:
         raise _malformed("a field has no name")
-    return PartBegin(name, headers.get_filename())
+    return PartBegin(name, filename)
 
 
 def _malformed(reason: str) -> ApiError:

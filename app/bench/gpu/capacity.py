@@ -56,7 +56,7 @@ CONTENDERS = (
 class CapacityRow:
     """simulated_qps: highest load that passes in the simulator, at the best of the budgets.
 
-    model: the cost model's name. token_budget: None for the adaptive one. live_tbt_p99_ms:
+    model: the cost model's name. token_budget: None for the default one. live_tbt_p99_ms:
     measured on the GPU at that load; None where it was not tried.
     """
 
@@ -98,7 +98,7 @@ def _search(
     model: CostModel, contender: Contender, budget: int | None, tbt_ms: float, num_requests: int
 ) -> CapacityRow:
     config = scheduler_config(
-        model, policy=contender.policy, budget="adaptive" if budget is None else "fixed",
+        model, policy=contender.policy, budget="auto" if budget is None else "fixed",
         token_budget=budget, tbt_s=tbt_ms / 1000, max_requests=contender.max_requests,
     )  # fmt: skip
     found = search_capacity(
@@ -115,7 +115,7 @@ def confirm(row: CapacityRow, model: CostModel, stage: LoadedStage, live_s: floa
     config = scheduler_config(
         model,
         policy=row.policy,
-        budget="adaptive" if row.token_budget is None else "fixed",
+        budget="auto" if row.token_budget is None else "fixed",
         token_budget=row.token_budget,
         tbt_s=row.tbt_ms / 1000,
         max_requests=row.max_requests,
@@ -126,7 +126,11 @@ def confirm(row: CapacityRow, model: CostModel, stage: LoadedStage, live_s: floa
     count = max(8, int(row.simulated_qps * live_s))
     workload = generate(poisson(1.0), sharegpt4(), count, seed=1).at_rate(row.simulated_qps)
     summary = LiveRun(stage.runner, config, workload).run(give_up_after_s=3 * live_s)
-    passed = summary.tbt_p99 <= row.tbt_ms / 1000 and summary.scheduling_delay_p50 <= 2.0
+    passed = (
+        summary.tbt_p99 <= row.tbt_ms / 1000
+        and summary.scheduling_delay_p50 <= 2.0
+        and summary.num_completed == len(workload)
+    )
     return replace(
         row,
         live_tbt_p99_ms=1000 * summary.tbt_p99,

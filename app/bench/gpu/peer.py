@@ -116,7 +116,7 @@ def run_legato(
     spec = stage.spec
     config = scheduler_config(
         model,
-        budget="adaptive" if qps else "fixed",
+        budget="auto" if qps else "fixed",
         token_budget=None if qps else min(2048, spec.max_step_tokens),
         tbt_s=TBT_S if qps else None,
         max_requests=spec.max_requests,

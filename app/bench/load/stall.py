@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Annotated, Any
 
@@ -70,7 +71,11 @@ def stall_figures(traces: list[Trace]) -> dict[str, Any]:
             "nothing was measured: no stream was running when the long prompt arrived; "
             "ask for more tokens a stream (--stream-tokens)"
         )
-    gaps_ms = sorted(1000 * max(t.gaps_s) for t in running)
+    # Not those that began and ended among the streams' own prompts.
+    gaps_ms = sorted(
+        1000 * max(b - a for a, b in itertools.pairwise(t.event_times_s) if b > long.sent_s)
+        for t in running
+    )
     return {
         "num_running": len(running),
         "longest_tbt_ms": gaps_ms[-1],

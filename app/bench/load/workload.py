@@ -66,7 +66,11 @@ def jobs_of(workload: Workload) -> list[Job]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Poisson arrivals over `seconds`, and `num_long` prompts of `long_tokens` spread evenly."""
+    """Poisson arrivals over `seconds`, and `num_long` prompts of `long_tokens` spread evenly.
+
+    qps: of the arrivals as they are, not of the process that draws them: eleven of a process of one
+    a second take seven to sixteen seconds.
+    """
 
     lengths: str = "sharegpt/8"
     qps: float = 1.2
@@ -79,7 +83,7 @@ class Load:
         """The requests in order of arrival, determined by the load."""
         count = max(2, math.ceil(self.qps * self.seconds))
         workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
-        jobs = jobs_of(workload)
+        jobs = jobs_of(workload.at_rate(self.qps))
         gap_s = self.seconds / (self.num_long + 1)
         jobs += [Job((k + 1) * gap_s, self.long_tokens, 8) for k in range(self.num_long)]
         return sorted(jobs, key=lambda job: job.arrival_s)

@@ -75,7 +75,7 @@ class Case:
 
     def divided(self, way: str, num_prefill: int, link: str) -> Deployment:
         model = load_model(self.deployment.model)
-        many_stages = model.num_stages > 1  # then with the engine's default for such a budget
+        many_stages = model.num_stages > 1  # then work is spread over them
         config = scheduler_config(
             model,
             budget="adaptive",

@@ -33,8 +33,9 @@ export class Chat {
   async send() {
     const text = this.$("input").value.trim();
     if (!text || this.abort) return;
+    const messages = this.messages; // of this conversation; "New chat" begins another
     this.$("input").value = "";
-    this.messages.push({ role: "user", content: text });
+    messages.push({ role: "user", content: text });
     this.bubble("user", text);
     const { box, body } = this.bubble("assistant", "");
     this.abort = new AbortController();
@@ -45,7 +46,7 @@ export class Chat {
       // Of an empty field nothing is sent: the server has its own default.
       const number = (id) => (this.$(id).value === "" ? undefined : Number(this.$(id).value));
       const request = {
-        model: this.model(), messages: this.messages, stream_options: { include_usage: true, include_timing: true },
+        model: this.model(), messages, stream_options: { include_usage: true, include_timing: true },
         temperature: number("temperature"), max_tokens: number("max-tokens"),
       };
       for await (const { data } of stream("v1/chat/completions", request, this.abort.signal)) {
@@ -61,8 +62,8 @@ export class Chat {
       if (problem.name === "AbortError") note = "stopped";
       else { box.classList.add("error"); body.textContent = answer + problem.message; }
     }
-    if (answer) this.messages.push({ role: "assistant", content: answer });
-    else this.messages.pop();
+    if (answer) messages.push({ role: "assistant", content: answer });
+    else messages.pop();
     const small = document.createElement("small");
     if (timing) {
       this.record.first(timing.ttft_ms);

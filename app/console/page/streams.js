@@ -92,7 +92,9 @@ export class Streams {
           }
         }
       } catch (problem) {
-        if (problem.name !== "AbortError") this.notice(problem.message);
+        if (problem.name === "AbortError") return;
+        this.notice(problem.message);
+        if (!signal.aborted) this.toggle();
         return;
       }
     }

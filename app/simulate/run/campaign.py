@@ -52,7 +52,8 @@ class CapacityJob:
 def run_job(job: CapacityJob) -> dict[str, Any]:
     """Search one capacity (in a worker process)."""
     model = load_model(job.model)
-    # The engine's default with an adaptive budget over several stages.
+    # An adaptive budget over several stages spreads the work, and a prompt's chunks follow each
+    # other; the baselines do neither.
     even = job.budget == "adaptive" and model.num_stages > 1
     config = scheduler_config(
         model,

@@ -61,6 +61,7 @@ class Candidate:
             budget=self.budget,
             token_budget=self.token_budget if self.budget == "fixed" else None,
             tbt_s=tbt_s,
+            overlap_chunks=True,  # as the engine does
         )
 
 

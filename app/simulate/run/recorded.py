@@ -82,13 +82,14 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
     record.arrival_s = [at_s - origin_s for at_s, _ in arrived]
     outputs: list[list[int]] = [[] for _ in arrived]
     reasons: dict[int, FinishReason] = {}
-    changes = 0
+    changes = num_drafted = 0
     for at_s, event, instructions in parsed:
         now_s = at_s - origin_s
         changes += isinstance(event, Reconfigure)
         for instruction in instructions:
             if isinstance(instruction, Execute):
                 record.num_steps += 1
+                num_drafted += bool(instruction.plan.drafts)
                 for start in instruction.plan.started:
                     record.started(numbers[start.request_id], now_s)
             elif isinstance(instruction, Refuse):
@@ -120,11 +121,13 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
                 pooling=None,
             )
         )
-    found.notes = _notes(found, reasons, changes)
+    found.notes = _notes(found, reasons, changes, num_drafted)
     return found
 
 
-def _notes(found: Recorded, reasons: dict[int, FinishReason], changes: int) -> list[str]:
+def _notes(
+    found: Recorded, reasons: dict[int, FinishReason], changes: int, num_drafted: int
+) -> list[str]:
     refused = sum(not np.isnan(at_s) for at_s in found.record.refused_s)
     left = sum(reason is FinishReason.ABORT for reason in reasons.values())
     open_ = len(found.requests) - len(reasons) - refused
@@ -141,6 +144,8 @@ def _notes(found: Recorded, reasons: dict[int, FinishReason], changes: int) -> l
         notes.append(
             f"settings were changed {changes} times while it ran: simulated are those it began with"
         )
+    if num_drafted:
+        notes.append(f"{num_drafted} steps verified drafts: simulated are engines without any")
     return notes
 
 

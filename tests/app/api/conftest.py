@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def protocol(request: pytest.FixtureRequest) -> Any:
     """uvicorn as Serve runs it behind HAProxy, and as a lone replica runs it."""
-    return RequestProtocol if request.param == "own" else "httptools"
+    return "httptools" if getattr(request, "param", "own") == "uvicorn" else RequestProtocol
 
 
 @pytest.fixture

@@ -256,6 +256,19 @@ def test_stalls_cost_capacity_under_a_strict_objective(stage: LoadedStage) -> No
     assert tried.live_tbt_p99_ms is not None
 
 
+@pytest.mark.parametrize(("num_completed", "passed"), [(8, True), (7, False)])
+def test_a_load_that_is_not_served_to_its_end_is_not_held(
+    stage: LoadedStage, monkeypatch: pytest.MonkeyPatch, num_completed: int, passed: bool
+) -> None:
+    """Tails and medians know nothing of requests that have not run."""
+    summary = SimpleNamespace(tbt_p99=0.01, scheduling_delay_p50=0.0, num_completed=num_completed)
+    run = SimpleNamespace(run=lambda give_up_after_s: summary)
+    monkeypatch.setattr("app.bench.gpu.capacity.LiveRun", lambda *given: run)
+    row = CapacityRow("m", "sarathi", 100.0, 512, 16, 4.0, "")
+    model = replace(load_model("mistral-7b-a100"), kv_tokens=stage.kv_tokens)
+    assert confirm(row, model, stage, 2.0).live_passed is passed
+
+
 def test_the_sections_name_failures_and_read_back(tmp_path: Path) -> None:
     sections = GpuSections()
     sections.add("checks", CheckResult("good", "float32", 1e-7, 1e-5))

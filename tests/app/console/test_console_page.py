@@ -193,6 +193,7 @@ def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
           null,
           new Response("", { status: 503 }),
           new Response("", { status: 429 }),
+          new Response("", { status: 403 }),
         ];
         window.fetch = async (path, options) => {
           if (path !== "feed") return own(path, options);
@@ -205,4 +206,47 @@ def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
           .then(({ follow }) => follow("feed", ({ n }) => took.push(n), 1))
           .then(() => done([took, sent, answers.length]), (problem) => done(String(problem)));"""
     )
-    assert seen == [[1, 2, 3], [False] * 5, 0]  # without keys none is sent
+    assert seen == [[1, 2, 3], [False] * 6, 0]  # without keys none is sent
+
+
+def test_what_ends_early_leaves_nothing_behind(server: Server, browser: Any) -> None:
+    """An answer that New chat cuts is not in the next conversation; failed streams are off."""
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    sent, failed = browser.execute_async_script(
+        """const done = arguments[0], $ = (id) => document.getElementById(id), sent = [];
+        const own = window.fetch;
+        const piece = 'data: {"choices": [{"delta": {"content": "old"}}]}\\n\\n';
+        window.fetch = async (path, options) => {
+          if (path === "v1/completions") return new Response("", { status: 503 });
+          if (path !== "v1/chat/completions") return own(path, options);
+          sent.push(JSON.parse(options.body).messages.map(({ content }) => content));
+          return new Response(new ReadableStream({
+            start(to) {
+              to.enqueue(new TextEncoder().encode(piece));
+              options.signal.addEventListener("abort", () => to.error(options.signal.reason));
+            },
+          }));
+        };
+        const until = async (holds) => {
+          while (!holds()) await new Promise((resolve) => setTimeout(resolve, 5));
+        };
+        const ask = async (words) => {
+          $("input").value = words;
+          $("composer").requestSubmit();
+          await until(() => $("messages").textContent.includes("old"));
+          $("clear").click();
+          await until(() => !$("send").disabled);
+        };
+        const run = async () => {
+          await ask("first");
+          await ask("second");
+          const before = $("streams").textContent;
+          $("streams").click();
+          await until(() => $("notice").textContent);
+          return [sent, before === $("streams").textContent];
+        };
+        run().then(done, (problem) => done([String(problem), false]));"""
+    )
+    assert sent == [["first"], ["second"]]
+    assert failed

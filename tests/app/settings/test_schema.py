@@ -253,7 +253,10 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"api": {"max_connections": 0}}, "api.max_connections: "),
         ({"api": {"body_timeout_s": 0}}, "api.body_timeout_s: "),
         ({"api": {"api_keys": {"k": {"tokens_per_minute": float("inf")}}}}, "tokens_per_minute: "),
-        ({"api": {"api_keys": {"k": {"admins": True}}}}, "api_keys.k.admins: unknown setting"),
+        (
+            {"api": {"api_keys": {"k": {"admins": True}}}},
+            "key-8254c329.admins: unknown setting",
+        ),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
@@ -261,6 +264,12 @@ def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> N
     with pytest.raises(SettingsError) as caught:
         resolve(parse(args))
     assert message in str(caught.value)
+
+
+def test_logs_may_be_below_the_home_folder() -> None:
+    """No shell has seen the path."""
+    engine = resolve(parse({**MODEL, "telemetry": {"directory": "~/logs", "events": True}}))
+    assert engine.event_log == str(Path.home() / "logs")
 
 
 def test_a_draft_model_reaches_the_engine() -> None:

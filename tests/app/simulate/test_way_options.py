@@ -39,6 +39,7 @@ def test_plain_engines_are_one_unless_replicas_say_otherwise() -> None:
     assert plain.num_replicas == 1
     assert plain.routing == "slack"
     assert not plain.config.prefix_cache
+    assert plain.config.overlap_chunks, "a prompt's chunks follow each other as in the engine"
 
 
 def test_the_size_of_kv_comes_from_a_shape_and_must_be_known() -> None:

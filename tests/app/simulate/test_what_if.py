@@ -16,8 +16,8 @@ from actors.engine.event_recorder import SCHEMA
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.event_log import Recorder, Row
-from actors.scheduling.events import Abort, Submit
+from actors.scheduling.event_log import Recorder, Row, from_row, to_row
+from actors.scheduling.events import Abort, Execute, Submit
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.cli.main import app
 from app.simulate.hardware.deployments import save_model
@@ -101,6 +101,17 @@ def test_the_traffic_of_a_log_is_what_came() -> None:
     assert [len(tokens) for tokens in found.outputs] == lengths
     assert len(found.notes) == 1
     assert "1 requests were ended by their caller" in found.notes[0]
+
+
+def test_drafts_are_told_of_that_no_simulated_engine_has() -> None:
+    rows = log_of(config())
+    assert read_traffic(rows).notes[-1].startswith("1 requests were ended")
+    at_s, event, instructions = from_row(rows[2])
+    (execute,) = [one for one in instructions if isinstance(one, Execute)]
+    (number, *_), *_ = execute.plan.slices
+    drafted = Execute(replace(execute.plan, drafts=((number, (5,)),)))
+    rows[2] = to_row(at_s, event, [drafted if one is execute else one for one in instructions])
+    assert read_traffic(rows).notes[-1].startswith("1 steps verified drafts")
 
 
 def test_the_same_settings_simulated_are_what_happened() -> None:

@@ -62,6 +62,15 @@ def test_a_form_without_its_last_boundary_is_not_complete() -> None:
         (b'--b\r\nContent-Disposition: attachment; name="a"\r\n\r\nx', "no name"),
         (b"--bc\r\n", "end of a line"),
         (b"--b\r\nA: \xff\r\n\r\n", "UTF-8"),
+        *[
+            (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename*='
+                + charset
+                + b"''x\r\n\r\nx\r\n--b--",
+                "file's name",
+            )
+            for charset in (b"undefined", b"a\x00b")
+        ],
         (b"--b\r\nA: " + b"x" * 9000, "too long"),
     ],
 )

@@ -59,8 +59,10 @@ LONG = trace(1.0, 1.5)
 def test_a_stall_is_the_longest_gap_of_a_running_stream() -> None:
     stalled, smooth = trace(0.0, 0.5, 1.25, 1.5), trace(0.0, 0.5, 1.0, 1.25)
     ended = trace(0.0, 0.1, 0.9)  # its gap of 0.8 s is no stall: the prompt had not arrived
-    found = stall_figures([stalled, smooth, ended, LONG])
-    assert found["num_running"] == 2
+    late = trace(0.0, 0.1, 0.95, 1.05, 1.1)  # nor is this one: it was over by then
+    found = stall_figures([stalled, smooth, ended, late, LONG])
+    assert found["num_running"] == 3
+    assert found["median_longest_tbt_ms"] == 250.0
     assert found["longest_tbt_ms"] == 750.0
     assert found["ttft_of_long_prompt_ms"] == 500.0
 

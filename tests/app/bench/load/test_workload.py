@@ -25,6 +25,13 @@ def test_equal_loads_give_equal_jobs_in_order_of_arrival() -> None:
     assert statistics.mean(gaps) == pytest.approx(1 / 5.0, rel=0.3)
 
 
+def test_the_rate_is_that_of_the_arrivals() -> None:
+    """Not of the process that they are drawn from, of which a small load is a poor sample."""
+    for qps in (0.75, 0.875, 1.0, 10.0):
+        times = [job.arrival_s for job in Load("sharegpt/8", qps, 15.0).jobs()]
+        assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(qps)
+
+
 def test_a_load_has_two_requests_at_least() -> None:
     assert [(j.num_prompt_tokens, j.num_output_tokens) for j in Load("7x3", 0.01, 1.0).jobs()] == [
         (7, 3)

@@ -1,0 +1,67 @@
+"""`user_config` as Serve hands it over: at the start of a replica, and beside its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from actors.scheduling.config import SchedulerConfig
+from app.engine_client.client import EngineClient, RequestRefused
+from app.user_config import UserConfig
+
+CONFIGURED = SchedulerConfig(
+    num_blocks=10, max_model_len=100, tbt_s=0.1, policy="vllm", order="fair",
+    order_options={"ageing_s": 5.0},
+)  # fmt: skip
+
+
+class Engine:
+    """Takes what the scheduling core would."""
+
+    def __init__(self) -> None:
+        self.settings = CONFIGURED
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        try:
+            self.settings = self.settings.with_changes(changes)
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def user_config(engine: Engine) -> UserConfig:
+    return UserConfig(cast(EngineClient, engine), CONFIGURED)
+
+
+async def test_a_key_that_is_no_longer_given_returns_to_what_was_configured(
+    engine: Engine, user_config: UserConfig
+) -> None:
+    await user_config.apply({"policy": "sarathi", "slo.tbt_ms": 50, "order": "priority"})
+    assert (engine.settings.policy, engine.settings.tbt_s) == ("sarathi", 0.05)
+    await user_config.apply({"tbt_ms": 70})
+    assert engine.settings == replace(CONFIGURED, tbt_s=0.07, request_slots=128)
+    await user_config.apply(None)
+    assert engine.settings == replace(CONFIGURED, request_slots=128)
+
+
+async def test_a_replica_does_not_start_with_a_wrong_key(user_config: UserConfig) -> None:
+    with pytest.raises(RequestRefused, match="polcy"):
+        await user_config.apply({"polcy": "vllm"})
+
+
+async def test_a_replica_that_serves_keeps_its_settings_and_its_streams(
+    engine: Engine, user_config: UserConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await user_config.apply({"tbt_ms": 50})
+    await user_config.apply({"tbt_ms": 60, "polcy": "vllm"})
+    assert engine.settings.tbt_s == 0.05
+    assert "user_config is not applied" in caplog.text
+    assert "polcy" in caplog.text
