@@ -47,6 +47,8 @@ def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> No
                 out.print(f"  capacity {of_it}{capacity}")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")
+    if each[0].api.api_keys:
+        out.print('             -H "Authorization: Bearer $LEGATO_API_KEY" \\')
     out.print(f"             -d '{body}'", markup=False)
     out.print("  stop     Ctrl-C\n")
     sys.stdout.flush()

@@ -50,7 +50,8 @@ class TrafficOptions:
     workload: Annotated[
         str,
         typer.Option(
-            help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf, mixed; or a file."
+            help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf, mixed, each also "
+            "with /DIVISOR; or a file."
         ),
     ] = "sharegpt4"
     arrivals: Annotated[
@@ -100,7 +101,10 @@ class TrafficOptions:
 @dataclass(frozen=True)
 class EngineOptions:
     model: Annotated[
-        str, typer.Argument(help="Cost model: a name in configs/hardware, or a JSON file.")
+        str,
+        typer.Argument(
+            help="Cost model: a name in configs/hardware, a JSON file, or a model folder."
+        ),
     ] = "yi-34b-a100-tp2"
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "sarathi"
     budget: Annotated[str, typer.Option(help="auto, fixed, profiled, adaptive or throttled.")] = (

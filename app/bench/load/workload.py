@@ -36,8 +36,8 @@ def lengths_of(name: str) -> Lengths:
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"{name!r}: {error}") from error
     kind, _, divisor = name.partition("/")
-    if kind in ("sharegpt", "arxiv"):
-        lengths = sharegpt4() if kind == "sharegpt" else arxiv_summarization()
+    if kind in ("sharegpt", "sharegpt4", "arxiv"):
+        lengths = arxiv_summarization() if kind == "arxiv" else sharegpt4()
         return scaled(lengths, _divisor(name, divisor)) if divisor else lengths
     prompt, _, output = name.partition("x")
     if prompt.isdigit() and output.isdigit() and int(prompt) and int(output):

@@ -33,6 +33,7 @@ _BEING_READ: list[Path] = []
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
+    "sharegpt": sharegpt4,  # as the benchmarks of a running server call it
     "arxiv": arxiv_summarization,
     "mixed": lambda share=0.5: mixed(sharegpt4(), arxiv_summarization(), share),
     "fixed": fixed_lengths,

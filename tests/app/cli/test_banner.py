@@ -47,6 +47,9 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
     assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
     assert "secrét" not in shown
+    assert '-H "Authorization: Bearer $LEGATO_API_KEY"' in shown, (
+        "the curl works where it is pasted"
+    )
     # Of b the KV cache holds less than its context.
     assert "context  of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in shown
     assert "context  of a" not in shown
