@@ -78,21 +78,27 @@ class CostModelFile:
         name = f"{Path(spec.model_path).name}-{digest}.json"
         return cls(cache_folder() / "cost_models" / name, key)
 
-    def load(self) -> CostModel | None:
-        """The model saved under the same key, or None."""
+    def load(self, reach_tokens: int = 0) -> CostModel | None:
+        """The model saved under the same key, or None; also where its steps reached fewer tokens:
+        beyond what was measured, a GPU's steps are longer than the last ones foretell."""
+        model, reach = self._read()
+        return model if reach >= reach_tokens else None
+
+    def _read(self) -> tuple[CostModel | None, int]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content["key"] != self.key:
-                return None
-            return CostModel.from_dict(content["cost_model"])
+            if content["key"] == self.key:
+                return CostModel.from_dict(content["cost_model"]), int(content["reach_tokens"])
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s is not used: %s", self.path, error)
-            return None
+        return None, 0
 
-    def save(self, model: CostModel) -> None:
-        content = {"key": self.key, "cost_model": model.to_dict()}
+    def save(self, model: CostModel, reach_tokens: int | None = None) -> None:
+        """reach_tokens: of the largest step that was to be measured; None: as it was."""
+        reach = self._read()[1] if reach_tokens is None else reach_tokens
+        content = {"key": self.key, "reach_tokens": reach, "cost_model": model.to_dict()}
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

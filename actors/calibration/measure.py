@@ -93,6 +93,11 @@ def fits(shape: StepShape, limits: EngineLimits) -> bool:
     )
 
 
+def reach_tokens(limits: EngineLimits) -> int:
+    """Tokens of the largest step that a calibration measures."""
+    return max((shape.num_tokens for shape in shapes(limits) if fits(shape, limits)), default=0)
+
+
 async def calibrate(
     execute: Execute,
     limits: EngineLimits,

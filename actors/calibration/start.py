@@ -11,7 +11,14 @@ import time
 from dataclasses import replace
 
 from actors.calibration.cache import CostModelFile
-from actors.calibration.measure import Calibration, EngineLimits, Execute, calibrate, check
+from actors.calibration.measure import (
+    Calibration,
+    EngineLimits,
+    Execute,
+    calibrate,
+    check,
+    reach_tokens,
+)
 from actors.calibration.outlook import within_reach
 from actors.engine.config import EngineConfig
 from actors.scheduling.config import SchedulerConfig
@@ -36,7 +43,7 @@ async def calibrate_at_start(
         vocab_size=min(info.vocab_size, 256),
     )
     file = CostModelFile.of(config.stage, info)
-    known = file.load()
+    known = file.load(0 if config.is_rebuild else reach_tokens(limits))
     if known is not None and config.is_rebuild:
         return Calibration(known, 0.0, 0)
     if known is not None:
@@ -59,7 +66,7 @@ async def calibrate_at_start(
     except ValueError as error:
         logger.warning("no cost model: %s", error)
         return None
-    file.save(measured.model)
+    file.save(measured.model, reach_tokens(limits))
     logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
     return measured
 

@@ -31,6 +31,14 @@ def test_what_was_saved_is_found_again(spec: StageSpec) -> None:
     assert [path.suffix for path in file.path.parent.iterdir()] == [".json"]
 
 
+def test_what_was_measured_up_to_fewer_tokens_is_not_used_beyond(spec: StageSpec) -> None:
+    file = CostModelFile.of(spec, INFO)
+    file.save(MODEL, 256)
+    assert (file.load(256), file.load(512)) == (MODEL, None)
+    file.save(MODEL)  # what was learnt while serving
+    assert (file.load(256), file.load(512)) == (MODEL, None)
+
+
 def test_another_engine_does_not_find_it(spec: StageSpec) -> None:
     CostModelFile.of(spec, INFO).save(MODEL)
     for other in (

@@ -9,6 +9,7 @@ import pytest
 
 from actors.calibration.cache import CostModelFile
 from actors.calibration.fit import predict
+from actors.calibration.measure import reach_tokens
 from actors.calibration.probe import ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine.config import EngineConfig
@@ -64,7 +65,7 @@ async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfi
 
 
 async def test_a_model_that_does_not_fit_is_measured_anew(engine: EngineConfig) -> None:
-    CostModelFile.of(engine.stage, INFO).save(TRUTH)
+    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_tokens(LIMITS))
     stages = Stages(SLOWER)
 
     async def execute(plan: StepPlan) -> StepResult:
@@ -76,6 +77,22 @@ async def test_a_model_that_does_not_fit_is_measured_anew(engine: EngineConfig) 
     assert found is not None
     assert predict(found.model, DECODES) == pytest.approx(predict(SLOWER, DECODES), rel=0.05)
     assert kept(engine) == found.model
+
+
+async def test_a_model_of_smaller_steps_is_measured_anew(engine: EngineConfig) -> None:
+    """A GPU's steps of few tokens all take as long: beyond them nothing is foretold."""
+    small = replace(engine.scheduler, max_step_tokens=64)
+    first = await calibrate_at_start(engine, small, INFO, Stages().execute)
+    stages = Stages()
+    found = await calibrate_at_start(engine, engine.scheduler, INFO, stages.execute)
+    assert first is not None
+    assert found is not None
+    assert first.model.tokens_s[-1][0] <= 64 < found.model.tokens_s[-1][0]
+    again = Stages()
+    checked = await calibrate_at_start(engine, small, INFO, again.execute)
+    assert checked is not None
+    assert checked.model == found.model
+    assert again.num_steps < 20 < stages.num_steps
 
 
 async def test_an_engine_too_small_to_measure_goes_without(engine: EngineConfig) -> None:
