@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,23 @@ class Client:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.deployed: list[Any] = []
+        self.status, self.message = "RUNNING", ""
         self._error = error
 
     def deploy_apps(self, schema: Any, _blocking: bool) -> None:
         if self._error is not None:
             raise self._error
         self.deployed.append(schema)
+
+    def get_serve_details(self) -> dict[str, Any]:
+        deployment = {"status": "HEALTHY", "message": self.message}
+        application = {
+            "status": self.status,
+            "message": "",
+            "last_deployed_time_s": float(len(self.deployed)),
+            "deployments": {"LLMServer": deployment},
+        }
+        return {"applications": {"legato": application}}
 
 
 def _running() -> dict[str, Any]:
@@ -70,7 +82,32 @@ def test_an_error_of_serve_is_survived(capsys: pytest.CaptureFixture[str]) -> No
     assert "RuntimeError: controller" in capsys.readouterr().err
 
 
-def test_a_right_one_is_deployed() -> None:
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        ("RUNNING", "", "the changed config is deployed"),
+        (
+            "DEPLOY_FAILED",
+            "Traceback\nray.exceptions.RayTaskError: ...\n"
+            "app.settings.model_folder.SettingsError: kv.memory_gib: too little",
+            "the changed config does not run: kv.memory_gib: too little",
+        ),
+    ],
+)
+def test_a_right_one_is_deployed_and_its_end_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    message: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr("app.cli.serve_deploy._LOOK_S", 0.01)
     client, changed = Client(), _running()
+    client.status, client.message = status, message
+    others = {*threading.enumerate()}
     assert deploy_again(client, _running(), lambda: changed, 8) is changed
     assert len(client.deployed) == 1
+    for thread in {*threading.enumerate()} - others:
+        thread.join(30)
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
