@@ -138,7 +138,8 @@ class WaitingQueue:
         """It has got so many tokens beyond the one that was planned."""
         if self.follows_service:
             self.served([state] * num_drafts)
-        self.order.charge({state: num_drafts})
+        if self.order.preempts:
+            self.order.charge({state: num_drafts})
 
     def finished(self, state: RequestState) -> None:
         """A request has finished (not called for aborts)."""
