@@ -23,7 +23,7 @@ from app.engine_client.client import (
     ModelCard,
 )
 from app.engine_client.iteration_feed import IterationFeed
-from app.handle_params import check_ids, parse_params
+from app.handle_params import checked_ids, parse_params
 from app.text.chat_template import TemplateError
 from app.text.processor import TextProcessor
 
@@ -75,12 +75,12 @@ class HandleCalls:
         """
         engine, text_of = self._served(model)
         card: ModelCard = engine.card
-        tokens = await text_of.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        check_ids(tokens, card, "prompt")
+        ids = await text_of.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = checked_ids(ids, card, "prompt")
         call = parse_params(params, len(tokens), card, text_of.eos_token_ids)
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
-            prompt=tuple(tokens),
+            prompt=tokens,
             sampling=call.sampling,
             tenant=call.tenant,
             priority=call.priority,
@@ -131,12 +131,12 @@ class HandleCalls:
         card: ModelCard = engine.card
         if not card.supports_embeddings:
             raise ValueError("this model gives no embeddings")
-        tokens = await text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        check_ids(tokens, card, "prompt")
+        ids = await text.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = checked_ids(ids, card, "prompt")
         parse_params({}, len(tokens), card)  # raises for an invalid length
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
-            prompt=tuple(tokens),
+            prompt=tokens,
             sampling=SamplingParams(max_tokens=1),
             pooling=pooling,
         )

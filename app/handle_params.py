@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import numbers
+import operator
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from actors.scheduling.request import Grammar, Objective, SamplingParams
 from app.api.sampling_params import LEAST_TOP_P, SEEDS
-from app.api.schema.common import SamplingFields
+from app.api.schema.common import SamplingFields, ScheduleFields, Slo, Strict
 from app.engine_client.client import ModelCard
 
+_Fields = TypeVar("_Fields", bound=BaseModel)
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 # Those whose ranges are HTTP's. Temperatures go further here, and lengths are the prompt's matter.
 _LIMITED = {
     "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens",
 }  # fmt: skip
-_OTHERS = {"slo", "priority", "tenant", "ignore_eos", "output"}
+
+
+class _GrammarFields(Strict):
+    kind: Literal["json_object", "json_schema", "regex", "ebnf", "choice"]
+    text: str
+
+
+class _OtherFields(ScheduleFields):
+    """Those that HTTP names otherwise, or limits otherwise."""
+
+    max_tokens: int | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    grammar: _GrammarFields | None = None
+    tenant: str | None = None
+    ignore_eos: bool | None = None
+
+
+_KNOWN = sorted({*_SAMPLING, *_OtherFields.model_fields, "output"} - {"user"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +67,9 @@ def parse_params(
     to a random one.
     """
     values = dict(params)
-    unknown = sorted(set(values) - _SAMPLING - _OTHERS)
+    unknown = sorted(set(values) - set(_KNOWN))
     if unknown:
-        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {sorted(_SAMPLING | _OTHERS)}")
+        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {_KNOWN}")
     if num_prompt_tokens == 0:
         raise ValueError("prompt: must hold at least one token")
     room = card.max_model_len - num_prompt_tokens
@@ -56,31 +77,37 @@ def parse_params(
         raise ValueError(
             f"prompt: {num_prompt_tokens} tokens leave no room in {card.max_model_len}"
         )
-    slo = values.pop("slo", None) or {}
-    priority = int(values.pop("priority", 0))
-    tenant = str(values.pop("tenant", ""))
-    output = tuple(int(t) for t in values.pop("output", ()))
-    check_ids(output, card, "output")
-    stop_ids = tuple(values.pop("stop_token_ids", ()))
-    check_ids(stop_ids, card, "stop_token_ids")
-    if not values.pop("ignore_eos", False):
+    output = checked_ids(values.pop("output", None), card, "output")
+    stop_ids = checked_ids(values.pop("stop_token_ids", None), card, "stop_token_ids")
+    if isinstance(grammar := values.get("grammar"), Grammar):
+        values["grammar"] = {"kind": grammar.kind, "text": grammar.text}
+    others = _valid(
+        _OtherFields, {n: values.pop(n) for n in _OtherFields.model_fields if n in values}
+    )
+    if not others.ignore_eos:
         stop_ids = tuple(dict.fromkeys([*stop_ids, *card.eos_token_ids, *end_ids]))
-    wanted = values.get("max_tokens")
-    values["max_tokens"] = room if wanted is None else int(wanted)
+    values["max_tokens"] = room if others.max_tokens is None else others.max_tokens
     if not 1 <= values["max_tokens"] <= room:
         raise ValueError(
             f"max_tokens: must lie in [1, {room}], as the prompt has {num_prompt_tokens} of "
             f"{card.max_model_len} tokens"
         )
-    if not 0 <= float(values.get("temperature", 0.0)) <= 100:
-        raise ValueError("temperature: must lie in [0, 100]")
-    if isinstance(values.get("grammar"), Mapping):
-        values["grammar"] = Grammar(**values["grammar"])
+    for name in ("logprobs", "prompt_logprobs"):
+        values[name] = getattr(others, name)
+        if (values[name] or 0) > card.vocab_size:
+            raise ValueError(f"{name}: more than the {card.vocab_size} tokens of the vocabulary")
+    values["temperature"] = others.temperature or 0.0
+    if others.grammar is not None:
+        values["grammar"] = Grammar(others.grammar.kind, others.grammar.text)
     bias = values.pop("logit_bias", None) or ()
     pairs = bias.items() if isinstance(bias, Mapping) else bias
-    biases = {str(int(t)): float(b) for t, b in pairs}
+    try:
+        biases = {str(int(t)): float(b) for t, b in pairs}
+    except (TypeError, ValueError):
+        raise ValueError("logit_bias: must map token ids to numbers") from None
     limited = {name: values.pop(name) for name in _LIMITED & set(values)}
-    limits = _within_limits({**limited, "logit_bias": biases})
+    # One beyond HTTP's ranges would fail a step, others' requests with it.
+    limits = _valid(SamplingFields, {**limited, "logit_bias": biases})
     if (limits.min_tokens or 0) > values["max_tokens"]:
         raise ValueError(f"min_tokens: more than the {values['max_tokens']} tokens allowed")
     values |= {name: value for name in limited if (value := getattr(limits, name)) is not None}
@@ -91,25 +118,24 @@ def parse_params(
     seed = values.get("seed")
     values["seed"] = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
     values["logit_bias"] = tuple((int(t), b) for t, b in biases.items())
-    check_ids([t for t, _ in values["logit_bias"]], card, "logit_bias")
+    checked_ids([t for t, _ in values["logit_bias"]], card, "logit_bias")
+    slo = others.slo or Slo()
     return HandleCall(
         SamplingParams(**values, stop_token_ids=stop_ids),
-        tenant,
-        priority,
-        Objective(_seconds(slo.get("tbt_ms")), _seconds(slo.get("ttft_ms"))),
+        others.tenant or "",
+        others.priority or 0,
+        Objective(_seconds(slo.tbt_ms), _seconds(slo.ttft_ms)),
         output,
     )
 
 
-def _within_limits(given: Mapping[str, Any]) -> SamplingFields:
-    """HTTP's parameters: one beyond their range would fail a step, others' requests with it."""
-    plain = {name: _plain(value) for name, value in given.items()}
+def _valid(kind: type[_Fields], given: Mapping[str, Any]) -> _Fields:
     try:
-        return SamplingFields.model_validate(plain)
+        return kind.model_validate({name: _plain(value) for name, value in given.items()})
     except ValidationError as bad:
         first = bad.errors()[0]
-        value = str(first["input"])[:80]
-        raise ValueError(f"{first['loc'][0]}: {first['msg']}, not {value}") from None
+        name = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{name}: {first['msg']}, not {str(first['input'])[:80]}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -121,11 +147,17 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def check_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
-    """Raises ValueError for a token id outside the vocabulary, which could crash a device."""
-    for token in (min(tokens, default=0), max(tokens, default=0)):
+def checked_ids(tokens: Iterable[Any] | None, card: ModelCard, param: str) -> tuple[int, ...]:
+    """Token ids as Python's integers. Raises ValueError for what is none, which the scheduler could
+    not read, or is outside the vocabulary, which could crash a device."""
+    try:
+        ids = tuple([operator.index(token) for token in (() if tokens is None else tokens)])
+    except TypeError:
+        raise ValueError(f"{param}: must be token ids, whole numbers") from None
+    for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < card.vocab_size:
             raise ValueError(f"{param}: token id {token} is outside the vocabulary")
+    return ids
 
 
 def _seconds(milliseconds: float | None) -> float | None:

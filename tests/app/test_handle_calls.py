@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from actors.scheduling.request import FinishReason
@@ -59,3 +60,15 @@ async def test_the_end_token_of_the_tokenizer_ends_the_answer(text: TextProcesso
     assert events[-1]["finish_reason"] is FinishReason.STOP
     events = [event async for event in Calls(text).generate("the house", ignore_eos=True)]
     assert events[-1]["tokens"] == [THE]
+
+
+async def test_ids_of_a_prompt_are_whole_numbers(text: TextProcessor) -> None:
+    """The scheduler could not read others; NumPy's are taken as Python's."""
+    calls = Calls(text)
+    for ids in ([5.0] * 40, ["5"], [None]):
+        with pytest.raises(ValueError, match="prompt: must be token ids"):
+            await anext(calls.generate(ids))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="prompt: must be token ids"):
+            await calls.embed(ids)  # type: ignore[arg-type]
+    assert [event async for event in calls.generate(np.array([THE, HOUSE]))]  # type: ignore[arg-type]
+    assert {type(token) for token in calls.engine.seen[0].prompt} == {int}

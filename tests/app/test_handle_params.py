@@ -48,6 +48,13 @@ def test_what_http_takes_means_the_same_here() -> None:
     )
 
 
+def test_none_is_as_if_it_were_not_given() -> None:
+    names = ("temperature", "priority", "output", "stop_token_ids", "grammar", "slo", "max_tokens",
+             "logprobs", "tenant", "ignore_eos", "logit_bias", "top_k", "min_tokens")  # fmt: skip
+    given = parse_params(dict.fromkeys(names) | {"seed": 1}, 10, CARD)
+    assert given == parse_params({"seed": 1}, 10, CARD)
+
+
 def test_everything_that_may_be_said() -> None:
     call = parse_params(
         {
@@ -60,7 +67,7 @@ def test_everything_that_may_be_said() -> None:
             "tenant": "red",
             "ignore_eos": True,
             "stop_token_ids": [9],
-            "output": [1, 2],
+            "output": np.array([1, 2]),
         },
         10,
         CARD,
@@ -102,7 +109,27 @@ def test_everything_that_may_be_said() -> None:
         ({"logit_bias": {4: math.nan}}, 10, "logit_bias"),
         ({"logit_bias": {4: 1e9}}, 10, "logit_bias"),
         ({"logit_bias": {64: 1.0}}, 10, "logit_bias: token id 64"),
+        ({"logit_bias": {"x": 1.0}}, 10, "logit_bias: must map"),
+        ({"logit_bias": 5}, 10, "logit_bias: must map"),
         ({"stop_token_ids": [64]}, 10, "stop_token_ids: token id 64"),
+        ({"stop_token_ids": [1.5]}, 10, "stop_token_ids: must be token ids"),
+        ({"output": [1.0]}, 10, "output: must be token ids"),
+        ({"output": "ab"}, 10, "output: must be token ids"),
+        ({"grammar": "abc"}, 10, "grammar: .*, not abc"),
+        ({"grammar": {"kind": "regex"}}, 10, "grammar.text"),
+        ({"grammar": {"kind": "nonsense", "text": "5"}}, 10, "grammar.kind"),
+        ({"grammar": Grammar("regex", 5)}, 10, "grammar.text"),  # type: ignore[arg-type]
+        ({"logprobs": -5}, 10, "logprobs"),
+        ({"logprobs": "x"}, 10, "logprobs"),
+        ({"logprobs": 10**9}, 10, "logprobs: more than the 64"),
+        ({"prompt_logprobs": 65}, 10, "prompt_logprobs: more than the 64"),
+        ({"slo": {"tbt": 50}}, 10, "slo.tbt"),
+        ({"slo": {"tbt_ms": math.nan}}, 10, "slo.tbt_ms"),
+        ({"slo": 50}, 10, "slo: .*, not 50"),
+        ({"max_tokens": 2.9}, 10, "max_tokens: .*, not 2.9"),
+        ({"priority": "high"}, 10, "priority"),
+        ({"tenant": 5}, 10, "tenant"),
+        ({"user": "red"}, 10, "unknown parameter 'user'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
