@@ -241,8 +241,8 @@ class Core:
         step = self.in_flight.popleft()
         if step.pinned:
             self.requests.running.block_manager.free(step.pinned)
-        if step.host_blocks:
-            self.requests.running.swap.host.free(step.host_blocks)
+        if step.host_blocks or step.swapped_out:
+            self.requests.running.swap.answered(step.host_blocks, bool(step.swapped_out))
         return step
 
     def _pipeline_lost(self, event: PipelineLost, out: list[Instruction]) -> None:

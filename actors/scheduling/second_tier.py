@@ -213,9 +213,8 @@ class SecondTier:
                 return
             if running.num_slots_taken >= requests.config.max_requests:
                 return
-            claimant = running.claimant
-            if claimant is not None and claimant.status is RequestStatus.RUNNING:
-                return  # freed blocks go to the running request that lacks memory
+            if not running.spares_blocks:
+                return
             move = self._fetch(state)
             if move is None:
                 return
@@ -281,10 +280,9 @@ class SecondTier:
         """Begin the next early fetch, unless a request lacks the memory; or drop blocks that are
         computed sooner. Returns whether another may begin."""
         requests, blocks = self.requests, self.block_manager
-        claimant, head = requests.running.claimant, requests.waiting.head(requests.now_s)
-        if claimant is not None and claimant.status is RequestStatus.RUNNING:
-            return False
-        if head is not None and head.refused_version == blocks.version:
+        head = requests.waiting.head(requests.now_s)
+        is_refused = head is not None and head.refused_version == blocks.version
+        if is_refused or not requests.running.spares_blocks:
             return False
         spare = int(requests.config.watermark * blocks.num_blocks)
         digests = self.early.take(

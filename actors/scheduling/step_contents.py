@@ -154,5 +154,5 @@ class StepContents:
         )
         running.released, running.copies = [], []
         if swap.is_pending:
-            swap.clear()
+            swap.planned()
         return step

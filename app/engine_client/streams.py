@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -232,6 +233,8 @@ def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) 
     """The core's requests: one per continuation, each with its own seed."""
     sampling = request.sampling
     arrived_s = now_s if request.arrived_s is None else request.arrived_s
+    # Not by the request's id, which its client may have chosen, as another's client.
+    group = uuid.uuid4().hex if request.n > 1 else None
     return [
         Request(
             request_id=next(ids),
@@ -244,7 +247,7 @@ def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) 
             tenant=request.tenant,
             priority=request.priority,
             objective=request.objective,
-            group=request.request_id if request.n > 1 else None,
+            group=group,
             pooling=request.pooling,
             cache_salt=request.tenant if request.cache_salt is None else request.cache_salt,
             adapter=request.adapter,

@@ -229,6 +229,14 @@ class RunningRequests:
             if other.step_id != step_id and _rank(other) > rank
         ]
 
+    @property
+    def spares_blocks(self) -> bool:
+        """Whether something that is done beside steps may fill free blocks. Not while a running
+        request lacks memory, which gets them, nor while they hold what is yet to be copied to the
+        host."""
+        lacks = self.claimant is not None and self.claimant.status is RequestStatus.RUNNING
+        return not lacks and not self.swap.is_leaving
+
     # ---- stopping ---------------------------------------------------------------------
 
     def stop(self, state: RequestState) -> None:
@@ -264,8 +272,7 @@ class RunningRequests:
         Requires that every request has stopped.
         """
         self.block_manager.reset()
-        self.swap.host.reset()
-        self.swap.clear()
+        self.swap.lose_device()
         self.released, self.copies = [], []
 
     # ---- prefix cache -----------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.memory.block_manager import HostPool
@@ -17,10 +19,34 @@ class Swapper:
         self.cost_model = cost_model
         self.host = HostPool(config.num_host_blocks)
         self.num_swaps = 0
+        self._num_unanswered = 0  # plans whose copies to the host may not have been made
+        self.clear()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether KV that is to be copied to the host may still be in blocks that are free: plans
+        may use these, which come later, but not what writes to the device beside plans."""
+        return bool(self.swap_out) or self._num_unanswered > 0
+
+    def planned(self) -> None:
+        """A plan carries the pending copies."""
+        self._num_unanswered += bool(self.swap_out)
+        self.clear()
+
+    def answered(self, returned: Sequence[int], left: bool) -> None:
+        """A plan has been executed, or has failed, whose copies from the host have returned these
+        host blocks. left: it carried copies to the host."""
+        self.host.free(returned)
+        self._num_unanswered -= left
+
+    def lose_device(self) -> None:
+        """The stages are new."""
+        self.host.reset()
+        self._num_unanswered = 0
         self.clear()
 
     def clear(self) -> None:
-        """Clear pending copies: the plan has been made, or the stages are new."""
+        """Clear pending copies."""
         self.is_pending = False  # whether the lists below hold anything
         self.swap_out: list[tuple[int, int]] = []
         self.swapped_out: list[RequestState] = []  # requests whose copies are in swap_out

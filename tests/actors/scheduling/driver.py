@@ -105,9 +105,18 @@ class Driver:
             elif isinstance(instruction, WakeAt):
                 self.wake_at_s = instruction.time_s
             elif isinstance(instruction, (Save, Fetch)):
+                self._check_move(instruction)
                 self.moves.append(instruction)
         self._check_no_decode_skipped()
         return instructions
+
+    def _check_move(self, move: Save | Fetch) -> None:
+        """A move may be carried out at once, before the plans that are under way."""
+        if isinstance(move, Fetch):
+            swap = self.core.requests.running.swap
+            pairs = [*swap.swap_out, *(pair for plan in self.outstanding for pair in plan.swap_out)]
+            filled = {block for block, _ in move.blocks}
+            assert not filled & {block for block, _ in pairs}, "KV is fetched over KV to be copied"
 
     def submit(self, request: Request) -> None:
         self.callers[request.request_id] = Caller(request, list(request.output))

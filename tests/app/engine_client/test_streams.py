@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from actors.scheduling.events import Output
 from actors.scheduling.request import FinishReason, Request, SamplingParams
-from app.engine_client.client import EngineUnavailable, GenerationFailed, TokenChunk
-from app.engine_client.streams import OpenRequest, OpenRequests, Stream
+from app.engine_client.client import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    TokenChunk,
+)
+from app.engine_client.streams import OpenRequest, OpenRequests, Stream, core_requests
 
 
 class Taking:
@@ -132,3 +139,12 @@ async def test_a_request_that_cost_three_engines_is_told_so() -> None:
     requests.engine_lost()
     with pytest.raises(GenerationFailed, match="whenever this request runs"):
         await streams[1].get()
+
+
+def test_continuations_of_equal_ids_are_of_different_groups() -> None:
+    """A client may choose the id, as may another's: neither is to wait for the other's prompt."""
+    asked = GenerationRequest("trace-1", (5, 6), SamplingParams(4), n=2)
+    first, second = (core_requests(asked, itertools.count(), 0.0) for _ in range(2))
+    assert first[0].group == first[1].group != second[0].group == second[1].group
+    (alone,) = core_requests(replace(asked, n=1), itertools.count(), 0.0)
+    assert alone.group is None
