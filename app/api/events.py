@@ -9,7 +9,7 @@ from actors.scheduling.request import Objective
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """The data known at the start of a generation.
+    """The data known at the start of a generation or of embeddings.
 
     endpoint: route path. num_prompt_tokens: of all its prompts. traceparent: the caller's W3C
     trace context as it was sent, "" for none. objective: its own; fields that
@@ -45,8 +45,9 @@ class RequestOutcome:
 class RequestTiming:
     """How long a request took, as the replica saw it.
 
-    ttft_s: None without a token. max_tbt_s: longest time between tokens of a continuation, 0
-    without any. kept: whether all of its objectives were, None where it had none.
+    ttft_s: None without a token, and for embeddings without all vectors. max_tbt_s: longest time
+    between tokens of a continuation, 0 without any. kept: whether all of its objectives were, None
+    where it had none.
     """
 
     queued_s: float
@@ -59,8 +60,9 @@ class RequestTiming:
 class Deliveries:
     """The deliveries of one call, for `ApiEvents`.
 
-    tokens: (when, how many tokens, of which continuation) that are not counted yet. places: (since
-    when, which continuation, at which engine it is computed), where there are several engines.
+    tokens: (when, how many tokens, of which continuation) that are not counted yet; of embeddings
+    one with 0 tokens, as all vectors are there. places: (since when, which continuation, at which
+    engine it is computed), where there are several engines.
     """
 
     tokens: list[tuple[float, int, int]] = field(default_factory=list)

@@ -45,6 +45,20 @@ def generation_request(
     )
 
 
+def request_info(call: Call, requests: Sequence[GenerationRequest], *, stream: bool) -> RequestInfo:
+    """All prompts of one HTTP request, which is reported as one."""
+    return RequestInfo(
+        request_id=call.request_id,
+        endpoint=str(call.scope["path"]),
+        tenant=requests[0].tenant,
+        stream=stream,
+        num_prompt_tokens=sum(len(request.prompt) for request in requests),
+        num_continuations=sum(request.n for request in requests),
+        traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
+        objective=requests[0].objective,
+    )
+
+
 class Generation:
     """The continuations of every prompt of one HTTP request.
 
@@ -66,17 +80,8 @@ class Generation:
         self._context = context
         self._call = call
         self._is_charged = is_charged
-        self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
-        self.info = RequestInfo(
-            request_id=call.request_id,
-            endpoint=str(call.scope["path"]),
-            tenant=requests[0].tenant,
-            stream=stream,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_continuations=sum(request.n for request in requests),
-            traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
-            objective=requests[0].objective,
-        )
+        self.info = request_info(call, requests, stream=stream)
+        self.num_prompt_tokens = self.info.num_prompt_tokens
         self._refuse_foreseen(requests)
         self._n = n = requests[0].n
         self._requests = [

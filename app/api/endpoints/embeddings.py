@@ -9,13 +9,15 @@ import struct
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from actors.scheduling.request import SamplingParams
+from actors.scheduling.request import FinishReason, SamplingParams
 from app.api.context import Context, as_list, new_id, objective_of, tokenized
 from app.api.endpoints.large import listed, whole
+from app.api.events import Deliveries, RequestOutcome
+from app.api.generation import request_info
 from app.api.http.call import Call
-from app.api.http.errors import invalid
+from app.api.http.errors import from_engine, invalid
 from app.api.schema.other import EmbeddingRequest
-from app.engine_client.client import EngineError, GenerationRequest
+from app.engine_client.client import EngineError, GenerationRequest, TokenChunk
 
 
 class Embeddings:
@@ -45,12 +47,13 @@ class Embeddings:
                 cache_salt=call.cache_salt(body.user),
                 priority=call.check_priority(body.priority),
                 objective=objective_of(body),
+                arrived_s=call.arrived_s,
                 pooling=body.pooling or "mean",
             )
             for number, prompt in enumerate(prompts)
         ]
         async with call.watch_client() as watch:
-            vectors = await _vectors(requests, context)
+            vectors = await _vectors(requests, context, call)
             watch.stop()
             as_base64, normalize = body.encoding_format == "base64", body.normalize is not False
 
@@ -67,28 +70,51 @@ class Embeddings:
 
 
 async def _vectors(
-    requests: Sequence[GenerationRequest], context: Context
+    requests: Sequence[GenerationRequest], context: Context, call: Call
 ) -> list[tuple[float, ...]]:
-    """Every prompt's vector; one failure ends them all."""
+    """Every prompt's vector; one failure ends them all.
+
+    Reported to ApiEvents as one request without output. The answer is of use once it has all
+    vectors, so that their arrival is what its first token would be.
+    """
     context.begin()
-    tasks = [asyncio.create_task(_vector(request, context)) for request in requests]
+    events, deliveries = context.events, Deliveries()
+    info = request_info(call, requests, stream=False)
+    clock = asyncio.get_running_loop().time
+    events.on_request_start(info, call.arrived_s, deliveries)
+    status, reason = 200, "disconnect"  # if it is cancelled
+    num_cached_tokens, queued_s = 0, 0.0
+    tasks = [asyncio.create_task(_pooled(request, context)) for request in requests]
     try:
-        return await asyncio.gather(*tasks)
+        chunks = await asyncio.gather(*tasks)
+        deliveries.tokens.append((clock(), 0, 0))
+        reason = FinishReason.STOP.value
+        num_cached_tokens = sum(chunk.num_cached_tokens for chunk in chunks)
+        queued_s = max(chunk.queued_s for chunk in chunks)
+        return [chunk.pooled for chunk in chunks]
+    except Exception as error:  # of any type: what is counted must say that it failed
+        failure = from_engine(error)
+        status, reason = failure.status, failure.code or failure.kind
+        raise
     finally:
         for task in tasks:
             task.cancel()
+        outcome = RequestOutcome(status, reason, 0, num_cached_tokens, queued_s)
+        events.on_finish(info, outcome, clock())
         await asyncio.gather(*tasks, return_exceptions=True)
         context.end()
 
 
-async def _vector(request: GenerationRequest, context: Context) -> tuple[float, ...]:
-    vector: tuple[float, ...] = ()
+async def _pooled(request: GenerationRequest, context: Context) -> TokenChunk:
+    """The chunk with the vector."""
+    found: TokenChunk | None = None
     async with aclosing(context.engine.generate(request)) as chunks:
         async for chunk in chunks:
-            vector = chunk.pooled or vector
-    if not vector:
+            if chunk.pooled:
+                found = chunk
+    if found is None:
         raise EngineError("The engine gave no embedding.")
-    return vector
+    return found
 
 
 def normalized(vector: Sequence[float]) -> tuple[float, ...]:

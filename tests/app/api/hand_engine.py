@@ -36,7 +36,8 @@ class HandEngine(EngineClient):
         self.ready = True
         self.script: Callable[[GenerationRequest, int], Sequence[int]] | None = None
         self.chunk_size = 1  # tokens per chunk
-        self.gate: asyncio.Event | None = None  # every chunk after the first waits for it
+        # Every chunk after the first waits for it, and every vector.
+        self.gate: asyncio.Event | None = None
         self.at_gate = asyncio.Event()  # the reader has taken all chunks before the gate
         self.fail_at: int | None = None  # raise `failure` before this token
         self.failure: Exception = RuntimeError("boom")
@@ -94,8 +95,12 @@ class HandEngine(EngineClient):
 
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         if request.pooling is not None:
-            value = float(sum(request.prompt))
-            yield TokenChunk(0, 0, [], FinishReason.STOP, pooled=(value, 1.0, 2.0, 4.0))
+            if self.gate is not None:
+                self.at_gate.set()
+                await self.gate.wait()
+            vector = (float(sum(request.prompt)), 1.0, 2.0, 4.0)
+            num_cached = self.num_cached_tokens
+            yield TokenChunk(0, 0, [], FinishReason.STOP, num_cached, pooled=vector)
             return
         plans = [self.tokens(request, index) for index in range(request.n)]
         position = 0
