@@ -193,8 +193,7 @@ class Core:
         if request.num_losses:
             self.faults.suspect_from_before(state)
         self.requests.add(state)
-        if self.config.queue_timeout_s is not None:
-            self.timeout.entered(state)
+        self.timeout.entered(state)
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
         state = self.requests.by_id.get(event.request_id)
@@ -264,7 +263,8 @@ class Core:
         if config.differs(old, *_ADMISSION_KEYS):
             admission = build_admission(config, self.cost_model)
         order = order_name(config, policy)
-        if order != self.order or config.differs(old, "order_options", "ttft_s"):
+        is_by_ttft = order == "deadline" and config.differs(old, "ttft_s")
+        if order != self.order or is_by_ttft or config.differs(old, "order_options"):
             self.requests.switch_order(order, config)
         self.config, self.order, self.policy = config, order, policy
         self.requests.use(config)

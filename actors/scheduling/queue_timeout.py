@@ -9,6 +9,8 @@ from actors.scheduling.events import Instruction, Refuse, WakeAt
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.state import RequestState, RequestStatus
 
+_FEW = 64
+
 
 class QueueTimeout:
     """Watches requests that have never started, by the setting `queue_timeout_s`."""
@@ -19,8 +21,11 @@ class QueueTimeout:
         self._wake_at_s: float | None = None  # time of the requested Tick
 
     def entered(self, state: RequestState) -> None:
-        """Watch a new request."""
-        self._arrivals.append((self._requests.now_s, state))
+        """Watch a new request; without the setting too, which may come while it waits."""
+        arrivals = self._arrivals
+        arrivals.append((self._requests.now_s, state))
+        if len(arrivals) > 2 * self._requests.num_waiting + _FEW:  # else they would never be freed
+            self._arrivals = deque([one for one in arrivals if not _is_settled(one[1])])
 
     def woken(self) -> None:
         """Note that the requested Tick has come."""
@@ -46,7 +51,7 @@ class QueueTimeout:
         arrivals, now_s = self._arrivals, self._requests.now_s
         while arrivals:
             arrived_s, state = arrivals[0]
-            is_settled = state.admitted or state.status is RequestStatus.ENDED
+            is_settled = _is_settled(state)
             if not is_settled and arrived_s + timeout_s > now_s:
                 return
             arrivals.popleft()
@@ -56,3 +61,8 @@ class QueueTimeout:
                 and not state.output_token_ids
             ):
                 yield state
+
+
+def _is_settled(state: RequestState) -> bool:
+    """Whether it has started or ended."""
+    return state.admitted or state.status is RequestStatus.ENDED

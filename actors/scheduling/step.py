@@ -68,7 +68,9 @@ class StepBuilder(ReadableStep):
             states = [s for s in states if (s.suspicion is not None) is self.is_trial]
         if contents.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
-        if states is not self._running.decoding:  # growing one may preempt a later one
+        if states is self._running.decoding and self._requests.num_background:
+            states = list(states)  # growing one may preempt a background one before it
+        if states is not self._running.decoding:  # or a later one
             states = (s for s in states if s.status is RequestStatus.RUNNING)
         add_slice, add_member = contents.decode_slices.append, contents.decode_states.append
         num_before, context_tokens = len(contents.decode_slices), 0

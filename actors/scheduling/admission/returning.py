@@ -8,13 +8,15 @@ requests of the same tenant and of no higher priority, because others may be ser
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from actors.scheduling.events import MayReturn
 
 WEIGHT = 0.1  # of one request in the share that returns
+_FEW = 64  # entries of a heap, which is not worth cleaning
 MOST_PLACES = 4096  # requests refused beyond these have none
 TOGETHER_S = 0.1  # equal requests this close are several, as of `n`, not one that does not wait
 LONGER, SHORTER, MOST_STRETCH = 1.05, 0.995, 2.0  # in balance nine of ten that return are served
@@ -43,6 +45,7 @@ class Returning:
     _by_end: list[Place] = field(default_factory=list)  # a heap; of those in `_by_key` and others
     # Work of those in `_by_key`, by tenant and priority.
     _work_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    _num_of: Counter[str] = field(default_factory=Counter)  # places, by tenant
 
     def __len__(self) -> int:
         """The number of different requests that may return."""
@@ -57,6 +60,10 @@ class Returning:
         self._by_key.setdefault(refused.key, []).append(place)
         self._num_places += 1
         heappush(self._by_end, place)
+        if len(self._by_end) > 2 * self._num_places + _FEW:  # most have been taken
+            self._by_end = [one for places in self._by_key.values() for one in places]
+            heapify(self._by_end)
+        self._num_of[refused.tenant] += 1
         work_s = self._work_s.setdefault(refused.tenant, {})
         work_s[refused.priority] = work_s.get(refused.priority, 0.0) + refused.work_s
 
@@ -121,5 +128,6 @@ class Returning:
         if not places:
             del self._by_key[key]
         sums_s[priority] -= work_s
-        if not self._by_key:
-            self._work_s.clear()  # and with it what rounding has left
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:  # clients choose the names
+            del self._num_of[tenant], self._work_s[tenant]  # and with it what rounding has left

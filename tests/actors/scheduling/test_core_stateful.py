@@ -257,6 +257,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.poisoned.add(self.num_submitted)
         deadly = self.driver.killers if kills else self.driver.poison
         deadly[self.num_submitted] = is_fatal
+        self.driver.num_kills[self.num_submitted] = 0  # with another poison it may be cleared first
 
     @rule()
     def lose(self) -> None:

@@ -127,3 +127,37 @@ def test_several_changes_merged_into_one_do_the_same(order: str) -> None:
                 continue
             one = merged(one, change, started.order)
         assert started.with_changes(one) == running, changes
+
+
+def test_what_lacked_memory_starts_once_a_change_gives_it() -> None:
+    driver = Driver(config(num_blocks=40, max_model_len=160, watermark=0.9))
+    driver.submit(request(0, prompt=20, output=100, arrival_s=0.0))
+    for _ in range(3):
+        driver.answer()
+    driver.submit(request(1, prompt=20, output=4, arrival_s=driver.now_s))
+    for _ in range(3):
+        driver.answer()
+    assert driver.callers[1].first is None
+    driver.send(Reconfigure({"watermark": 0.0}))
+    for _ in range(5):
+        driver.answer()
+    assert driver.callers[1].first is not None
+    driver.drain()
+
+
+def test_another_ttft_objective_undoes_no_order_that_knows_none() -> None:
+    options = {"quantum_tokens": 4}
+    driver = Driver(
+        config(
+            policy="mlfq", max_requests=4, num_blocks=400, max_model_len=600,
+            order_options=options,
+        )
+    )  # fmt: skip
+    for number in range(4):
+        driver.submit(request(number, prompt=8, output=500, arrival_s=driver.now_s))
+    for _ in range(60):
+        driver.answer()
+    levels = [state.level for state in driver.core.live_requests.values()]
+    assert min(levels) > 0
+    driver.send(Reconfigure({"slo.ttft_ms": 700}))
+    assert [state.level for state in driver.core.live_requests.values()] == levels

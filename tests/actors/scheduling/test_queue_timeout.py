@@ -86,3 +86,30 @@ def test_a_shorter_timeout_applies_to_requests_that_wait_already() -> None:
     assert refused(driver) == [2]
     driver.drain()
     driver.check_everyone_finished()
+
+
+def test_a_timeout_applies_to_requests_that_waited_before_there_was_one() -> None:
+    driver = Driver(config(max_requests=1))
+    driver.submit(request(1, output=30))
+    driver.submit(request(2))
+    driver.send(Reconfigure({"queue_timeout_s": 5.0}))
+    driver.send(Tick(), after_s=500.0)
+    assert refused(driver) == [2]
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize("timeout_s", [None, 3600.0])
+def test_requests_that_have_ended_are_not_kept(timeout_s: float | None) -> None:
+    """However long the one before them may wait."""
+    limits = {"max_requests": 2, "max_running_per_tenant": 1}
+    driver = Driver(config(queue_timeout_s=timeout_s, **limits))
+    for number in (1, 2):
+        driver.submit(request(number, output=60, tenant="capped"))
+    for number in range(3, 303):
+        driver.submit(request(number, output=1, tenant=f"{number}"))
+        while driver.callers[number].finish is None:
+            driver.answer()
+        if driver.callers[1].finish is not None:
+            break
+    assert len(driver.core.timeout._arrivals) < 100

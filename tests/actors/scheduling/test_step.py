@@ -229,3 +229,15 @@ def test_background_requests_keep_no_live_one_from_starting() -> None:
     assert step.start(head, 4) == 4
     step.narrow(is_background=True)
     assert step.start(bench.waiting(3, 4, priority=-1), 4) == 0
+
+
+def test_a_background_decode_that_gives_way_takes_no_other_decode_along() -> None:
+    """It may be before the one that needs its memory, and the one after it has all it needs."""
+    driver = Driver(config(policy="vllm", num_blocks=6, watermark=0.0, token_budget=64))
+    driver.submit(request(1, prompt=8, output=14, priority=-1, arrival_s=0.0))
+    driver.submit(request(2, prompt=8, output=14, arrival_s=20.0))
+    driver.submit(request(3, prompt=5, output=9, arrival_s=21.0))
+    for _ in range(9):
+        driver.answer()
+    last = next(plan for plan in driver.plans if plan.released)
+    assert {part.request_id for part in last.parts} == {2, 3}

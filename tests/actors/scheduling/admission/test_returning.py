@@ -214,3 +214,16 @@ def test_who_returns_when_told_is_served(seed: int) -> None:
 def test_who_never_returns_costs_nothing(seed: int) -> None:
     served = shares(seed, returns=False)[1]
     assert served > 0.97 * shares(seed, returns=False, known=False)[1]
+
+
+def test_nothing_is_kept_of_those_whose_places_are_gone() -> None:
+    """Neither of tenants, whose names clients choose, nor of one that never waits."""
+    found = Returning(1.0)
+    for number in range(5000):
+        found.refused(MayReturn(number, 1.0, 1.0, f"tenant {number}"), 0.1 * number)
+    assert len(found._work_s) == len(found._num_of) <= len(found) < 200
+    hasty = Returning(1.0)
+    for number in range(5000):
+        hasty.refused(MayReturn(7, 1.0, 3600.0), float(number))
+        hasty.take(7, number + 0.5)
+    assert len(hasty._by_end) < 300
