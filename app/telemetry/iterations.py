@@ -25,6 +25,7 @@ class EngineIterations:
         self._ends_s: list[float] = []
         self._known: dict[tuple[float, ...], Explanation] = {}
         self._seen = dict.fromkeys(_COUNTED, 0)
+        self._seen_step = -1
         self._stage_end_s: list[float] = []
 
     @property
@@ -75,14 +76,17 @@ class EngineIterations:
     def new_counts(self, record: IterationRecord) -> Mapping[str, int]:
         """Growth of the engine's counters since the previous record, by field.
 
-        A rebuilt scheduler starts them at 0 again."""
-        grown = {}
-        for name in _COUNTED:
-            count = getattr(record, name)
-            if count != self._seen[name]:
-                grown[name] = max(0, count - self._seen[name])
-                self._seen[name] = count
-        return grown
+        A new scheduler starts them and its steps at 0 again; the loss of the one before is a
+        recovery that neither has counted."""
+        has_restarted = record.step <= self._seen_step
+        counts = {name: getattr(record, name) for name in _COUNTED}
+        before = self._seen
+        if has_restarted or any(count < before[name] for name, count in counts.items()):
+            before = dict.fromkeys(_COUNTED, 0)
+        self._seen, self._seen_step = counts, record.step
+        grown = {name: count - before[name] for name, count in counts.items()}
+        grown["num_recoveries"] += has_restarted
+        return {name: growth for name, growth in grown.items() if growth}
 
     def bubbles(self, record: IterationRecord) -> Iterator[tuple[int, float]]:
         """(stage, seconds) of bubbles: the time from when the stage was free and the step submitted

@@ -141,7 +141,7 @@ class Metrics:
         )
         self.goodput_tokens = self._counter("goodput_tokens", "Tokens of those requests")
         self.preemptions = self._counter("num_preemptions", "Requests that lost their KV blocks")
-        self.recoveries = self._counter("recoveries", "Pipelines rebuilt after a failure")
+        self.recoveries = self._counter("recoveries", "Pipelines or schedulers rebuilt")
         self.bubble = self._counter("pipeline_bubble_seconds", "Idle time of a stage", "stage")
         self.running = self._gauge("num_requests_running", "Requests holding KV blocks")
         self.waiting = self._gauge("num_requests_waiting", "Requests not yet started")
