@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 
@@ -21,7 +22,7 @@ from app.simulate.what_if import what_if, what_if_table
 from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.records import read_records
 from app.telemetry.trace import perfetto
-from app.terminal import WRONG_USAGE, fail
+from app.terminal import WRONG_USAGE, console, fail
 
 if TYPE_CHECKING:
     from app.simulate.run.record import Steps
@@ -43,20 +44,30 @@ def _files(folder: Path, kind: str) -> list[Path]:
     return files
 
 
+def _logs(folder: Path, kind: str) -> dict[Path, list[Row]]:
+    """The rows of each file. A damaged one is named and left out: the others still explain much."""
+    found: dict[Path, list[Row]] = {}
+    for file in _files(folder, kind):
+        try:
+            found[file] = read_records(file, kind)
+        except (OSError, pa.ArrowException):
+            console.print(f"{file}: not readable, left out", markup=False)
+    if not found:
+        fail(f"no {kind}-*.parquet below {folder} is readable")
+    return found
+
+
 def _rows(folder: Path, kind: str) -> list[Row]:
-    return [row for file in _files(folder, kind) for row in read_records(file, kind)]
+    return [row for rows in _logs(folder, kind).values() for row in rows]
 
 
 def _iterations(folder: Path) -> list[Row]:
     """All iteration rows below a folder; each row's engine is named with its part of the log."""
-    rows = []
-    for file in _files(folder, "iterations"):
+    found = []
+    for file, rows in _logs(folder, "iterations").items():
         part = file.parent.relative_to(folder).as_posix().removeprefix(".")
-        rows += [
-            {**row, "engine": f"{part} {row['engine']}".strip()}
-            for row in read_records(file, "iterations")
-        ]
-    return rows
+        found += [{**row, "engine": f"{part} {row['engine']}".strip()} for row in rows]
+    return found
 
 
 def _check_place(out: Path, *, is_folder: bool) -> None:
@@ -155,10 +166,10 @@ def replay(
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
-    console = Console(highlight=False)
-    console.print(what_if_table(found))
+    shown = Console(highlight=False)
+    shown.print(what_if_table(found))
     for note in found.notes:
-        console.print(f"- {note}", markup=False)
+        shown.print(f"- {note}", markup=False)
 
 
 def plot(
@@ -211,13 +222,17 @@ def _steps(rows: list[Row]) -> dict[str, Steps]:
 def explain(folder: Folder) -> None:
     """Print why objectives were missed: how often, by cause, and the worst ten gaps of each."""
     requests = _rows(folder, "requests")
+    # By the replica's folder too, since each numbers its steps.
+    steps: dict[tuple[Path, str, int], list[Row]] = {}
+    for file, rows in _logs(folder, "iterations").items():
+        for row in rows:
+            steps.setdefault((file.parent, row["engine"], row["step"]), []).append(row)
     gaps: list[tuple[Row, Row | None]] = []  # each with the step of its cause
-    for replica in {file.parent for file in _files(folder, "iterations")}:
-        if list(replica.glob("gaps-*.parquet")):
-            by_number: dict[tuple[str, int], list[Row]] = {}
-            for row in _rows(replica, "iterations"):
-                by_number.setdefault((row["engine"], row["step"]), []).append(row)
-            gaps += [(gap, _step_of(gap, by_number)) for gap in _rows(replica, "gaps")]
+    if next(folder.rglob("gaps-*.parquet"), None) is not None:
+        for file, rows in _logs(folder, "gaps").items():
+            for gap in rows:
+                of_number = steps.get((file.parent, gap["engine"], gap["step"]), ())
+                gaps.append((gap, _step_of(gap, of_number)))
     promised = [row for row in requests if row["kept_objectives"] is not None]
     kept = sum(row["kept_objectives"] for row in promised)
     output.print(f"{kept} of {len(promised)} requests with an objective kept it")
@@ -229,13 +244,9 @@ def explain(folder: Folder) -> None:
         _print_late(objective_s, [r for r in promised if r["ttft_objective_s"] == objective_s])
 
 
-def _step_of(gap: Row, by_number: dict[tuple[str, int], list[Row]]) -> Row | None:
+def _step_of(gap: Row, of_number: Iterable[Row]) -> Row | None:
     """The gap's step. Numbers restart with a rebuilt scheduler, so the step must end in the gap."""
-    found = (
-        row
-        for row in by_number.get((gap["engine"], gap["step"]), ())
-        if gap["from_s"] < row["done_s"] <= gap["to_s"]
-    )
+    found = (row for row in of_number if gap["from_s"] < row["done_s"] <= gap["to_s"])
     return next(found, None)
 
 

@@ -66,6 +66,31 @@ def test_logs_without_a_column_of_a_later_version(logs: Path) -> None:
     test_it_says_how_many_why_and_which(logs)
 
 
+@pytest.mark.parametrize("command", ["explain", "plot", "trace"])
+def test_damaged_files_are_named_and_left_out(command: str, logs: Path, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "out")) if command != "explain" else ()
+    damaged = []
+    for kind in ("requests", "iterations", "gaps"):
+        (file,) = (logs / "two").glob(f"{kind}-*.parquet")
+        empty = file.with_stem(f"{file.stem}0")
+        empty.touch()
+        file.write_bytes(file.read_bytes()[:-100])
+        damaged += [] if kind == "gaps" and command != "explain" else [file, empty]
+    if command == "trace":
+        damaged = damaged[2:]
+    ran = runner.invoke(app, [command, str(logs), *out])
+    assert ran.exit_code == 0, ran.output
+    said = [line for line in ran.stderr.splitlines() if line.endswith(": not readable, left out")]
+    assert sorted(said) == sorted(f"{file}: not readable, left out" for file in damaged)
+    if command == "explain":
+        assert "0 of 12 requests" in ran.output
+        assert "TBT objective 100 ms: 12 gaps" in ran.output
+    ran = runner.invoke(app, [command, str(logs / "two"), *out])
+    kind = "iterations" if command == "trace" else "requests"
+    said_none = f"error: no {kind}-*.parquet below {logs / 'two'} is readable"
+    assert (ran.exit_code, said_none in ran.stderr) == (1, True), ran.output
+
+
 def test_a_front_s_gaps_are_told_by_engine(tmp_path: Path) -> None:
     log = RecordLog(tmp_path / "front", {})
     telemetry = Telemetry("tiny", KnownEngine(Objective(0.1)), log)
