@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from app.settings.schema import ModelSettings, Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.prometheus import CONTENT_TYPE, render
-from app.telemetry.records import RecordLog
+from app.telemetry.records import RecordLog, replica_folder
 from app.telemetry.spans import Spans, otlp_exporter
 from app.text.lean_import import import_tokenizers_alone
 from app.text.processor import TextProcessor
@@ -58,8 +57,10 @@ class HttpReplica(HandleCalls):
 
     async def open(self, configs: Sequence[EngineConfig]) -> None:
         """Answer HTTP. configs: of every model, in the order of `models`."""
+        directory = self.settings.telemetry.directory
+        logs = None if directory is None else replica_folder(Path(directory))
         self.telemetry = {
-            name: self._observe(config, name)
+            name: self._observe(config, name, logs)
             for name, config in zip(self.models, configs, strict=True)
         }
         self.loop_lag = LoopLag()
@@ -69,12 +70,10 @@ class HttpReplica(HandleCalls):
         self.api = self._build_api()
         self.http = await self._open_http()
 
-    def _observe(self, config: EngineConfig, name: str) -> Telemetry:
+    def _observe(self, config: EngineConfig, name: str, logs: Path | None) -> Telemetry:
         log = None
-        if self.settings.telemetry.directory is not None:
-            folder = Path(self.settings.telemetry.directory) / f"replica-{os.getpid()}"
-            if len(self.models) > 1:
-                folder /= name.replace("/", "-")
+        if logs is not None:
+            folder = logs / name.replace("/", "-") if len(self.models) > 1 else logs
             log = RecordLog(folder, dataclasses.asdict(config))
         spans_to = self.settings.telemetry.spans_to
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))

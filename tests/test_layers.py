@@ -169,7 +169,7 @@ MOST_WITHOUT_TEST = {
     "app/engine_client": 1,
     "app/fleet": 7,
     "app/settings": 2,
-    "app/telemetry": 3,
+    "app/telemetry": 2,
     "app/text": 17,
 }
 CHECKS = "app.bench.gpu"  # of kernels against float64, which run on GPUs that no test has

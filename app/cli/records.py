@@ -39,9 +39,15 @@ def _files(folder: Path, kind: str) -> list[Path]:
         fail(f"no folder {str(folder)!r}", code=WRONG_USAGE)
     files = sorted(folder.rglob(f"{kind}-*.parquet"))
     if not files:
-        hint = "set telemetry.directory in the config to keep logs"
-        fail(f"no {kind}-*.parquet below {folder}", hint)
+        fail(f"no {kind}-*.parquet below {folder}", _why_none(folder, kind))
     return files
+
+
+def _why_none(folder: Path, kind: str) -> str:
+    if next(folder.rglob("settings-*.json"), None) is None:
+        return "set telemetry.directory in the config to keep logs"
+    happened = "requests have ended" if kind == "requests" else "steps have run"
+    return f"logs are kept there, but no {happened} yet, or none long enough ago to be written"
 
 
 def _logs(folder: Path, kind: str) -> dict[Path, list[Row]]:

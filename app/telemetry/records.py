@@ -1,16 +1,19 @@
-"""Logs of requests, iterations and missed gaps as Parquet, written by a thread, rotated by size.
+"""Logs of requests, iterations and missed gaps as Parquet, written by a thread.
 
 Files: `requests-<start>-<n>.parquet`, `iterations-...` and `gaps-...` in one folder; each is
-complete when it appears (written beside and renamed).
+complete when it appears (written beside and renamed). A file ends by size or age.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,7 @@ MISSED_GAPS = pa.schema(
     ]
 )
 _ROWS_PER_BATCH = 500
+_OLDEST_ROW_S = 60.0  # buffered; a killed process loses what is younger
 _SCHEMAS = {"requests": REQUESTS, "iterations": ITERATIONS, "gaps": MISSED_GAPS}
 
 
@@ -92,16 +96,30 @@ def read_records(file: Path, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+def replica_folder(directory: Path) -> Path:
+    """A folder below a `telemetry.directory` for this replica alone: another, in a container or on
+    a node that shares the disk, may have the same process id."""
+    return directory / f"replica-{os.getpid()}-{secrets.token_hex(3)}"
+
+
 class RecordLog:
-    """settings: resolved and JSON-able; written beside the data, to make a log self-contained."""
+    """settings: resolved and JSON-able; written beside the data, to make a log self-contained.
+    clock: of the age of buffered rows."""
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, Any], *, rows_per_file: int = 20_000
+        self,
+        directory: Path,
+        settings: Mapping[str, Any],
+        *,
+        rows_per_file: int = 20_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._rows_per_file = rows_per_file
-        self._started = time.strftime("%Y%m%d-%H%M%S")
+        self._clock = clock
+        self._oldest_s: float | None = None  # when the first row after a flush came
+        self._started = _unique_time()
         self._rows: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in _SCHEMAS}
         # Used by the writer only; packed rows take a tenth of the memory of objects.
         self._batches: dict[str, list[pa.RecordBatch]] = {kind: [] for kind in _SCHEMAS}
@@ -158,7 +176,12 @@ class RecordLog:
     def _add(self, kind: str, row: Mapping[str, Any]) -> None:
         rows = self._rows[kind]
         rows.append(row)
-        if len(rows) >= min(_ROWS_PER_BATCH, self._rows_per_file):
+        now_s = self._clock()
+        if self._oldest_s is None:
+            self._oldest_s = now_s
+        if now_s - self._oldest_s > _OLDEST_ROW_S:
+            self.flush()
+        elif len(rows) >= min(_ROWS_PER_BATCH, self._rows_per_file):
             self._hand_on(kind)
 
     def _hand_on(self, kind: str, ends_file: bool = False) -> None:
@@ -176,11 +199,12 @@ class RecordLog:
             return
         self._batches[kind] = []
         self._num_files += 1
-        path = self._directory / f"{kind}-{self._started}-{self._num_files:04d}.parquet"
+        path = self._directory / f"{kind}-{self._started}-{self._num_files:06d}.parquet"
         _write(path, pa.Table.from_batches(batches))
 
     def flush(self) -> None:
         """Write buffered rows, in the writer's thread."""
+        self._oldest_s = None
         for kind in self._rows:
             self._hand_on(kind, ends_file=True)
 
@@ -192,8 +216,20 @@ class RecordLog:
 
 def _write(path: Path, table: pa.Table) -> None:
     partial = path.with_suffix(".partial")
-    pq.write_table(table, partial, compression="zstd")
-    partial.rename(path)
+    try:
+        pq.write_table(table, partial, compression="zstd")
+        partial.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # it would keep a full disk full
+        raise
+
+
+def _unique_time() -> str:
+    """Now, as part of the names of one log's files."""
+    now_s, now_ns = divmod(time.time_ns(), 10**9)
+    second = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    return f"{second}-{now_ns:09d}-{secrets.token_hex(3)}"
 
 
 def _complain(done: Future[None]) -> None:

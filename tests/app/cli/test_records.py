@@ -165,6 +165,11 @@ def test_nothing_to_explain(tmp_path: Path) -> None:
     result = runner.invoke(app, ["explain", str(tmp_path)])
     assert result.exit_code == 1
     assert "no requests-*.parquet below" in result.output
+    assert "set telemetry.directory in the config" in result.output
+    RecordLog(tmp_path / "replica", {}).close()
+    result = runner.invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "logs are kept there, but no requests have ended yet" in result.output
 
 
 def test_a_folder_is_not_replayed_but_searched(tmp_path: Path) -> None:
