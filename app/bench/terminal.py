@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions, JustifyMethod
 from rich.progress import track
 from rich.table import Table
 
+_PIPE_WIDTH = 10_000
+
+
+class _Output(Console):
+    """As wide as needed in a pipe or a file, where nothing is cut or wrapped, unless COLUMNS is
+    set."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        size = super().size
+        if self.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+            return size
+        return ConsoleDimensions(_PIPE_WIDTH, size.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+
 # Results, as tables or JSON, go to the standard output; progress and messages to the other.
-output = Console(highlight=False)
+output = _Output(highlight=False)
 console = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON report.")]
@@ -44,7 +64,8 @@ def table(
     """num_words: how many leading columns hold words; the rest hold numbers, set to the right."""
     made = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < num_words else "right")
+        justify: JustifyMethod = "left" if number < num_words else "right"
+        made.add_column(column, justify=justify, overflow="fold")  # whole even if narrow
     for row in rows:
         made.add_row(*row)
     return made

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome
+from app.cli import records
 from app.cli.main import app
 from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.records import RecordLog
@@ -64,6 +65,27 @@ def test_logs_without_a_column_of_a_later_version(logs: Path) -> None:
     for file in [*logs.rglob("iterations-*.parquet"), *logs.rglob("gaps-*.parquet")]:
         pq.write_table(pq.read_table(file).drop_columns(["engine"]), file)
     test_it_says_how_many_why_and_which(logs)
+
+
+@pytest.mark.parametrize("columns", ["80", None])
+def test_ids_are_whole(
+    columns: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a narrow terminal in several lines; in a pipe in one."""
+    name = "chatcmpl-0123456789abcdef0123456789abcdef-of-a-client-that-names-its-own-requests"
+    _replica(tmp_path, name, 0.1, 0.25)
+    environment = {"COLUMNS": columns, "FORCE_COLOR": None, "TTY_COMPATIBLE": None}
+    with CliRunner().isolation(env=environment):
+        monkeypatch.setattr(records, "output", type(records.output)(highlight=False))
+    result = CliRunner(env=environment).invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    tables = [line.split("│") for line in result.output.splitlines() if line.count("│") == 9]
+    firsts = [cells[1].strip() for cells in tables]
+    if columns is None:
+        assert f"{name}-3" in firsts
+    else:
+        assert max(map(len, result.output.splitlines())) <= 80
+        assert f"{name}-3" in "".join(firsts)
 
 
 @pytest.mark.parametrize("command", ["explain", "plot", "trace"])
