@@ -18,7 +18,7 @@ import httpx
 import typer
 
 from app.api.batches.lines import Line, LineError, parse_line
-from app.api.batches.runner import Answer, BatchRunner, Reply, SendError
+from app.api.batches.runner import Answer, BatchRunner, NotJsonError, Reply, SendError
 from app.bench.load.client import server_root
 from app.cli.talk import DEFAULT_URL, Key, Url, bearer, message_of, unreachable
 from app.terminal import FAILED, WRONG_USAGE, console, fail
@@ -159,9 +159,14 @@ class HttpCalls:
         headers = {"content-type": "application/json"}
         try:
             answer = await self.client.post(url, content=body, headers=headers)
-            content = json.dumps(answer.json()).encode()  # on one line, however it was written
-        except (httpx.HTTPError, ValueError) as error:
+        except httpx.HTTPError as error:
             raise SendError(repr(error)) from error
+        try:
+            content = json.dumps(answer.json()).encode()  # on one line, however it was written
+        except ValueError as error:
+            if answer.status_code == 200:
+                raise NotJsonError(repr(error)) from error
+            content = json.dumps({"error": {"message": message_of(answer)}}).encode()  # a proxy's
         request_id = answer.headers.get("x-request-id", "")
         return Reply(answer.status_code, content, request_id, answer.headers.get("retry-after"))
 

@@ -21,8 +21,11 @@ NO_OBJECTIVE: Final = {"tbt_ms": 3_600_000.0, "ttft_ms": 3_600_000.0}
 LAST: Final = -1000
 EXPIRED: Final = "batch_expired"
 _BUSY: Final = (429, 503)
+_BAD_GATEWAY: Final = (502, 504)  # the server behind a proxy is away, or the request ends it
+_NO_ROUTE: Final = (404, 405)
+_FIRST_PAUSE_S: Final = 0.4
 _LONGEST_PAUSE_S: Final = 5.0
-_MAX_BREAKS: Final = 5  # broken connections per request
+_MAX_BREAKS: Final = 5  # per request, while the server answers others
 _QUOTED: Final = ("prompt", "messages", "tools")
 _TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _DEFAULT_QUOTED_TOKENS: Final = 256
@@ -39,7 +42,11 @@ class Reply:
 
 
 class SendError(Exception):
-    """No answer came, or none in JSON."""
+    """No answer came."""
+
+
+class NotJsonError(SendError):
+    """An answer came, but not in JSON."""
 
 
 class Server(Protocol):
@@ -103,7 +110,7 @@ class BatchRunner:
         if self.places is None:
             self.places = asyncio.Semaphore(self.concurrency)
         if self.has_quotes is None:
-            self.has_quotes = await self._gives_quotes()
+            self.has_quotes = await self._gives_quotes()  # once the server answers
         workers = [asyncio.create_task(self._work(lines)) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*workers)
@@ -126,17 +133,26 @@ class BatchRunner:
             body = {"priority": LAST, "slo": NO_OBJECTIVE, **body}
         sent, quoted = _written(body), _quoted(line)
         num_breaks = 0
-        while time.monotonic() - self._begin_s < self.give_up_s:
+        while not self._is_over():
+            pause_s, reply, broken = 0.0, None, None
             try:
                 pause_s, reply = await self._send(line.url, sent, quoted)
             except SendError as error:
+                broken = Answer(line.custom_id, None, "connection_failed", str(error))
+            if reply is not None and reply.status in _BAD_GATEWAY:
+                broken = Answer(line.custom_id, reply)
+            if broken is not None:
                 num_breaks += 1
                 if num_breaks == _MAX_BREAKS:
-                    return Answer(line.custom_id, None, "connection_failed", str(error))
-                pause_s, reply = min(0.2 * 2**num_breaks, _LONGEST_PAUSE_S), None
-            if reply is not None and reply.status not in _BUSY:
+                    return broken
+                await asyncio.sleep(_growing_pause_s(num_breaks))
+                await self._gives_quotes()  # it may only be away, which is no request's fault
+            elif reply is None:
+                await asyncio.sleep(pause_s)
+            elif reply.status in _BUSY:
+                await asyncio.sleep(_pause_s(reply.retry_after))
+            else:
                 return Answer(line.custom_id, reply)
-            await asyncio.sleep(pause_s if reply is None else _pause_s(reply.retry_after))
         message = "This request could not be executed before the completion window expired."
         return Answer(line.custom_id, None, EXPIRED, message)
 
@@ -172,7 +188,7 @@ class BatchRunner:
             quote = json.loads(reply.content)
         except SendError:
             return 0.0  # the request itself will report the error
-        if reply.status in _BUSY:
+        if _is_away(reply):
             return _pause_s(reply.retry_after)
         if reply.status != 200:
             return 0.0
@@ -186,12 +202,31 @@ class BatchRunner:
         return _pause_s(quote["retry_after_s"])
 
     async def _gives_quotes(self) -> bool:
-        """Whether the server gives quotes; otherwise requests are sent without them."""
-        try:
-            reply = await self.server.post(QUOTE, _written({"prompt_tokens": 1, "max_tokens": 1}))
-        except SendError:
-            return False
-        return reply.status not in (404, 405)
+        """Whether the server gives quotes, asked until it answers or the time is over."""
+        num_tries = 0
+        while not self._is_over():
+            num_tries += 1
+            pause_s = _growing_pause_s(num_tries)
+            try:
+                asked = _written({"prompt_tokens": 1, "max_tokens": 1})
+                reply = await self.server.post(QUOTE, asked)
+                if not _is_away(reply):
+                    return reply.status not in _NO_ROUTE
+                pause_s = _pause_s(reply.retry_after)
+            except NotJsonError:
+                break
+            except SendError:
+                pass
+            await asyncio.sleep(pause_s)
+        return True
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._begin_s >= self.give_up_s
+
+
+def _is_away(reply: Reply) -> bool:
+    """Whether the same question gets an answer later."""
+    return reply.status in _BUSY or reply.status in _BAD_GATEWAY
 
 
 def _quoted(line: Line) -> dict[str, Any]:
@@ -221,3 +256,7 @@ def _pause_s(retry_after: object) -> float:
     except ValueError:
         wanted = 1.0
     return min(max(wanted, 0.05), _LONGEST_PAUSE_S)
+
+
+def _growing_pause_s(num_failures: int) -> float:
+    return min(_FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, 10), _LONGEST_PAUSE_S)
