@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -201,9 +202,12 @@ def keep_answers(target: Path) -> tuple[set[str], BinaryIO]:
     Raises OSError."""
     if target.exists() and not target.is_file():
         fail(f"{target} is no file", code=WRONG_USAGE)
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))  # what is replaced is the file, not the link to it
     with _locked(target):
         kept = _answers(target)
         file = target.with_name(f".{target.name}.part").open("wb")
+        os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
         fcntl.flock(file, fcntl.LOCK_EX)  # at once: it is the only one that has come here
         file.write(b"".join(text + b"\n" for text in kept.values()))
         file.flush()

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import io
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,28 @@ def test_the_output_keeps_answers_and_nothing_else(tmp_path: Path) -> None:
     assert out.read_text() == texts[0] + "\n"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path, exists: bool) -> None:
+    real, out = tmp_path / "folder" / "real.jsonl", tmp_path / "out.jsonl"
+    real.parent.mkdir()
+    out.symlink_to(Path("folder", "real.jsonl"))
+    if exists:
+        real.write_text('{"custom_id": "b", "response": null}\n')
+    answered, file = keep_answers(out)
+    with file:
+        file.write(b"next")
+    assert (answered, out.is_symlink(), real.read_text()) == (set(), True, "next")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_keeps_who_may_read_it(tmp_path: Path, mode: int) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch()
+    out.chmod(mode)
+    kept(out)
+    assert stat.S_IMODE(out.stat().st_mode) == mode
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -189,12 +212,15 @@ def test_a_file_that_is_not_of_answers_is_left_as_it_is(
     assert out.read_bytes() == content
 
 
-@pytest.mark.parametrize(("name", "said"), [("", "is no file"), ("no/x", "No such file")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("", "is no file"), ("no/x", "No such file"), ("loop", "Too many levels")]
+)
 def test_answers_that_could_not_be_written_are_not_asked_for(
     tmp_path: Path, name: str, said: str
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {}}')
+    (tmp_path / "loop").symlink_to("loop")
     url = ["--url", "http://127.0.0.1:1"]
     result = CliRunner().invoke(app, ["batch", str(source), str(tmp_path / name), *url])
     assert result.exit_code == 2
