@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn
 
@@ -10,7 +12,7 @@ import httpx
 import typer
 
 from app.bench.load.client import server_root
-from app.terminal import WRONG_USAGE, console, fail
+from app.terminal import FAILED, WRONG_USAGE, console, fail, print_error
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_ONE = "start one with: legato serve"
@@ -32,9 +34,16 @@ MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
 
 
+class AnswerError(Exception):
+    """An answer was refused or broke off. code: the exit status of a command that this ends."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ChatClient:
-    """One server and a model of it, the first if none is named; every failure ends the command
-    with a message."""
+    """One server and a model of it, the first if none is named, without which the command ends."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
         self.url = server_root(url)
@@ -54,25 +63,31 @@ class ChatClient:
             fail(f"{self.url} has no model {model!r}, but: {', '.join(served)}")
 
     def stream(self, route: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a streamed answer."""
+        """The events of a streamed answer. Raises AnswerError."""
         body = {"model": self.model, "stream": True, **body}
+        is_whole = False
         try:
             with self._client.stream("POST", route, json=body) as answer:
                 if answer.status_code != 200:
                     answer.read()
-                    fail(message_of(answer))
+                    raise AnswerError(message_of(answer))
                 for line in answer.iter_lines():
+                    is_whole = is_whole or line.startswith("data: [DONE]")
                     if line.startswith("data: {"):
                         event = json.loads(line.removeprefix("data: "))
                         if "error" in event:
-                            typer.echo("")
-                            fail(event["error"]["message"])
+                            raise AnswerError(event["error"]["message"])
+                        choices = event.get("choices", ())
+                        is_whole = is_whole or any(one.get("finish_reason") for one in choices)
                         yield event
         except httpx.HTTPError as error:
-            typer.echo("")
-            fail(f"the connection to {self.url} broke ({error})")
-        except UnicodeEncodeError:  # Python keeps such bytes of arguments and input as surrogates
-            fail("the text is not valid UTF-8", code=WRONG_USAGE)
+            raise AnswerError(f"the connection to {self.url} broke ({error})") from error
+        except UnicodeEncodeError as error:  # Python keeps such bytes of arguments as surrogates
+            raise AnswerError("the text is not valid UTF-8", WRONG_USAGE) from error
+        except json.JSONDecodeError:  # an event that was cut off
+            is_whole = False
+        if not is_whole:
+            raise AnswerError(f"the answer of {self.url} ended early, without a finish reason")
 
 
 def bearer(key: str | None) -> dict[bytes, bytes]:
@@ -125,17 +140,23 @@ def generate(
     }
     if seed is not None:
         body["seed"] = seed
-    text, reason, usage = "", None, None
-    for event in talk.stream("/v1/completions", body):
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            text += choice["text"]
-            reason = choice["finish_reason"] or reason
-            if not as_json:
-                typer.echo(choice["text"], nl=False)
-    typer.echo(
-        json.dumps({"text": text, "finish_reason": reason, "usage": usage}) if as_json else ""
-    )
+    _print_any_text()
+    text, reason, usage, failure = "", None, None, None
+    try:
+        for event in talk.stream("/v1/completions", body):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+                if not as_json:
+                    typer.echo(choice["text"], nl=False)
+    except AnswerError as error:
+        failure = error
+    if text or failure is None:
+        content = {"text": text, "finish_reason": reason, "usage": usage}
+        typer.echo(json.dumps(content) if as_json else "")
+    if failure is not None:
+        fail(failure, code=failure.code)
 
 
 def chat(
@@ -153,12 +174,17 @@ def chat(
     talk = ChatClient(url, api_key, model)
     console.print(f"{talk.model} at {talk.url}; an empty line ends", style="dim", markup=False)
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    _print_any_text()
+    has_failed = False
     while True:
         try:
             line = input("you> ").strip()
         except (EOFError, KeyboardInterrupt):
             typer.echo("")
             break
+        except UnicodeDecodeError:
+            typer.echo("")
+            fail("the input is not valid UTF-8", code=WRONG_USAGE)
         if not line:
             break
         messages.append({"role": "user", "content": line})
@@ -174,8 +200,27 @@ def chat(
                     typer.echo(piece, nl=False)
         except KeyboardInterrupt:  # ends this answer, not the chat
             pass
+        except AnswerError as error:  # nor does this: what was said before is kept
+            if answer:
+                typer.echo("")
+            print_error(error)
+            messages.pop()
+            has_failed = True
+            continue
         typer.echo("")
         messages.append({"role": "assistant", "content": answer})
+    if has_failed and not _is_at_terminal():  # nobody has read the error
+        raise typer.Exit(FAILED)
+
+
+def _is_at_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _print_any_text() -> None:
+    """Print what the output's encoding lacks as question marks."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def register(app: typer.Typer) -> None:

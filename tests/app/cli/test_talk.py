@@ -61,6 +61,97 @@ def test_an_answer_may_take_what_the_context_leaves(
     assert [body.get("max_tokens") for body in bodies] == [sent]
 
 
+Serve = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Begins a server that gives these answers, one after the other; returns what it is sent."""
+    made: Callable[..., httpx.Client] = httpx.Client
+
+    def begin(*answers: httpx.Response) -> list[dict[str, Any]]:
+        left, bodies = list(answers), list[dict[str, Any]]()
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/v1/models":
+                return httpx.Response(200, json={"data": [{"id": "first"}]})
+            bodies.append(json.loads(request.content))
+            return left.pop(0)
+
+        transport = httpx.MockTransport(answer)
+        monkeypatch.setattr(httpx, "Client", lambda **options: made(transport=transport, **options))
+        return bodies
+
+    return begin
+
+
+def stream(text: str, end: str = "data: [DONE]\n\n") -> httpx.Response:
+    """A part of an answer of either route, and what follows."""
+    choice = {"text": text, "delta": {"content": text}, "finish_reason": None}
+    return httpx.Response(200, text=f"data: {json.dumps({'choices': [choice]})}\n\n{end}")
+
+
+@pytest.mark.parametrize("end", ["", 'data: {"choi'])
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [([], "So\n"), (["--json"], '{"text": "So", "finish_reason": null, "usage": null}\n')],
+)
+def test_an_answer_that_ends_early_is_no_success(
+    serve: Serve, end: str, options: list[str], printed: str
+) -> None:
+    serve(stream("So", end))
+    result = runner.invoke(app, ["generate", "x", *options])
+    assert (result.exit_code, result.stdout) == (1, printed)
+    assert "ended early, without a finish reason" in result.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_error_in_the_midst_follows_what_came(serve: Serve, options: list[str]) -> None:
+    serve(stream("So", 'data: {"error": {"message": "lost"}}\n\n'))
+    result = runner.invoke(app, ["generate", "x", *options])
+    assert (result.exit_code, result.stderr) == (1, "error: lost\n")
+    assert "So" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [httpx.Response(status, json={"error": {"message": "no room"}}) for status in (400, 429, 503)]
+    + [stream("I", 'data: {"error": {"message": "no room"}}\n\n')],
+)
+@pytest.mark.parametrize(("is_terminal", "status"), [(True, 0), (False, 1)])
+def test_a_chat_goes_on_after_an_error(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: httpx.Response,
+    is_terminal: bool,
+    status: int,
+) -> None:
+    bodies = serve(stream("Yes"), failure, stream("Well"))
+    monkeypatch.setattr("app.cli.talk._is_at_terminal", lambda: is_terminal)
+    result = runner.invoke(app, ["chat"], input="One?\nTwo?\nThree?\n\n")
+    assert "error: no room" in result.stderr
+    assert "Well" in result.stdout
+    assert [one["content"] for one in bodies[-1]["messages"]] == ["One?", "Yes", "Three?"]
+    assert result.exit_code == status
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+def test_an_output_shows_what_it_has_letters_for(serve: Serve, command: list[str]) -> None:
+    serve(stream("né 漢"))
+    result = CliRunner(charset="latin-1").invoke(app, command, input="a\n\n")
+    assert result.exit_code == 0
+    assert "né ?\n" in result.stdout
+
+
+def test_a_chat_refuses_bytes_that_are_no_text(serve: Serve) -> None:
+    serve()
+    result = runner.invoke(app, ["chat"], input=b"\xff\n")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2,
+        "error: the input is not valid UTF-8",
+    )
+
+
 def test_a_text_that_is_not_utf_8_is_refused(two_models: None) -> None:
     result = runner.invoke(app, ["generate", "\udcff"])  # as Python passes the byte ff
     assert (result.exit_code, result.stderr) == (2, "error: the text is not valid UTF-8\n")
