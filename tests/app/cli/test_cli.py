@@ -300,5 +300,5 @@ def test_help_is_wrapped_to_the_terminal(command: str, said: str) -> None:
 def test_help_of_a_simulation_names_what_there_is() -> None:
     said = runner.invoke(app, ["simulate", "--help"], env={"COLUMNS": "200"}).output
     said = " ".join(said.replace("│", " ").split())
-    assert "zipf, mixed; or a file" in said
+    assert "zipf, mixed, each also with /DIVISOR; or a file" in said
     assert "nvlink or ethernet, or its GB/s and microseconds as 25,5" in said
