@@ -12,16 +12,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from itertools import islice
 from typing import Protocol
 
 Block = bytearray
 
 # Memory of blocks that wait to be written; blocks saved while it is full are not written to disk.
 _BACKLOG_BYTES = 256 << 20
+_MOST_AHEAD = 8  # blocks that are read before they are asked for: they are in memory meanwhile
 
 
 class Disk(Protocol):
@@ -110,7 +112,7 @@ class BlockStore:
     def load(self, digests: Sequence[bytes], limit_s: float) -> Iterator[Block]:
         """The blocks in this order, up to the first that is absent or not here in time.
 
-        Reading is ahead of the caller. limit_s: for all of them together.
+        Reading is a little ahead of the caller. limit_s: for all of them together.
         """
         deadline_s = time.monotonic() + limit_s
         count = 0
@@ -145,19 +147,19 @@ class BlockStore:
                 yield block
 
     def _load_here(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[Block]:
-        ahead: list[Block | Future[Block | None]] = []
+        left = iter(digests)
+        ahead: deque[tuple[bytes, Block | Future[Block | None]]] = deque()
         try:
-            for digest in digests:
-                block = self._in_memory(digest)
-                if block is not None:
-                    ahead.append(block)
-                elif self._reader is not None and self._shared and self._shared.find(digest):
-                    ahead.append(self._reader.submit(self._shared.get, digest))
-                elif self._disk is not None and self._reader is not None and digest in self._disk:
-                    ahead.append(self._reader.submit(self._disk.get, digest))
-                else:
-                    break
-            for digest, found in zip(digests, ahead, strict=False):
+            while True:
+                for digest in islice(left, _MOST_AHEAD - len(ahead)):
+                    begun = self._begin(digest)
+                    if begun is None:
+                        left = iter(())
+                        break
+                    ahead.append((digest, begun))
+                if not ahead:
+                    return
+                digest, found = ahead.popleft()
                 if isinstance(found, Future):
                     block = found.result(max(0.0, deadline_s - time.monotonic()))
                     if block is None:
@@ -171,9 +173,20 @@ class BlockStore:
         except TimeoutError:
             return
         finally:
-            for waits in ahead:
+            for _, waits in ahead:
                 if isinstance(waits, Future):
                     waits.cancel()
+
+    def _begin(self, digest: bytes) -> Block | Future[Block | None] | None:
+        """A block that is here: it, or what reads it."""
+        block = self._in_memory(digest)
+        if block is not None or self._reader is None:
+            return block
+        if self._shared is not None and self._shared.find(digest):
+            return self._reader.submit(self._shared.get, digest)
+        if self._disk is not None and digest in self._disk:
+            return self._reader.submit(self._disk.get, digest)
+        return None
 
     def pop_changes(self) -> tuple[list[bytes], list[bytes]]:
         """(digests added since the last call, digests removed)."""

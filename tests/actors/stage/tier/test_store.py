@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -227,4 +228,35 @@ def test_a_load_that_takes_too_long_ends() -> None:
     disk.may_read.set()
     assert load(store, 0, 1) == [block(0), block(1)]
     disk.may_write.set()  # what closing waits for
+    store.close()
+
+
+class Counted(bytearray):
+    """A block whose end can be seen."""
+
+
+class EndlessDisk(SlowDisk):
+    """Has every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[weakref.ref[Counted]] = []
+
+    def __contains__(self, digest: bytes) -> bool:
+        return True
+
+    def get(self, digest: bytes) -> Block | None:
+        content = Counted(digest)
+        self.read.append(weakref.ref(content))
+        return content
+
+
+def test_a_load_holds_few_blocks_at_a_time() -> None:
+    disk = EndlessDisk()
+    store = BlockStore(SIZE, 0, disk)
+    loaded = []
+    for content in store.load([digest(number) for number in range(200)], 30.0):
+        loaded.append(bytes(content))
+        assert sum(ref() is not None for ref in list(disk.read)) <= 10
+    assert loaded == [digest(number) for number in range(200)]
     store.close()
