@@ -17,7 +17,8 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import islice
 from pathlib import Path
 
 logger = logging.getLogger("legato.tier")
@@ -107,14 +108,16 @@ class DiskTier:
         with self._lock:
             return digest in self._known
 
-    def put(self, digest: bytes, block: bytes | bytearray) -> bool:
-        """Write one block, at the cost of the longest unused; False if it could not be."""
+    def put(self, digest: bytes, block: bytes | bytearray, spared: Collection[bytes] = ()) -> bool:
+        """Write one block, at the cost of the longest unused that is none of `spared`; False if it
+        could not be."""
         if self.most < 1 or self._num_failures >= _MOST_FAILURES:
             return False
         header = _HEADER.pack(_MAGIC, self._key, digest, zlib.crc32(block))
         path = self.path(digest)
         part = path.with_suffix(_PART)
-        self._make_room(1)
+        if not self._make_room(1, spared):
+            return False
         try:
             with part.open("wb", buffering=0) as file:
                 if os.writev(file.fileno(), (header, block)) != self.content_bytes:
@@ -158,12 +161,18 @@ class DiskTier:
     def used(self, digests: Iterable[bytes]) -> None:
         """These have been of use, the last of them most recently."""
         for digest in digests:
-            with self._lock:
-                if digest in self._known:
-                    self._known.move_to_end(digest)
+            self._renew(digest)
             with contextlib.suppress(OSError):  # tells the next engine
                 now_ns = time.time_ns()
                 os.utime(self.path(digest), ns=(now_ns, now_ns))
+
+    def _renew(self, digest: bytes) -> bool:
+        """Whether it is here; it counts as used then."""
+        with self._lock:
+            if digest in self._known:
+                self._known.move_to_end(digest)
+                return True
+        return False
 
     def pop_lost(self) -> list[bytes]:
         """Blocks that have gone since the last call."""
@@ -189,14 +198,19 @@ class DiskTier:
         block = content[_HEADER.size :]
         return block if zlib.crc32(block) == checksum else None
 
-    def _make_room(self, num_blocks: int) -> None:
+    def _make_room(self, num_blocks: int, spared: Collection[bytes] = ()) -> bool:
+        """Whether there is room for so many more now, none of `spared` having been deleted."""
         gone: list[bytes] = []
         with self._lock:
-            while self._known and len(self._known) + num_blocks > self.most:
-                gone.append(next(iter(self._known)))
-                self._forget(gone[-1])
+            num_over = len(self._known) + num_blocks - self.most
+            if num_over > 0:
+                may_go = (digest for digest in self._known if digest not in spared)
+                gone.extend(islice(may_go, num_over))
+            for digest in gone:
+                self._forget(digest)
         for digest in gone:  # without the lock: no question waits for a disk
             _delete(self.path(digest))
+        return len(gone) >= num_over
 
     def _forget(self, digest: bytes) -> None:
         if digest in self._known:

@@ -9,7 +9,7 @@ a peer that is killed while it writes leaves nothing that could be read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +22,17 @@ LEAST_FREE_BYTES: Final = 256 << 20
 class SharedTier(DiskTier):
     """The share of one rank, in the folder where the shares of its peers are."""
 
-    def put(self, digest: bytes, block: bytes | bytearray) -> bool:
+    def put(self, digest: bytes, block: bytes | bytearray, spared: Collection[bytes] = ()) -> bool:
         """See `DiskTier.put`; False too while all shares together leave little room."""
         space = os.statvfs(self.folder)
         if space.f_bavail * space.f_frsize < LEAST_FREE_BYTES + len(block):
             return False
-        return super().put(digest, block)
+        return super().put(digest, block, spared)
 
-    def find(self, digest: bytes) -> bool:
-        """Whether it is here now, taken over from a peer if need be."""
-        if digest in self:
+    def find(self, digest: bytes, spared: Collection[bytes] = ()) -> bool:
+        """Whether it is here now, taken over from a peer if need be, though never at the cost of
+        one of `spared`. It is not the next to go then."""
+        if self._renew(digest):
             return True
         own = self.path(digest)
         for share in self._shares():
@@ -43,7 +44,9 @@ class SharedTier(DiskTier):
                 pass
             except OSError:  # this peer does not have it
                 continue
-            self._make_room(1)
+            if not self._make_room(1, spared):
+                own.unlink(missing_ok=True)
+                return False
             self._add(digest)
             return True
         return False

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import islice
@@ -41,7 +41,8 @@ class Disk(Protocol):
 class Shared(Disk, Protocol):
     """See `shared.SharedTier`."""
 
-    def find(self, digest: bytes) -> bool: ...
+    def put(self, digest: bytes, block: Block, spared: Collection[bytes] = ()) -> bool: ...
+    def find(self, digest: bytes, spared: Collection[bytes] = ()) -> bool: ...
     def checked(self, digest: bytes, content: bytearray) -> bytearray | None: ...
 
 
@@ -115,14 +116,16 @@ class BlockStore:
         Reading is a little ahead of the caller. limit_s: for all of them together.
         """
         deadline_s = time.monotonic() + limit_s
+        chain = frozenset(digests)  # no block of it gives way to another
+        self._used_in_host(digests)
         count = 0
         try:
             while count < len(digests):
                 before = count
-                for block in self._load_here(digests[count:], deadline_s):
+                for block in self._load_here(digests[count:], chain, deadline_s):
                     count += 1
                     yield block
-                for block in self._load_elsewhere(digests[count:], deadline_s):
+                for block in self._load_elsewhere(digests[count:], chain, deadline_s):
                     count += 1
                     yield block
                 if count == before:
@@ -130,7 +133,9 @@ class BlockStore:
         finally:
             self._used(digests[:count])
 
-    def _load_elsewhere(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[Block]:
+    def _load_elsewhere(
+        self, digests: Sequence[bytes], chain: Collection[bytes], deadline_s: float
+    ) -> Iterator[Block]:
         """Blocks of other nodes."""
         if self._remote is None or self._shared is None or not digests:
             return
@@ -139,20 +144,22 @@ class BlockStore:
                 block = self._shared.checked(digest, content)
                 if block is None:
                     return
-                is_kept = self._shared.put(digest, block)
+                is_kept = self._shared.put(digest, block, chain)
                 with self._lock:
                     if not is_kept:
-                        self._keep_in_host(digest, block)
+                        self._keep_in_host(digest, block, chain)
                     self._gone.add(digest)  # to be reported
                 yield block
 
-    def _load_here(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[Block]:
+    def _load_here(
+        self, digests: Sequence[bytes], chain: Collection[bytes], deadline_s: float
+    ) -> Iterator[Block]:
         left = iter(digests)
         ahead: deque[tuple[bytes, Block | Future[Block | None]]] = deque()
         try:
             while True:
                 for digest in islice(left, _MOST_AHEAD - len(ahead)):
-                    begun = self._begin(digest)
+                    begun = self._begin(digest, chain)
                     if begun is None:
                         left = iter(())
                         break
@@ -166,7 +173,7 @@ class BlockStore:
                         return
                     with self._lock:
                         if self._shared is None or digest not in self._shared:
-                            self._keep_in_host(digest, block)
+                            self._keep_in_host(digest, block, chain)
                         self._gone.add(digest)
                     found = block
                 yield found
@@ -177,12 +184,14 @@ class BlockStore:
                 if isinstance(waits, Future):
                     waits.cancel()
 
-    def _begin(self, digest: bytes) -> Block | Future[Block | None] | None:
+    def _begin(
+        self, digest: bytes, chain: Collection[bytes]
+    ) -> Block | Future[Block | None] | None:
         """A block that is here: it, or what reads it."""
         block = self._in_memory(digest)
         if block is not None or self._reader is None:
             return block
-        if self._shared is not None and self._shared.find(digest):
+        if self._shared is not None and self._shared.find(digest, chain):
             return self._reader.submit(self._shared.get, digest)
         if self._disk is not None and digest in self._disk:
             return self._reader.submit(self._disk.get, digest)
@@ -203,7 +212,7 @@ class BlockStore:
     def take_over(self, digests: Sequence[bytes]) -> None:
         """These are on the device: keep what a peer shares of them, which copies nothing, so that
         they need not be saved."""
-        found = [d for d in digests if self._shared is not None and self._shared.find(d)]
+        found = [d for d in reversed(digests) if self._shared is not None and self._shared.find(d)]
         with self._lock:
             self._gone.update(found)  # to be reported
 
@@ -240,21 +249,27 @@ class BlockStore:
 
     def _used(self, digests: Sequence[bytes]) -> None:
         """A chain's tail is of no use without its head, so the head counts as used last."""
-        with self._lock:
-            for digest in reversed(digests):
-                if digest in self._host:
-                    self._host.move_to_end(digest)
+        self._used_in_host(digests)
         for tier in (self._disk, self._shared):
             if self._reader is not None and tier is not None:
                 self._reader.submit(tier.used, tuple(reversed(digests)))
 
-    def _keep_in_host(self, digest: bytes, block: Block) -> None:
+    def _used_in_host(self, digests: Sequence[bytes]) -> None:
+        with self._lock:
+            for digest in reversed(digests):
+                if digest in self._host:
+                    self._host.move_to_end(digest)
+
+    def _keep_in_host(self, digest: bytes, block: Block, spared: Collection[bytes] = ()) -> None:
+        """spared: give it up rather than one of these, which have been used last."""
         if self._most_in_host < 1:
             return
         self._host[digest] = block
         self._host.move_to_end(digest)
         while len(self._host) > self._most_in_host:
-            gone, _ = self._host.popitem(last=False)
+            oldest = next(iter(self._host))
+            gone = digest if oldest in spared else oldest
+            del self._host[gone]
             self._gone.add(gone)
 
     def _holds(self, digest: bytes) -> bool:

@@ -168,3 +168,28 @@ def test_little_room_is_left_to_others(
     monkeypatch.undo()
     assert tier.put(digest(2), block(2))  # it was no failure
     assert tier.get(digest(1)) == block(1)
+
+
+def test_a_tail_that_is_taken_over_costs_no_head(make_tier: MakeTier) -> None:
+    own, peer = make_tier(16), make_tier()
+    head, others, tail = range(8), range(100, 108), range(8, 16)
+    for number in (*head, *others):  # the share is full, the head the longest unused
+        assert own.put(digest(number), block(number))
+    for number in tail:
+        peer.put(digest(number), block(number))
+    store = BlockStore(SIZE, 0, shared=own)
+    chain = [digest(number) for number in range(16)]
+    assert list(store.load(chain, 30.0)) == [block(number) for number in range(16)]
+    assert sorted(own.held()) == chain
+
+
+def test_a_chain_longer_than_a_share_costs_none_of_its_own_blocks(make_tier: MakeTier) -> None:
+    own, peer = make_tier(8), make_tier()
+    for number in range(12):
+        peer.put(digest(number), block(number))
+    store = BlockStore(SIZE, 0, shared=own)
+    chain = [digest(number) for number in range(12)]
+    for _ in range(2):
+        assert list(store.load(chain, 30.0)) == [block(number) for number in range(8)]
+        assert sorted(own.held()) == chain[:8]
+    assert len(list(own.folder.glob("*.kv"))) == 8
