@@ -139,7 +139,7 @@ class DiskTier:
             self._known.move_to_end(digest)
 
     def get(self, digest: bytes) -> bytearray | None:
-        """One block, or None if it is absent or corrupt."""
+        """One block, or None if it is absent, corrupt or, for now, not to be read."""
         if digest not in self:
             return None
         path = self.path(digest)
@@ -147,8 +147,13 @@ class DiskTier:
             content = bytearray(self.content_bytes + 1)  # room to see that a file is too long
             with path.open("rb", buffering=0) as file:
                 del content[file.readinto(content) or 0 :]
-        except OSError:
-            content = bytearray()
+        except FileNotFoundError:
+            with self._lock:
+                self._forget(digest)
+            return None
+        except OSError as error:  # it says nothing of the content: too many files may be open
+            logger.warning("%s cannot be read: %s", path, error)
+            return None
         block = self.checked(digest, content)
         if block is None:
             logger.warning("%s is not what was written: deleted", path)

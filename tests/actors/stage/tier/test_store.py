@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -141,6 +142,26 @@ def test_cut_and_foreign_files_are_absent(make_disk: MakeDisk, tmp_path: Path) -
     other = make_disk(key="model b")
     assert other.get(digest(1)) is None, "of another model"
     assert digest(1) not in other
+
+
+def test_a_file_that_cannot_be_read_now_is_kept(
+    make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = make_disk()
+    for number in range(2):
+        disk.put(digest(number), block(number))
+
+    def fails(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files", str(path))
+
+    monkeypatch.setattr(Path, "open", fails)
+    assert disk.get(digest(0)) is None
+    monkeypatch.undo()
+    assert disk.get(digest(0)) == block(0)
+    files(disk.folder)[1].unlink()
+    assert disk.get(digest(1)) is None
+    assert disk.held() == [digest(0)]
+    assert disk.pop_lost() == [digest(1)], "the file has gone"
 
 
 def test_two_engines_of_one_key_do_not_share_a_folder(make_disk: MakeDisk) -> None:
