@@ -79,7 +79,12 @@ class DeviceBlocks:
             number = self._take()
         if number is None:
             return False
-        fill(self._places[number])
+        try:
+            fill(self._places[number])
+        except BaseException:
+            with self._lock:
+                self._free.append(number)
+            raise
         with self._lock:
             self._known[digest] = number
         return True

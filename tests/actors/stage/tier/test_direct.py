@@ -16,64 +16,14 @@ from actors.stage.tier.connections import KnownPeers, PeerAddress
 from actors.stage.tier.direct import AT_ONCE, DeviceBlocks, DirectPeers, DirectServer, Pair
 from actors.transport.addresses import free_address
 from actors.transport.device_pair import DevicePair
+from tests.actors.stage.tier.test_device_blocks import SHAPE, block, blocks_of, fills
 from tests.actors.stage.tier.test_shared import digest
 
 HOST = "127.0.0.1"
 LIMIT_S = 30.0
-SHAPE = (2, 3, 8)  # of a block: layers, and whatever a backend keeps of one
 
 make_pair = partial(DevicePair, device=torch.device("cpu"))
 free = partial(free_address, HOST)
-
-
-def block(number: int) -> torch.Tensor:
-    return torch.arange(48, dtype=torch.int32).view(SHAPE) + 1000 * number
-
-
-def blocks_of(num_places: int, *numbers: int) -> DeviceBlocks:
-    made = DeviceBlocks(torch.zeros((num_places, *SHAPE), dtype=torch.int32))
-    for number in numbers:
-        assert made.put(digest(number), _fills(number))
-    return made
-
-
-def _fills(number: int) -> Callable[[torch.Tensor], None]:
-    def fill(place: torch.Tensor) -> None:
-        place.copy_(block(number))
-
-    return fill
-
-
-def there(blocks: DeviceBlocks, *numbers: int) -> list[int]:
-    """Numbers of those that are lent when these are asked for."""
-    with blocks.lent([digest(n) for n in numbers]) as places:
-        return [int(place.flatten()[0]) // 1000 for place in places]
-
-
-# ---- what a device keeps -------------------------------------------------------------------------
-
-
-def test_the_oldest_gives_its_place() -> None:
-    blocks = blocks_of(3, 1, 2, 3)
-    assert blocks.put(digest(1), pytest.fail), "it is there: nothing is copied"
-    assert blocks.put(digest(4), _fills(4))
-    assert there(blocks, 3, 1, 4, 2, 3) == [3, 1, 4]
-    assert there(blocks, 2) == []
-
-
-def test_what_is_being_sent_keeps_its_place() -> None:
-    blocks = blocks_of(2, 1, 2)
-    with blocks.lent([digest(1)]) as (place,):
-        assert blocks.put(digest(3), _fills(3))
-        assert there(blocks, 2) == []
-        with blocks.lent([digest(3), digest(1)]):
-            assert not blocks.put(digest(4), pytest.fail)
-        assert torch.equal(place, block(1))
-    assert blocks.put(digest(4), _fills(4))
-    assert there(blocks, 3, 4) == [3, 4]
-
-
-# ---- between two -----------------------------------------------------------------------------
 
 
 class Ranks:
@@ -165,7 +115,7 @@ def test_an_answer_that_ends_early_is_absent(make_ranks: Callable[..., Ranks]) -
     assert ranks.load(numbers) == numbers[:AT_ONCE]
     assert ranks.load(numbers) == [], "its link has ended"
     for number in range(100, 150):  # nothing is lent for ever
-        assert served.put(digest(number), _fills(number))
+        assert served.put(digest(number), fills(number))
 
 
 class Lingers(Dies):
@@ -214,7 +164,7 @@ def test_what_a_failed_transfer_may_still_read_keeps_its_place(
     assert not served.put(digest(2), pytest.fail)
     let_go.set()
     end_s = time.monotonic() + LIMIT_S
-    while not served.put(digest(2), _fills(2)):
+    while not served.put(digest(2), fills(2)):
         assert time.monotonic() < end_s
         time.sleep(0.02)  # polling, bounded
 
