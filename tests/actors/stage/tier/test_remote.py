@@ -152,3 +152,17 @@ def test_a_damaged_block_is_not_believed(make_node: Callable[..., Node]) -> None
     asked = [digest(n) for n in (1, 2, 3)]
     assert list(store.load(asked, LIMIT_S)) == [block(1)]
     assert digest(2) not in here.tier
+
+
+def test_what_comes_from_other_nodes_costs_no_block_of_its_chain(tmp_path: Path) -> None:
+    own = SharedTier(tmp_path / "own", "model", SIZE, 4 * 4096)  # a file takes a page
+    for number in range(3):
+        own.put(digest(number), block(number))
+    there = Node(tmp_path, *range(3, 8))
+    peers = KnownPeers(lambda: [there.server.address], lambda _: None)
+    store = BlockStore(SIZE, 0, None, own, RemoteShares(peers, own.content_bytes))
+    chain = [digest(number) for number in range(8)]
+    assert list(store.load(chain, LIMIT_S)) == [block(number) for number in range(8)]
+    assert sorted(own.held()) == chain[:4]
+    store.close()
+    there.end()
