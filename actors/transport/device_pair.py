@@ -104,6 +104,8 @@ class DevicePair:
                 if time.monotonic() > deadline_s:
                     raise TransferFailed(f"not done within {limit_s:.3f} s")
                 time.sleep(_LOOK_EVERY_S)
+        if self._group is None:  # kernels that were aborted look complete
+            raise TransferFailed("the pair has ended meanwhile")
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:

@@ -165,8 +165,8 @@ class _Link:
         ask(self._sock, digests)
         (count,) = COUNT.unpack(read_exactly(self._sock, COUNT.size))
         if count:
-            self._pair.receive(list(landing[:count]), _left_s(deadline_s, _BLOCKS_WITHIN_S))
             self.last_used_s = time.monotonic()
+            self._pair.receive(list(landing[:count]), _left_s(deadline_s, _BLOCKS_WITHIN_S))
         return int(count)
 
     def is_done(self) -> bool:
@@ -194,6 +194,8 @@ class DirectPeers:
         self._make_pair = make_pair
         self._landing = landing
         self._links: dict[PeerAddress, _Link] = {}
+        self._lock = threading.Lock()  # of the next, and of giving up a link that is not it
+        self._asked: _Link | None = None  # in use now
         self._failed: list[_Link] = []  # which may still write to `_landing`
         self._joining: set[PeerAddress] = set()
         self._best: PeerAddress | None = None  # the last one that had something
@@ -223,13 +225,15 @@ class DirectPeers:
 
     def _give_up_one(self) -> bool:
         """End the link that has been of no use for longest, if for long."""
-        links = list(self._links.items())
-        if not links:  # all are being made
-            return False
-        peer, link = min(links, key=lambda both: both[1].last_used_s)
-        if time.monotonic() - link.last_used_s < _IDLE_S:
-            return False
-        self._end(peer, link)
+        with self._lock:
+            links = [both for both in list(self._links.items()) if both[1] is not self._asked]
+            if not links:  # all are being made, or in use
+                return False
+            peer, link = min(links, key=lambda both: both[1].last_used_s)
+            if time.monotonic() - link.last_used_s < _IDLE_S:
+                return False
+            self._links.pop(peer, None)
+        link.close()
         return True
 
     def _join(self, peer: PeerAddress) -> None:
@@ -262,9 +266,12 @@ class DirectPeers:
                     break
 
     def _fetch(self, peer: PeerAddress, digests: Sequence[bytes], deadline_s: float) -> int:
-        link = self._links.get(peer)
         self._failed = [failed for failed in self._failed if not failed.is_done()]
-        if link is None or self._failed or time.monotonic() >= deadline_s:
+        if self._failed or time.monotonic() >= deadline_s:
+            return 0
+        with self._lock:
+            link = self._asked = self._links.get(peer)
+        if link is None:
             return 0
         try:
             return link.fetch(digests, self._landing, deadline_s)
@@ -274,6 +281,8 @@ class DirectPeers:
             self._end(peer, link)
             self._failed.append(link)
             return 0
+        finally:
+            self._asked = None
 
     def _end(self, peer: PeerAddress, link: _Link) -> None:
         self._links.pop(peer, None)

@@ -129,8 +129,8 @@ class Event:
         return Nccl.is_done
 
 
-def test_nccl_waits_on_the_device_and_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that waits for a dead peer would occupy the GPU for ever."""
+@pytest.fixture
+def nccl_side(monkeypatch: pytest.MonkeyPatch) -> DevicePair:
     monkeypatch.setattr(Nccl, "made", [], raising=False)
     monkeypatch.setattr(device_pair.dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(device_pair, "nccl_options", lambda _: SimpleNamespace())
@@ -141,12 +141,32 @@ def test_nccl_waits_on_the_device_and_is_aborted(monkeypatch: pytest.MonkeyPatch
     for name in ("device", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
 
-    pair = DevicePair(1, "127.0.0.1:1", torch.device("cuda"))
+    return DevicePair(1, "127.0.0.1:1", torch.device("cuda"))
+
+
+def test_nccl_waits_on_the_device_and_is_aborted(
+    nccl_side: DevicePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that waits for a dead peer would occupy the GPU for ever."""
     (nccl,) = Nccl.made
     probe = ["send 4 to 0", "the stream waits", "receive 4 from 0", "the stream waits"]
     assert nccl.calls == probe
     monkeypatch.setattr(Nccl, "is_done", False)
     with pytest.raises(TransferFailed, match="not done within"):
-        pair.receive([torch.ones(3)], 0.01)
+        nccl_side.receive([torch.ones(3)], 0.01)
     assert nccl.calls[4:] == ["receive 12 from 0", "the stream waits"]
     assert nccl.is_aborted.wait(LIMIT_S), "on a thread of its own: it may take a minute"
+
+
+def test_what_ends_by_an_abort_has_not_arrived(
+    nccl_side: DevicePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event of an aborted kernel is like that of a whole one."""
+
+    def query(event: Event) -> bool:
+        nccl_side.close()  # as another thread does
+        return True
+
+    monkeypatch.setattr(Event, "query", query)
+    with pytest.raises(TransferFailed, match="ended meanwhile"):
+        nccl_side.receive([torch.ones(3)], LIMIT_S)

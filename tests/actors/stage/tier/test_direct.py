@@ -210,6 +210,43 @@ def test_only_so_many_links_are_made_and_the_idle_one_gives_way(
     assert ranks.load([1]) + ranks.load([2]) == [2]
 
 
+class Waits(Dies):
+    """One that receives only once it is let."""
+
+    def __init__(
+        self, waits: threading.Event, let_go: threading.Event, rank: int, address: str
+    ) -> None:
+        super().__init__(rank, address)
+        self._waits, self._let_go = waits, let_go
+
+    def receive(self, tensors: Sequence[torch.Tensor], limit_s: float) -> None:
+        self._waits.set()
+        self._let_go.wait(LIMIT_S)
+        self._pair.receive(tensors, limit_s)
+
+
+def test_a_link_that_receives_is_not_given_up(
+    make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_MOST_LINKS", 1)
+    monkeypatch.setattr(direct, "_IDLE_S", 0.0)
+    monkeypatch.setattr(direct, "_BLOCKS_WITHIN_S", LIMIT_S)
+    waits, let_go = threading.Event(), threading.Event()
+    make = partial(Waits, waits, let_go)
+    ranks = make_ranks(blocks_of(3, 1), blocks_of(3, 2), make_pair=make)
+    assert ranks.join() == 1
+    found: list[int] = []
+    loads = threading.Thread(target=lambda: found.extend(ranks.load([1])))
+    loads.start()
+    assert waits.wait(LIMIT_S)
+    num_tried = ranks.join()
+    let_go.set()
+    loads.join(LIMIT_S)
+    assert (num_tried, found) == (0, [1])
+    assert ranks.join() == 1, "it is idle again"
+    assert ranks.load([2]) == [2]
+
+
 def test_a_rank_serves_only_so_many(
     make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
