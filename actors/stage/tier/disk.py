@@ -144,9 +144,7 @@ class DiskTier:
             return None
         path = self.path(digest)
         try:
-            content = bytearray(self.content_bytes + 1)  # room to see that a file is too long
-            with path.open("rb", buffering=0) as file:
-                del content[file.readinto(content) or 0 :]
+            content = self._read(path)
         except FileNotFoundError:
             with self._lock:
                 self._forget(digest)
@@ -162,6 +160,12 @@ class DiskTier:
             _delete(path)
             return None
         return block
+
+    def _read(self, path: Path) -> bytearray:
+        content = bytearray(self.content_bytes + 1)  # room to see that a file is too long
+        with path.open("rb", buffering=0) as file:
+            del content[file.readinto(content) or 0 :]
+        return content
 
     def used(self, digests: Iterable[bytes]) -> None:
         """These have been of use, the last of them most recently."""

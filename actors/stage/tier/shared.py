@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,8 @@ class SharedTier(DiskTier):
         return super().put(digest, block, spared)
 
     def find(self, digest: bytes, spared: Collection[bytes] = ()) -> bool:
-        """Whether it is here now, taken over from a peer if need be, though never at the cost of
-        one of `spared`. It is not the next to go then."""
+        """Whether `get` finds it: it is here now, taken over from a peer if need be, and not the
+        next to go. Where only `spared` could give way for it, it stays the peer's alone."""
         if self._renew(digest):
             return True
         own = self.path(digest)
@@ -46,10 +47,20 @@ class SharedTier(DiskTier):
                 continue
             if not self._make_room(1, spared):
                 own.unlink(missing_ok=True)
-                return False
+                return True
             self._add(digest)
             return True
         return False
+
+    def get(self, digest: bytes) -> bytearray | None:
+        """One block, of a peer if it is not here; or None. See `DiskTier.get`."""
+        if digest in self:
+            return super().get(digest)
+        name = self.path(digest).name
+        for share in self._shares():
+            with suppress(OSError):  # this peer does not have it
+                return self.checked(digest, self._read(share / name))
+        return None
 
     def _shares(self) -> Iterator[Path]:
         """Those of dead peers too, until they are deleted."""
