@@ -35,6 +35,7 @@ class KVMoves:
         self._tier = None if core is None else core.tier
         self.waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # see `_until`
         self._era = 0  # counts builds of the stages; answers of earlier ones are dropped
+        self._turn = asyncio.Lock()  # of this era: whose move the ranks carry out
 
     def start(self) -> None:
         """Report the initial content of the stores to the core, if there are any."""
@@ -42,11 +43,12 @@ class KVMoves:
             self._handle(TierHolds(self._stages.tier))
 
     def begin(self, move: KVMove) -> None:
-        self._tasks.start(self._carry_out(move, self._era))
+        self._tasks.start(self._carry_out(move, self._era, self._turn))
 
     def forget(self) -> None:
         """Drop all answers still to come, because the stages are lost or end."""
         self._era += 1
+        self._turn = asyncio.Lock()
         for _, answer in self.waiting:  # what was not saved is computed again
             if not answer.done():
                 answer.set_result(None)
@@ -110,14 +112,17 @@ class KVMoves:
                 answer.set_result(None)
         self.waiting = [(holds, answer) for holds, answer in self.waiting if not answer.done()]
 
-    async def _carry_out(self, move: KVMove, era: int) -> None:
+    async def _carry_out(self, move: KVMove, era: int, turn: asyncio.Lock) -> None:
+        """Moves stand one behind another in a thread of each rank, where each may use its own
+        limit. A move's deadline therefore begins once those before it are answered."""
         limit_s = move.limit_s if isinstance(move, Fetch) else None
         deadline_s = self._deadline_s + (limit_s or 0.0)
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"
         answers = None
+        answering = asyncio.create_task(self._stages.move(move.blocks, limit_s))
         try:
-            async with running_timeout(deadline_s):
-                answers = await self._stages.move(move.blocks, limit_s)
+            async with turn, running_timeout(deadline_s):
+                answers = await answering
         except TimeoutError:
             pass
         except StagesFailed as error:

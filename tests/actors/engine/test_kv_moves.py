@@ -81,7 +81,31 @@ async def test_a_move_without_an_answer_costs_the_stages_once_its_own_limit_has_
     await background()
     assert asyncio.get_running_loop().time() - begin_s >= 0.12
     assert engine.events == []
-    assert engine.losses == [f"no answer to a move of KV within {s} s" for s in ("0.0", "0.1")]
+    assert engine.losses == [f"no answer to a move of KV within {s} s" for s in ("0.1", "0.0")]
+
+
+async def test_a_move_has_its_time_behind_others_that_take_theirs() -> None:
+    """Those of a rank stand in one thread, and each may use its own limit: a store that answers
+    nothing costs no stages, however many fetches wait for it."""
+    engine = Engine(deadline_s=0.1)
+    thread = asyncio.Lock()
+
+    async def move(blocks: Any, limit_s: float | None) -> list[tuple[int, TierChange]]:
+        engine.stages.asked.append((blocks, limit_s))
+        async with thread:
+            await asyncio.sleep(limit_s or 0.0)  # what is tested
+        return [(0, TierChange())]
+
+    engine.stages.move = move
+    for number in range(15):
+        engine.moves.begin(Fetch(number, BLOCKS, 0.02))
+    engine.moves.begin(Save(15, BLOCKS))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(engine.stages.asked) == 16, "a move is asked for before the one before it ends"
+    await background()
+    assert engine.losses == []
+    assert engine.events == [Moved(number, 0, (TierChange(),)) for number in range(16)]
 
 
 async def test_a_move_has_its_time_although_the_engine_stood_still() -> None:
@@ -102,8 +126,13 @@ async def test_answers_of_lost_stages_are_dropped() -> None:
     engine.moves.begin(Save(1, BLOCKS))
     await asyncio.sleep(0)
     engine.moves.forget()
-    engine.moves.begin(Save(2, BLOCKS))
+    lost, engine.stages.may_go_on = engine.stages.may_go_on, asyncio.Event()
     engine.stages.may_go_on.set()
+    engine.moves.begin(Save(2, BLOCKS))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert engine.events == [Moved(2, 1, (HELD, LOST))], "it waits for the lost one"
+    lost.set()
     await background()
     assert engine.events == [Moved(2, 1, (HELD, LOST))]
     failing = Engine()
@@ -152,7 +181,7 @@ class Running:
         await self.settle()
 
     async def settle(self) -> None:
-        for _ in range(5):
+        for _ in range(20):  # a few for each move of a queue
             await asyncio.sleep(0)
 
     @property
