@@ -42,7 +42,7 @@ def remote_shares(spec: TierSpec, own: SharedTier) -> RemoteShares | None:
     except OSError as error:
         logger.error("KV is not shared between nodes: %s", error)
         return None
-    peers = _known(f"kv {spec.key}", server.address, this_node())
+    peers = _known(f"kv {spec.key}", server.address, lists_node=False)
     return RemoteShares(peers, own.content_bytes)
 
 
@@ -60,7 +60,7 @@ class DirectWay:
         landing = cache.device_places(num_landing)
         self.blocks = DeviceBlocks(cache.device_places(num_places - num_landing))
         self._server = DirectServer(host, self.blocks, make_pair, partial(free_address, host))
-        peers = _known(kind, self._server.address, None)
+        peers = _known(kind, self._server.address, lists_node=True)
         self.peers = DirectPeers(peers, make_pair, landing)
         self.peers.start()
 
@@ -74,9 +74,9 @@ def direct_way(spec: TierSpec, cache: KVCache, device: torch.device) -> DirectWa
         return None
 
 
-def _known(kind: str, own: PeerAddress, node: str | None) -> KnownPeers:
-    """Tell the own address, and follow those of others; node: see `NodeDirectory`."""
-    directory = NodeDirectory(kind, _packed(own), node)
+def _known(kind: str, own: PeerAddress, lists_node: bool) -> KnownPeers:
+    """Tell the own address, and follow those of others; lists_node: see `NodeDirectory`."""
+    directory = NodeDirectory(kind, _packed(own), this_node(), lists_node)
     directory.start()
 
     def find() -> Sequence[PeerAddress]:

@@ -1,7 +1,8 @@
 """What processes of one kind tell those on other nodes, or all: entries in Ray's key-value store.
 
 A thread reads the entries and repeats its own, so that nobody waits for the cluster. An entry whose
-process has died stays until somebody finds that out.
+process has died stays until somebody finds that out, or its node is gone: a removed machine refuses
+no connection, so that whoever asks it waits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import secrets
 import threading
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgpack
@@ -33,20 +35,34 @@ def this_host() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def alive_nodes() -> set[str]:
+    """The ids of the cluster's nodes now."""
+    return {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+
+
 def has_other_nodes() -> bool:
     """Whether the cluster has more than one now."""
-    return sum(bool(node["Alive"]) for node in ray.nodes()) > 1
+    return len(alive_nodes()) > 1
 
 
 class NodeDirectory:
-    """kind: all that tell each other. own: what this process tells. node: its own, whose entries
-    are not listed; None lists all but the own one."""
+    """kind: all that tell each other. own: what this process tells. node: the id of its own.
+    lists_node: also those of its own node are listed. alive: the ids of nodes that are there."""
 
-    def __init__(self, kind: str, own: bytes, node: str | None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        own: bytes,
+        node: str,
+        lists_node: bool = False,
+        alive: Callable[[], Collection[str]] = alive_nodes,
+    ) -> None:
         self._prefix = f"nodes/{hashlib.sha256(kind.encode()).hexdigest()[:32]}/"
         self._name = f"{self._prefix}{secrets.token_hex(8)}"
         self._node = node
-        self._own: bytes = msgpack.packb((node or "", own))
+        self._lists_node = lists_node
+        self._alive = alive
+        self._own: bytes = msgpack.packb((node, own))
         self._entries: dict[str, tuple[str, bytes]] = {}  # name -> (node, what it tells)
         self._lost: set[str] = set()
 
@@ -56,9 +72,8 @@ class NodeDirectory:
 
     def others(self) -> list[bytes]:
         """What the other processes tell, as last read."""
-        apart = self._node is not None
         entries = list(self._entries.values())
-        return [told for node, told in entries if not (apart and node == self._node)]
+        return [told for node, told in entries if self._lists_node or node != self._node]
 
     def drop(self, told: bytes) -> None:
         """The process that tells this has died."""
@@ -69,10 +84,9 @@ class NodeDirectory:
         internal_kv._internal_kv_put(self._name, self._own, namespace=_NAMESPACE)
 
     def read(self) -> None:
-        """Read what is new, and delete the entries of the dead."""
+        """Read what is new, and delete the entries of the dead and of nodes that are gone."""
         lost, self._lost = self._lost, set()
-        for name in lost:
-            internal_kv._internal_kv_del(name, namespace=_NAMESPACE)
+        _delete(lost)
         found: dict[str, tuple[str, bytes]] = {}
         for key in internal_kv._internal_kv_list(self._prefix, namespace=_NAMESPACE):
             name = key.decode()
@@ -80,6 +94,12 @@ class NodeDirectory:
                 known = self._entries.get(name) or _read(name)
                 if known is not None:
                     found[name] = known
+        if any(node != self._node for node, _ in found.values()):
+            alive = self._alive()  # asked after the entries: a node is there before they are
+            # An entry without a node is that of a process of an earlier version.
+            gone = {name for name, (node, _) in found.items() if node and node not in alive}
+            found = {name: known for name, known in found.items() if name not in gone}
+            _delete(gone)
         self._entries = found
 
     def _follow(self) -> None:
@@ -93,6 +113,11 @@ class NodeDirectory:
             except Exception as error:  # the GCS is down: what is known stays
                 logger.debug("what other nodes tell is not known: %s", error)
             pause.wait(_READ_EVERY_S)
+
+
+def _delete(names: Collection[str]) -> None:
+    for name in names:
+        internal_kv._internal_kv_del(name, namespace=_NAMESPACE)
 
 
 def _read(name: str) -> tuple[str, bytes] | None:

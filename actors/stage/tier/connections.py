@@ -92,14 +92,18 @@ class KnownPeers:
         self._find = find
         self._dropped = dropped
         self._ask_again_s: dict[PeerAddress, float] = {}
+        self._answered: set[PeerAddress] = set()  # when last asked
 
     def available(self) -> list[PeerAddress]:
-        """Those that may be asked now."""
+        """Those that may be asked now; first those that answered, for each of the others may take
+        the time that they need."""
         now_s = time.monotonic()
-        return [peer for peer in self._find() if now_s >= self._ask_again_s.get(peer, 0.0)]
+        may = [peer for peer in self._find() if now_s >= self._ask_again_s.get(peer, 0.0)]
+        return sorted(may, key=lambda peer: peer not in self._answered)
 
     def pause(self, peer: PeerAddress) -> None:
         """Do not ask this one for a while."""
+        self._answered.discard(peer)
         self._ask_again_s[peer] = time.monotonic() + _PAUSE_S
 
     def connect(self, peer: PeerAddress, deadline_s: float) -> socket.socket | None:
@@ -109,6 +113,7 @@ class KnownPeers:
             sock = socket.create_connection((peer.host, peer.port), within_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(peer.secret)
+            self._answered.add(peer)
             return sock
         except ConnectionRefusedError:
             self._dropped(peer)

@@ -45,7 +45,8 @@ def test_a_share_of_another_node_is_found_and_none_of_this_one(tmp_path: Path) -
     assert here is not None
     assert neighbor is not None
     server = ShareServer("127.0.0.1", tiers[2].path)
-    NodeDirectory(f"kv {spec.key}", msgpack.packb(astuple(server.address)), "another node").put()
+    unnamed = ""  # a node that is named has to be there
+    NodeDirectory(f"kv {spec.key}", msgpack.packb(astuple(server.address)), unnamed).put()
 
     end_s = time.monotonic() + 60
     while not (found := list(here.load([digest(2), digest(1)], end_s))):

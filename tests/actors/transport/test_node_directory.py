@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from actors.transport.node_directory import NodeDirectory, has_other_nodes
+from actors.transport.node_directory import NodeDirectory, has_other_nodes, this_node
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def test_those_of_a_kind_find_each_other(tmp_path: Path) -> None:
     kind = str(tmp_path)
-    told = [NodeDirectory(kind, bytes([n]), node) for n, node in enumerate("aab")]
+    told = [
+        NodeDirectory(kind, bytes([n]), node, alive=lambda: "abc") for n, node in enumerate("aab")
+    ]
     stranger = NodeDirectory(f"{kind} of another model", b"x", "c")
     for one in (*told, stranger):
         one.put()
@@ -32,8 +34,23 @@ def test_those_of_a_kind_find_each_other(tmp_path: Path) -> None:
     assert told[1].others() == [bytes([2])]
 
 
-def test_without_a_node_all_others_are_found(tmp_path: Path) -> None:
-    told = [NodeDirectory(str(tmp_path), bytes([n]), None) for n in range(3)]
+def test_those_of_a_node_that_is_gone_are_forgotten_by_all(tmp_path: Path) -> None:
+    kind = str(tmp_path)
+    here = NodeDirectory(kind, b"here", this_node(), lists_node=True)
+    neighbor = NodeDirectory(kind, b"neighbor", this_node())
+    earlier_version = NodeDirectory(kind, b"earlier", "")
+    gone = NodeDirectory(kind, b"gone", 56 * "0")
+    for one in (here, neighbor, earlier_version, gone):
+        one.put()
+    here.read()
+    assert sorted(here.others()) == [b"earlier", b"neighbor"]
+    witness = NodeDirectory(kind, b"", this_node(), alive=lambda: [this_node(), 56 * "0"])
+    witness.read()
+    assert witness.others() == [b"earlier"], "it is deleted for others too"
+
+
+def test_all_others_of_the_own_node_are_found_where_they_are_listed(tmp_path: Path) -> None:
+    told = [NodeDirectory(str(tmp_path), bytes([n]), this_node(), True) for n in range(3)]
     for one in told:
         one.put()
     for one in told:

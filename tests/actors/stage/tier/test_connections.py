@@ -74,6 +74,32 @@ def test_who_asks_for_too_much_is_hung_up(server: PeerServer) -> None:
         assert is_hung_up(sock)
 
 
+def test_those_that_answered_are_asked_first(server: PeerServer) -> None:
+    """A machine that is gone takes half a second of each fetch that asks it first."""
+    with socket.create_server((HOST, 0)) as listener:
+        unknown = [PeerAddress(HOST, listener.getsockname()[1], bytes([n])) for n in range(2)]
+    peers = KnownPeers(lambda: [unknown[0], server.address, unknown[1]], lambda _: None)
+    assert peers.available() == [unknown[0], server.address, unknown[1]]
+    sock = peers.connect(server.address, time.monotonic() + LIMIT_S)
+    assert sock is not None
+    sock.close()
+    assert peers.available() == [server.address, *unknown]
+
+
+def test_a_peer_that_fell_silent_is_not_asked_first(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.stage.tier.connections._PAUSE_S", 0.0)
+    unknown = replace(server.address, secret=b"x")
+    peers = KnownPeers(lambda: [unknown, server.address], lambda _: None)
+    sock = peers.connect(server.address, time.monotonic() + LIMIT_S)
+    assert sock is not None
+    sock.close()
+    assert peers.available() == [server.address, unknown]
+    peers.pause(server.address)
+    assert peers.available() == [unknown, server.address]
+
+
 def test_a_dead_peer_is_dropped_and_left_alone_for_a_while() -> None:
     with socket.create_server((HOST, 0)) as listener:
         dead = PeerAddress(HOST, listener.getsockname()[1], b"")
