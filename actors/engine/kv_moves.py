@@ -23,9 +23,10 @@ class KVMoves:
         tasks: BackgroundTasks,
         config: EngineConfig,
         handle: Callable[[Event], None],
-        lost: Callable[[str], None],
+        lost: Callable[[str, bool], None],
         core: Core | None = None,
     ) -> None:
+        """lost: called with why, and whether a move hung (True) or failed."""
         self._stages = stages
         self._tasks = tasks
         self._deadline_s = config.step_deadline_s  # in addition to a fetch's own limit
@@ -118,19 +119,19 @@ class KVMoves:
         limit_s = move.limit_s if isinstance(move, Fetch) else None
         deadline_s = self._deadline_s + (limit_s or 0.0)
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"
-        answers = None
+        answers, is_hung = None, False
         answering = asyncio.create_task(self._stages.move(move.blocks, limit_s))
         try:
             async with turn, running_timeout(deadline_s):
                 answers = await answering
         except TimeoutError:
-            pass
+            is_hung = True
         except StagesFailed as error:
             failure = str(error)
         if era != self._era:
             return
         if answers is None:
-            self._lost(failure)
+            self._lost(failure, is_hung)
         else:
             counts, changes = zip(*answers, strict=True)
             self._handle(Moved(move.move_id, min(counts), tuple(changes)))

@@ -101,8 +101,7 @@ class EngineLoop:
         )  # fmt: skip
         limits = (config.step_deadline_s, config.deadline_factor)
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
-        lose = self._recovery.lose
-        self._moves = KVMoves(stages, self._tasks, config, self._handle, lose, core)
+        self._moves = KVMoves(stages, self._tasks, config, self._handle, self._move_lost, core)
         self._compiling: dict[int, int] = {}  # adapters of requests that wait for their grammar
         self._slots = AdapterSlots(core, self._handle, stages, self.publication, self._compiling)
         self._questions = Questions(
@@ -195,6 +194,11 @@ class EngineLoop:
         if not core.in_flight:  # no outputs will follow that could carry them
             self._send_outputs([])
 
+    def _move_lost(self, reason: str, is_hung: bool) -> None:
+        """A stage that dies, or stands still, in a step also answers no move."""
+        is_innocent = is_hung and not self._deadline.is_half_over
+        self._recovery.lose(reason, steps_are_suspect=not is_innocent)
+
     def _stages_lost(self) -> None:
         self._moves.forget()
         self._send_readiness(False)
@@ -207,7 +211,7 @@ class EngineLoop:
 
     def _stages_rebuilt(self) -> None:
         self._send_readiness(True)
-        self._handle(PipelineLost(self._stages.tier, not self._recovery.after_failures))
+        self._handle(PipelineLost(self._stages.tier, self._recovery.steps_are_suspect))
 
     def _standby_taken(self, name: str) -> None:
         self.peers.send(OWNER, StandbyTaken(name))

@@ -105,7 +105,7 @@ class Recovery:
         self._engine_id = engine_id
         self.num_rebuilds_in_a_row = 0  # reset by the loop when a step succeeds
         self.is_rebuilding = False
-        self.after_failures = False  # the latest rebuild was for steps that had failed
+        self.steps_are_suspect = True  # those in flight at the latest loss, as in `PipelineLost`
         self._num_overflows = 0  # in a row, when last told
         self._lost_anew: list[str] = []  # why the stages that are being prepared are lost too
         self.num_recoveries = 0
@@ -113,9 +113,9 @@ class Recovery:
     def step_failed(self, message: str, num_in_a_row: int) -> None:
         """Rebuild after an error of the process, or after too many failed steps in a row."""
         if any(words in message for words in _BEYOND_REPAIR):
-            self.lose(message, after_failures=True)
+            self.lose(message, steps_are_suspect=False)
         elif num_in_a_row >= _MAX_FAILED_STEPS:
-            self.lose(f"{num_in_a_row} steps failed in a row: {message}", after_failures=True)
+            self.lose(f"{num_in_a_row} steps failed in a row: {message}", steps_are_suspect=False)
 
     def overflowed(self, num_in_a_row: int) -> None:
         """Rebuild, once, if so many requests have overflowed, and none has got a token meanwhile,
@@ -124,19 +124,20 @@ class Recovery:
         self._num_overflows = num_in_a_row
         if before < _MAX_OVERFLOWS <= num_in_a_row:
             reason = f"the output of {num_in_a_row} requests in a row was not finite"
-            self.lose(reason, after_failures=True)
+            self.lose(reason, steps_are_suspect=False)
 
     def pipeline_lost(self, reason: str) -> None:
         """As `lose`, for what a pipeline says: during a rebuild only that of new stages speaks."""
         self._lost_anew.append(reason)
         self.lose(reason)
 
-    def lose(self, reason: str, after_failures: bool = False) -> None:
+    def lose(self, reason: str, steps_are_suspect: bool = True) -> None:
         """Rebuild the stages, because they are lost. During a rebuild this concerns the old ones,
-        e.g. the deadline of a step that they did not answer."""
+        e.g. the deadline of a step that they did not answer. steps_are_suspect: as in
+        `PipelineLost`."""
         if not self.is_rebuilding:
             self.is_rebuilding = True
-            self.after_failures = after_failures
+            self.steps_are_suspect = steps_are_suspect
             self._tasks.start(self._rebuild(reason))
 
     async def _rebuild(self, reason: str) -> None:

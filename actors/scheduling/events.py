@@ -49,8 +49,8 @@ class PipelineLost:
 
     Running requests are replayed. Late answers to earlier steps must not be passed on.
     tier: as `TierHolds.ranks`, if there is a second tier.
-    steps_are_suspect: False where steps that had failed before made the engine give the stages up:
-    those in flight have not lost them.
+    steps_are_suspect: False where steps that had failed before, or a move of KV that hung beside
+    steps that went on, made the engine give the stages up: those in flight have not lost them.
     """
 
     tier: tuple[tuple[bytes, ...], ...] = ()

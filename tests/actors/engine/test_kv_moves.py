@@ -48,10 +48,15 @@ class Engine:
         self.stages: Any = Stages()
         self.events: list[Event] = []
         self.losses: list[str] = []
+        self.hung: list[bool] = []  # of the losses
         settings = EngineConfig(StageSpec("none"), config(), step_deadline_s=deadline_s)
         self.moves = KVMoves(
-            self.stages, BackgroundTasks(), settings, self.events.append, self.losses.append
+            self.stages, BackgroundTasks(), settings, self.events.append, self._lost
         )
+
+    def _lost(self, reason: str, is_hung: bool) -> None:
+        self.losses.append(reason)
+        self.hung.append(is_hung)
 
 
 async def test_a_block_counts_as_moved_where_every_rank_moved_it() -> None:
@@ -70,6 +75,7 @@ async def test_a_move_that_fails_costs_the_stages() -> None:
     engine.moves.begin(Save(1, BLOCKS))
     await background()
     assert (engine.events, engine.losses) == ([], ["a move of KV failed: ActorDiedError"])
+    assert engine.hung == [False]
 
 
 async def test_a_move_without_an_answer_costs_the_stages_once_its_own_limit_has_passed() -> None:
@@ -82,6 +88,7 @@ async def test_a_move_without_an_answer_costs_the_stages_once_its_own_limit_has_
     assert asyncio.get_running_loop().time() - begin_s >= 0.12
     assert engine.events == []
     assert engine.losses == [f"no answer to a move of KV within {s} s" for s in ("0.1", "0.0")]
+    assert engine.hung == [True, True]
 
 
 async def test_a_move_has_its_time_behind_others_that_take_theirs() -> None:
@@ -118,6 +125,24 @@ async def test_a_move_has_its_time_although_the_engine_stood_still() -> None:
     engine.stages.may_go_on.set()
     await background()
     assert (engine.events, engine.losses) == ([Moved(1, 1, (HELD, LOST))], [])
+
+
+@pytest.mark.parametrize(
+    ("is_hung", "step_s", "num_suspects"), [(True, 1.0, 0), (True, 15.0, 1), (False, 1.0, 1)]
+)
+async def test_steps_that_go_on_beside_a_move_that_hangs_are_not_suspects(
+    is_hung: bool, step_s: float, num_suspects: int
+) -> None:
+    """Others may be: a stage that died or stood still in a step answered no move either."""
+    engine = paper_engine.Engine()
+    engine.submit(one := short_lives.request(1, prompt=4, output=6))
+    engine.stages.answer()
+    engine.now_s += step_s
+    engine.loop._moves._lost("no answer to a move of KV within 20.0 s", is_hung)
+    await background()
+    assert sum(map(len, engine.core.trials)) == num_suspects
+    engine.stages.answer_all()
+    engine.check_complete(one)
 
 
 async def test_answers_of_lost_stages_are_dropped() -> None:

@@ -96,11 +96,11 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
     assert not recovery.is_rebuilding
     recovery.step_failed("IndexError: 7", 4)
     assert recovery.is_rebuilding
-    assert recovery.after_failures  # steps in flight have not lost the stages
+    assert not recovery.steps_are_suspect, "those in flight have not lost the stages"
     await rebuilt.wait()
     rebuilt.clear()
     recovery.lose("a stage died")
-    assert not recovery.after_failures
+    assert recovery.steps_are_suspect
     await rebuilt.wait()
     recovery.step_failed("AcceleratorError: CUDA error: device-side assert triggered", 1)
     assert recovery.is_rebuilding
