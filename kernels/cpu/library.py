@@ -55,8 +55,8 @@ def load() -> ctypes.CDLL | None:
     was built.
     """
     asked = os.environ.get("LEGATO_CPU_ISA") or "amx"
-    if asked.upper() not in Isa.__members__:
-        known = ", ".join(Isa.__members__).lower()
+    if asked not in (known_sets := [name.lower() for name in Isa.__members__]):
+        known = ", ".join(known_sets)
         raise ValueError(f"LEGATO_CPU_ISA={asked}: there is no such set; known: {known}")
     if not _PATH.exists():
         _logger.warning("CPU library not built (%s): torch computes instead", _PATH.name)

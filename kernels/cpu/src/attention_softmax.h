@@ -9,7 +9,7 @@
 
 namespace legato::LEGATO_ISA {
 
-// 2^x for x <= 0; exactly 1 at 0, exactly 0 at -inf. kDegree 6: to about one unit in the last place
+// 2^x for x <= 0; exactly 1 at 0, exactly 0 at -inf, NaN of NaN. kDegree 6: to about one unit in the last place
 // of a float; 4: to 4e-6, a hundredth of what rounding to bf16 takes.
 template <int kDegree>
 inline Vec exp2_nonpositive(Vec x) {
@@ -18,7 +18,7 @@ inline Vec exp2_nonpositive(Vec x) {
   // The fraction x - floor(x); 0 for -inf, which the scaling below turns into 0.
   const Vec f{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 #else
-  const Vec floored = max(x, Vec::set(-126.0f));
+  const Vec floored = max(Vec::set(-126.0f), x);  // the second operand where one is NaN
   const Vec n{_mm256_floor_ps(floored.v)};
   const Vec f = floored - n;
 #endif
@@ -41,7 +41,7 @@ inline Vec exp2_nonpositive(Vec x) {
   return {_mm512_scalef_ps(p.v, x.v)};
 #else
   const Vec scaled = scale_by_power(p, n);
-  return {_mm256_and_ps(scaled.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-126.0f), _CMP_GT_OQ))};
+  return {_mm256_and_ps(scaled.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-126.0f), _CMP_NLE_UQ))};
 #endif
 }
 
@@ -122,7 +122,8 @@ inline float row_maximum(float* scores, int first, int end, const ScoreScaling& 
       Vec s = Vec::load(scores + i);
       if (scaling.key_scales != nullptr) s = s * Vec::load(scaling.key_scales + i);
       if (scaling.inner > 0.0f) {  // tanh
-        const Vec e = exp(s * Vec::set(2.0f * scaling.inner));
+        const Vec twice = s * Vec::set(2.0f * scaling.inner);
+        const Vec e = max(exp(twice), min(Vec::zero(), twice));  // NaN, which exp takes for less
         s = Vec::set(1.0f) - Vec::set(2.0f) / (e + Vec::set(1.0f));
       }
       if (bias.keys != nullptr) {  // a row of biases may end with the last token

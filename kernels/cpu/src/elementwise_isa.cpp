@@ -88,7 +88,7 @@ void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
     case Activation::silu: return map([](Vec x) { return silu(x); }, as_is);
     case Activation::gelu: return map([](Vec x) { return gelu(x); }, as_is);
     case Activation::gelu_tanh: return map([](Vec x) { return gelu_tanh(x); }, as_is);
-    case Activation::relu: return map([](Vec x) { return max(x, Vec::zero()); }, as_is);
+    case Activation::relu: return map([](Vec x) { return max(Vec::zero(), x); }, as_is);
     case Activation::clamped_swiglu:
       return map([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }

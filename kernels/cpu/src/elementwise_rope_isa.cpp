@@ -44,19 +44,17 @@ struct Stored {
   }
 };
 
-// Symmetric int8 with one scale per token and head.
+// Symmetric int8 with one scale per token and head, which is NaN where a value is.
 template <class T>
 struct Quantized {
   using Bits = uint8_t;
   static void make(const T* x, int dim, Bits* bits, float* scale) {
     float values[kMaxHeadDim];
-    Vec most = Vec::zero();
-    for_lanes(dim, [&](int64_t i, int n) {
-      const Vec v = load_lanes(x + i, n);
-      most = max(most, max(v, Vec::zero() - v));
-      store_lanes(v, values + i, n);
-    });
-    *scale = most.max() / 127.0f;
+    for_lanes(dim, [&](int64_t i, int n) { store_lanes(load_lanes(x + i, n), values + i, n); });
+    const uint32_t bits_of_most = largest_bits(values, dim);
+    float most;
+    __builtin_memcpy(&most, &bits_of_most, 4);
+    *scale = most / 127.0f;
     const float inverse = *scale > 0.0f ? 1.0f / *scale : 0.0f;
     for (int i = 0; i < dim; ++i) {
       bits[i] = static_cast<uint8_t>(static_cast<int8_t>(__builtin_rintf(values[i] * inverse)));

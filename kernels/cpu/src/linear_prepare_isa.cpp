@@ -84,19 +84,6 @@ void widen_group(const PackedLinear& linear, const T* x, int64_t begin, float* v
   for (; k < group; ++k) values[k] = 0.0f;
 }
 
-// Bits of the largest magnitude: as whole numbers their order is that of the magnitudes, with NaN
-// above infinity.
-uint32_t largest_bits(const float* values, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, values + k, 4);
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  return largest;
-}
-
 // The scale of whole numbers, and its inverse.
 struct Scaling {
   float scale;

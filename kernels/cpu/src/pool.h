@@ -57,7 +57,8 @@ class Pool {
       shares[i].end = num_tasks * (i + 1) / num_shares;
     }
     run(num_tasks, [&](int64_t, int thread) {
-      for (int i = thread;; i = i + 1 == num_shares ? 0 : i + 1) {
+      // The pool may have grown since: every share is looked at, wherever one begins.
+      for (int i = thread < num_shares ? thread : 0;; i = i + 1 == num_shares ? 0 : i + 1) {
         const int64_t task = shares[i].next.fetch_add(1, std::memory_order_relaxed);
         if (task < shares[i].end) return f(task, thread);
       }

@@ -185,6 +185,19 @@ inline Vec exp(Vec x) {
   return scale_by_power(p, n);
 }
 
+// Bits of the largest magnitude: as whole numbers their order is that of the magnitudes, with NaN
+// above infinity.
+inline uint32_t largest_bits(const float* values, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, values + k, 4);
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
 inline Vec silu(Vec x) { return x / (Vec::set(1.0f) + exp(Vec::zero() - x)); }
 
 }  // namespace legato::LEGATO_ISA
