@@ -84,10 +84,9 @@ class ReadableStep:
         """Whether the head of the queue may take the slot of a running request."""
         return self._requests.waiting.order.preempts
 
-    @property
-    def order_keeps_keys(self) -> bool:
-        """Whether one that is preempted for the head of the queue starts after it."""
-        return self._requests.waiting.order.keeps_keys
+    def goes_before(self, state: RequestState, other: RequestState) -> bool:
+        """Whether the order would start `state` before `other`, if both waited."""
+        return self._requests.waiting.order.goes_before(state, other)
 
     @property
     def wants_prefill(self) -> bool:

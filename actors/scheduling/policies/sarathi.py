@@ -57,9 +57,7 @@ def fill_with_chunks(
 
 def give_way(step: StepBuilder) -> bool:
     """Preempt a background request whose place a live one needs: the head of the queue, or one set
-    aside by its tenant's cap. Returns whether the live one can then start soon.
-
-    By orders that would return the place to it in the next step, each gives way once."""
+    aside by its tenant's cap. Returns whether the live one can then start soon."""
     head = step.head()
     if head is not None and step.is_place_coming:
         return True
@@ -71,8 +69,7 @@ def give_way(step: StepBuilder) -> bool:
             for state in (*step.decoding, *step.prefilling)
             if state.is_background
             and state.suspicion is None
-            and (step.order_keeps_keys or state.num_preemptions == 0)
-            and state.order_key > waits.order_key
+            and step.goes_before(waits, state)
             and (waits is head or state.request.tenant == waits.request.tenant)
         ]
         if later:

@@ -14,6 +14,7 @@ from actors.scheduling.queue.fair import VirtualTokenCounter
 from actors.scheduling.queue.mlfq import FeedbackLevels
 from actors.scheduling.queue.order import Order
 from actors.scheduling.queue.waiting import FirstComeFirstServed
+from actors.scheduling.queue.yielding import YieldingOrder
 from actors.scheduling.registry import build_part
 
 __all__ = ["ORDERS", "Order", "build_order"]
@@ -26,8 +27,13 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     "fair": VirtualTokenCounter,
     "mlfq": FeedbackLevels,
 }
+_TWICE = ("deadline", "fair")  # see `YieldingOrder`
 
 
 def build_order(name: str, config: SchedulerConfig) -> Order:
     """The named order with `config.order_options`; raises ConfigError for a bad name or option."""
-    return build_part("order", name, ORDERS, config.order_options, config)
+
+    def build() -> Order:
+        return build_part("order", name, ORDERS, config.order_options, config)
+
+    return YieldingOrder(build(), build()) if name in _TWICE else build()

@@ -6,19 +6,22 @@ whose quantum its prompt would exceed anyway, so a long prompt does not block sh
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Iterable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.order import counts_from_s
 from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
 
 class FeedbackLevels(HeapOrder):
-    """promote_s: a request that waits longer goes to the top level, which bounds waiting."""
+    """promote_s: a request that waits longer goes to the top level, which bounds waiting.
 
-    keeps_keys = False
+    Levels of background requests come after all of live ones. A promotion takes them that much
+    longer as live requests may come later than they, and puts them among the live ones."""
+
     preempts = True
 
     def __init__(
@@ -35,7 +38,8 @@ class FeedbackLevels(HeapOrder):
         self.num_levels = num_levels
         self.quantum_tokens = quantum_tokens
         self.promote_s = promote_s
-        self._entered: deque[tuple[float, RequestState]] = deque()  # (since when it waits, request)
+        # (when it is promoted, entry number, request)
+        self._promotions: list[tuple[float, int, RequestState]] = []
 
     def quantum(self, level: int) -> int:
         """Tokens that a request may be served at this level."""
@@ -52,15 +56,28 @@ class FeedbackLevels(HeapOrder):
         """Move to a level with a fresh quantum; the caller re-sorts what it keeps."""
         state.level = level
         state.served = 0
-        state.order_key = (float(level), state.sequence_number)
+        offset = self.num_levels if state.is_background else 0
+        state.order_key = (float(level + offset), state.sequence_number)
+
+    def promote(self, state: RequestState) -> None:
+        self.set_level(state, 0)
+        state.order_key = (0.0, state.sequence_number)
+
+    def patience_s(self, state: RequestState) -> float:
+        """How long it may wait for its start, or between two tokens."""
+        return self.promote_s + counts_from_s(state.request) - state.request.arrival_s
 
     def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
         """Move a request that has used up its quantum one level down, a starved one to the top."""
         changed = False
         for state in running:
             last_s = state.last_token_s
-            if state.level and last_s is not None and now_s - last_s > self.promote_s:
-                self.set_level(state, 0)
+            if (
+                last_s is not None
+                and state.order_key[0]
+                and now_s - last_s > self.patience_s(state)
+            ):
+                self.promote(state)
                 changed = True
             elif state.served >= self.quantum(state.level) and state.level < self.num_levels - 1:
                 self.set_level(state, state.level + 1)
@@ -76,21 +93,24 @@ class FeedbackLevels(HeapOrder):
 
     def push(self, state: RequestState, now_s: float) -> None:
         super().push(state, now_s)
-        self._entered.append((now_s, state))
+        self._await_promotion(state, now_s)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         super().restore(state, now_s)
-        self._entered.append((now_s, state))
+        self._await_promotion(state, now_s)
+
+    def _await_promotion(self, state: RequestState, now_s: float) -> None:
+        heapq.heappush(self._promotions, (now_s + self.patience_s(state), self._num_entries, state))
 
     def peek(self, now_s: float) -> RequestState | None:
-        entered = self._entered
-        while entered and entered[0][0] + self.promote_s < now_s:
-            _, state = entered.popleft()
-            if state.status is RequestStatus.WAITING and state.level > 0:
-                self.set_level(state, 0)
+        promotions = self._promotions
+        while promotions and promotions[0][0] < now_s:
+            state = heapq.heappop(promotions)[2]
+            if state.status is RequestStatus.WAITING and state.order_key[0] > 0:
+                self.promote(state)
                 self._enter(state)  # the old entry's key no longer matches
         return super().peek(now_s)
 
     def drain(self) -> list[RequestState]:
-        self._entered.clear()
+        self._promotions.clear()
         return super().drain()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from actors.scheduling.request import Request
 from actors.scheduling.state import RequestState
+
+YIELDS_S = 10.0  # per step of priority below 0
+
+
+def counts_from_s(request: Request) -> float:
+    """When it counts as having come: a replayed request keeps its arrival, and a priority below 0
+    counts as `YIELDS_S` seconds of later arrival each, since who asks for it yields."""
+    return request.arrival_s - YIELDS_S * min(0, request.priority)
 
 
 class Order(ABC):
@@ -17,8 +26,15 @@ class Order(ABC):
     """
 
     follows_service = False  # whether `admit`, `serve` and `finish` must be called
-    keeps_keys = False  # whether one that comes back stays behind those of smaller keys
     preempts = False  # whether the next request may replace a running one of a worse key
+
+    def goes_before(self, state: RequestState, other: RequestState) -> bool:
+        """Whether `state` would be the next of these two, waiting alone."""
+        return state.order_key < other.order_key
+
+    def place(self, state: RequestState) -> tuple[bool, tuple[float, int]]:
+        """By it, smaller first, those of one tenant that are set aside come back."""
+        return False, state.order_key
 
     @abstractmethod
     def push(self, state: RequestState, now_s: float) -> None:

@@ -9,15 +9,11 @@ import heapq
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
-from operator import attrgetter
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.groups import Groups
-from actors.scheduling.queue.order import Order
+from actors.scheduling.queue.order import Order, counts_from_s
 from actors.scheduling.state import RequestState, RequestStatus
-
-YIELDS_S = 10.0  # see `FirstComeFirstServed`
-_by_order_key = attrgetter("order_key")
 
 
 class WaitingQueue:
@@ -77,7 +73,7 @@ class WaitingQueue:
             if self.running_of.get(state.request.tenant, 0) < cap:
                 return state
             parked = self.parked.setdefault(state.request.tenant, [])
-            insort(parked, self.order.pop(), key=_by_order_key)
+            insort(parked, self.order.pop(), key=self.order.place)
 
     def started(self, state: RequestState) -> None:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""
@@ -184,8 +180,6 @@ class WaitingQueue:
 class HeapOrder(Order):
     """Subclasses define `value`; ties are ordered by submission."""
 
-    keeps_keys = True
-
     def __init__(self, config: SchedulerConfig) -> None:
         # (key on entry, entry number, request); an entry counts while key and status still match
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
@@ -232,10 +226,8 @@ class HeapOrder(Order):
 
 
 class FirstComeFirstServed(HeapOrder):
-    """By arrival (a replayed request keeps its arrival).
-
-    A priority below 0 counts as `YIELDS_S` seconds of later arrival each: who asks for it yields.
-    One above 0 counts in the order `priority` only, which an operator chooses."""
+    """By arrival. A priority above 0 counts in the order `priority` only, which an operator
+    chooses."""
 
     def value(self, state: RequestState) -> float:
-        return state.request.arrival_s - YIELDS_S * min(0, state.request.priority)
+        return counts_from_s(state.request)

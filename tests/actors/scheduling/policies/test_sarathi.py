@@ -9,6 +9,8 @@ import pytest
 from tests.actors.scheduling.driver import Driver, expected_output
 from tests.actors.scheduling.short_lives import config, request, slices
 
+STALL_FREE = ("sarathi", "fair", "deadline", "shortest_first")
+
 
 @pytest.mark.parametrize("length", [1, 17, 60])
 @pytest.mark.parametrize("budget", [4, 5, 16])
@@ -70,8 +72,9 @@ def test_long_prompts_share_a_step_with_short_ones() -> None:
     driver.drain()
 
 
-def test_a_priority_below_0_lets_others_go_first() -> None:
-    driver = Driver(config(token_budget=8))
+@pytest.mark.parametrize("policy", STALL_FREE)
+def test_a_priority_below_0_lets_others_go_first(policy: str) -> None:
+    driver = Driver(config(token_budget=8, policy=policy))
     driver.submit(request(0, prompt=8, output=1))  # keeps the step busy while others arrive
     for number, priority in enumerate((-1000, 0, -1000, 0, 5), 1):
         driver.submit(replace(request(number, prompt=8, output=1), priority=priority))
@@ -95,17 +98,18 @@ def test_a_stream_begun_elsewhere_goes_before_prompts() -> None:
     driver.drain()
 
 
+@pytest.mark.parametrize("policy", STALL_FREE)
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("micro_batches", ["greedy", "uniform"])
 @pytest.mark.parametrize("missing", ["slot", "memory"])
 def test_a_live_request_takes_the_place_of_a_background_one(
-    num_stages: int, micro_batches: str, missing: str
+    policy: str, num_stages: int, micro_batches: str, missing: str
 ) -> None:
     most, num_blocks = (2, 40) if missing == "slot" else (8, 18)
     driver = Driver(
         config(
             max_requests=most, num_blocks=num_blocks, num_stages=num_stages,
-            micro_batches=micro_batches,
+            micro_batches=micro_batches, policy=policy,
         )
     )  # fmt: skip
     for number in range(2):
@@ -161,4 +165,21 @@ def test_a_live_request_takes_the_place_of_its_own_tenants_batch(num_stages: int
         driver.answer()
     assert driver.core.num_preemptions == 1
     assert {0, 1, 2, 10, 11, 12} <= set(driver.core.live_requests)
+    driver.drain()
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority", "shortest", "deadline", "fair", "mlfq"])
+def test_no_queue_of_the_background_delays_a_live_request(order: str) -> None:
+    """Each step has its next one, and many are older than what a live one may wait for its first
+    token: by deadlines it is late itself once it waits."""
+    driver = Driver(config(order=order, max_requests=2, ttft_s=0.005, num_blocks=400))
+    for number in range(20):
+        asked = request(number, prompt=8, output=50, tenant="batch", arrival_s=0.0)
+        driver.submit(replace(asked, priority=-1000))
+    for _ in range(8):
+        driver.answer()
+    driver.submit(request(100, prompt=40, output=30, arrival_s=driver.now_s, tenant="batch"))
+    for _ in range(8):
+        driver.answer()
+    assert driver.callers[100].first is not None
     driver.drain()

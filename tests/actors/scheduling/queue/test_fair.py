@@ -44,7 +44,7 @@ def test_backlogged_tenants_are_served_within_the_bound(
     service: dict[str, float] = defaultdict(float)
     differences: list[float] = []  # while both wait without a break
     while driver.outstanding:
-        service.update(driver.core.requests.waiting.order.counters)  # type: ignore[attr-defined]
+        service.update(driver.core.requests.waiting.order.live.counters)  # type: ignore[attr-defined]
         waiting = driver.core.requests.waiting.waiting_of
         if waiting.get("a", 0) and waiting.get("b", 0):
             differences.append(service["a"] - service["b"])
@@ -68,7 +68,7 @@ def test_counters_count_what_was_served() -> None:
     driver.submit(Request(2, (1,) * 10, SamplingParams(4), 0.0, tenant="b"))
     driver.drain()
     # b, arriving while a is alone and served at once, owes nothing and is lifted to nothing
-    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
+    counters = driver.core.requests.waiting.order.live.counters  # type: ignore[attr-defined]
     assert counters["a"] == 10 + 4 * 3
     assert counters["b"] - 10 >= (10 + 4 * 3) / 2
 
@@ -84,7 +84,7 @@ def test_a_returning_tenant_has_saved_no_credit() -> None:
         driver.answer()
     for number in range(8, 16):
         driver.submit(Request(number, (1, 2), SamplingParams(5), 0.0, tenant="back"))
-    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
+    counters = driver.core.requests.waiting.order.live.counters  # type: ignore[attr-defined]
     assert counters["back"] >= counters["busy"] - 2 * 5 - 2  # not from zero
     before = len(driver.plans)
     driver.drain()

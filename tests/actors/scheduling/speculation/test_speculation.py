@@ -150,7 +150,7 @@ def test_what_comes_behind_an_end_counts_neither_as_accepted_nor_as_served() -> 
     assert 0 < driver.core.outcomes.num_accepted_drafts < delivered
     order: Any = driver.core.requests.waiting.order
     num_prompt = len(driver.callers[1].request.prompt)
-    assert list(order.counters.values()) == [num_prompt + 2 * delivered]
+    assert list(order.live.counters.values()) == [num_prompt + 2 * delivered]
 
 
 @pytest.mark.parametrize("stops", [False, True])

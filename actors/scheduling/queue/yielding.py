@@ -1,0 +1,78 @@
+"""Two instances of one order: live requests are in one, those of the background in the other.
+
+It is for orders whose keys do not tell how long a request has waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from actors.scheduling.queue.order import Order, counts_from_s
+from actors.scheduling.state import RequestState
+
+
+class YieldingOrder(Order):
+    """The next background request goes before the next live one only if that has come by more
+    than the seconds later that its priority stands for (`counts_from_s`)."""
+
+    def __init__(self, live: Order, background: Order) -> None:
+        self.live = live
+        self.background = background
+        self.follows_service = live.follows_service
+        self.preempts = live.preempts
+        self._next = live  # of which the last peek returned the head
+
+    def _of(self, state: RequestState) -> Order:
+        return self.background if state.is_background else self.live
+
+    def goes_before(self, state: RequestState, other: RequestState) -> bool:
+        if state.is_background is other.is_background:
+            return state.order_key < other.order_key
+        return counts_from_s(state.request) < counts_from_s(other.request)
+
+    def place(self, state: RequestState) -> tuple[bool, tuple[float, int]]:
+        return state.is_background, state.order_key
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        self._of(state).push(state, now_s)
+
+    def adopt(self, state: RequestState) -> None:
+        self._of(state).adopt(state)
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        self._of(state).restore(state, now_s)
+
+    def peek(self, now_s: float) -> RequestState | None:
+        live, background = self.live.peek(now_s), self.background.peek(now_s)
+        if live is None or (background is not None and self.goes_before(background, live)):
+            self._next = self.background
+            return background
+        self._next = self.live
+        return live
+
+    def pop(self) -> RequestState:
+        return self._next.pop()
+
+    def drain(self) -> list[RequestState]:
+        return self.live.drain() + self.background.drain()
+
+    def admit(self, state: RequestState) -> None:
+        self._of(state).admit(state)
+
+    def serve(self, states: Sequence[RequestState]) -> None:
+        live = [state for state in states if not state.is_background]
+        self.live.serve(live)
+        if len(live) < len(states):
+            self.background.serve([state for state in states if state.is_background])
+
+    def charge(self, num_tokens: Mapping[RequestState, int]) -> None:
+        for state, count in num_tokens.items():
+            self._of(state).charge({state: count})
+
+    def finish(self, state: RequestState) -> None:
+        self._of(state).finish(state)
+
+    def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
+        states = list(running)
+        live = self.live.rerank([s for s in states if not s.is_background], now_s)
+        return self.background.rerank([s for s in states if s.is_background], now_s) or live
