@@ -1,4 +1,5 @@
-"""The engine as it would be without its background requests, or with these alone."""
+"""The engine as it would be without its background requests, or with these alone, or without some
+that wait."""
 
 from __future__ import annotations
 
@@ -28,10 +29,19 @@ class ClassView:
     Memory, steps in flight and what was counted or measured are the engine's.
     """
 
-    def __init__(self, requests: BothClasses, is_background: bool) -> None:
-        """is_background: its requests are those of the background (`Request.priority`)."""
+    def __init__(
+        self,
+        requests: BothClasses,
+        is_background: bool | None,
+        num_held: int = 0,
+        num_held_tokens: int = 0,
+    ) -> None:
+        """is_background: its requests are those of the background (`Request.priority`); None: all.
+        num_held: of those that wait, so many, of that many tokens, do not count."""
         self._requests = requests
-        self.is_background = is_background
+        self._class = is_background
+        self.is_background = requests.is_background if is_background is None else is_background
+        self._num_held, self._num_held_tokens = num_held, num_held_tokens
         self.now_s = requests.now_s
         self.num_arrived = requests.num_arrived
         self.num_loads = requests.num_loads
@@ -40,38 +50,42 @@ class ClassView:
         self.block_size = requests.block_size
         self.in_flight: Sequence[StepView] = requests.in_flight
 
-    def _of_class(self, states: Sequence[RequestState]) -> list[RequestState]:
-        is_background = self.is_background
-        return [s for s in states if s.is_background is is_background]
+    def _of_class(self, states: Sequence[RequestState]) -> Sequence[RequestState]:
+        kind = self._class
+        return states if kind is None else [s for s in states if s.is_background is kind]
 
     @property
-    def decoding(self) -> list[RequestState]:
+    def decoding(self) -> Sequence[RequestState]:
         return self._of_class(self._requests.decoding)
 
     @property
-    def prefilling(self) -> list[RequestState]:
+    def prefilling(self) -> Sequence[RequestState]:
         return self._of_class(self._requests.prefilling)
 
     @property
     def num_waiting(self) -> int:
-        waiting = self._requests.waiting
+        waiting, held = self._requests.waiting, self._num_held
+        if self._class is None:
+            return waiting.num_requests - held
         num = waiting.num_background
-        return num if self.is_background else waiting.num_requests - num
+        return (num if self._class else waiting.num_requests - num) - held
 
     @property
     def num_waiting_tokens(self) -> int:
-        waiting = self._requests.waiting
+        waiting, held = self._requests.waiting, self._num_held_tokens
+        if self._class is None:
+            return waiting.num_tokens - held
         num = waiting.num_background_tokens
-        return num if self.is_background else waiting.num_tokens - num
+        return (num if self._class else waiting.num_tokens - num) - held
 
     def head(self) -> RequestState | None:
         """The next request to start of all, if it is one of them."""
         state = self._requests.head()
-        is_one = state is not None and state.is_background == self.is_background
+        is_one = state is not None and self._class in (None, state.is_background)
         return state if is_one else None
 
-    def found_by(self, priority: int) -> EngineView:
-        return self._requests.found_by(priority)
+    def found_by(self, priority: int, tenant: str | None = None) -> EngineView:
+        return self._requests.found_by(priority, tenant)
 
     def knows(self, request_id: int) -> bool:
         return self._requests.knows(request_id)

@@ -110,8 +110,9 @@ class EngineView(Protocol):
         """Running mean of computed tokens per second; 0.0 before any step."""
         ...
 
-    def found_by(self, priority: int) -> EngineView:
-        """The engine as a new request finds it: background ones delay no live one."""
+    def found_by(self, priority: int, tenant: str | None = None) -> EngineView:
+        """The engine as a new request finds it: background ones delay no live one, and what waits
+        for its tenant's cap delays no other tenant."""
         ...
 
     def knows(self, request_id: int) -> bool:

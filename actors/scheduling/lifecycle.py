@@ -89,10 +89,11 @@ class LiveRequests:
     def num_waiting_tokens(self) -> int:
         return self.waiting.num_tokens
 
-    def found_by(self, priority: int) -> EngineView:
-        if priority < 0 or not self.num_background:
-            return self
-        return ClassView(self, is_background=False)
+    def found_by(self, priority: int, tenant: str | None = None) -> EngineView:
+        kind = None if priority < 0 or not self.num_background else False
+        has_cap = self.config.max_running_per_tenant is not None
+        held = self.waiting.held_back(tenant, kind) if has_cap and tenant is not None else (0, 0)
+        return self if kind is None and not held[0] else ClassView(self, kind, *held)
 
     def knows(self, request_id: int) -> bool:
         return request_id in self.by_id

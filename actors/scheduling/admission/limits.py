@@ -37,7 +37,7 @@ class QueueLimits:
         if refusal is not None or request.was_accepted:
             return refusal
         return self.overload(request, engine) or self.admission.on_submit(
-            request, engine.found_by(request.priority)
+            request, engine.found_by(request.priority, request.tenant)
         )
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:

@@ -39,7 +39,8 @@ def quote(engine: EngineView, limits: QueueLimits, asked: QuoteRequest, now_s: f
     admission = limits.admission
     if not isinstance(admission, PredictiveAdmission):  # it accepts every request
         admission = PredictiveAdmission.build(limits.config, limits.cost, max_wait_s=math.inf)
-    predictor, engine = admission.predictor, engine.found_by(request.priority)
+    predictor = admission.predictor
+    engine = engine.found_by(request.priority, request.tenant)
     forecast = admission.forecast(request, engine, now_s)
     predicted = Quote(
         True,

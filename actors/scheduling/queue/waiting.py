@@ -27,6 +27,8 @@ class WaitingQueue:
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
         self.num_background = self.num_background_tokens = 0  # see `Request.priority`
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
+        # The same by class (`RequestState.is_background`) and tenant: requests and their tokens
+        self._waiting: dict[tuple[bool, str], tuple[int, int]] = {}
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first
         self.parked: dict[str, list[RequestState]] = {}
@@ -60,6 +62,24 @@ class WaitingQueue:
         self.waiting_of[tenant] += sign
         if self.waiting_of[tenant] == 0:
             del self.waiting_of[tenant]
+        key = state.is_background, tenant
+        num_requests, num_tokens = self._waiting.get(key, (0, 0))
+        self._waiting[key] = num_requests + sign, num_tokens + sign * state.num_tokens
+        if num_requests + sign == 0:
+            del self._waiting[key]
+
+    def held_back(self, tenant: str, is_background: bool | None) -> tuple[int, int]:
+        """Waiting requests, and their tokens, of other tenants that wait for others of these to
+        end, as their tenant's cap does not let all of them run. is_background: of that class."""
+        cap, num_held, num_tokens = self.config.max_running_per_tenant, 0, 0
+        for (of_class, other), (num_waiting, tokens) in self._waiting.items():
+            if cap is None or other == tenant or is_background not in (None, of_class):
+                continue
+            held = num_waiting - max(0, cap - self.running_of.get(other, 0))
+            if held > 0:
+                num_held += held
+                num_tokens += tokens * held // num_waiting
+        return num_held, num_tokens
 
     # ---- the next to start --------------------------------------------------------------
 
