@@ -13,7 +13,7 @@ from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.interfaces import EngineView, pending_tokens
+from actors.scheduling.interfaces import EngineView, RequestView, pending_tokens
 
 CONSTANT_BUDGETS = ("fixed", "throttled")
 LEAST_CHUNK = 16  # tokens
@@ -229,10 +229,10 @@ class Predictor:
         chunk, step_s = self._full_step(seen, self.tightest_s(engine))
         return min(1.0, max(LEAST_SHARE, rate * step_s / chunk))
 
-    def tightest_s(self, engine: EngineView) -> float | None:
-        """The tightest TBT objective of the running streams."""
-        own = [v.request.objective.tbt_s for v in engine.decoding if v.request.objective.tbt_s]
-        return min([*own, self.tbt_s] if self.tbt_s else own, default=None)
+    def tightest_s(self, engine: EngineView, *more: RequestView) -> float | None:
+        """The tightest TBT objective of the running streams and `more`, or the deployment's."""
+        limits_s = [v.request.objective.tbt_s or self.tbt_s for v in (*engine.decoding, *more)]
+        return min([s for s in limits_s if s is not None], default=None) if limits_s else self.tbt_s
 
     # ---- places -----------------------------------------------------------------------
 
@@ -293,13 +293,14 @@ class Predictor:
             mix = self._beside(mix, self.step_tokens - mix.num_decodes)
         return self.cost.profile.latency_s(mix) * self.cost.bound_factor(mix)
 
-    def stalls(self, engine: EngineView, context: int) -> bool:
-        """Whether one more request would make even steps without prefill miss the TBT objective."""
-        if self.tbt_s is None or not (engine.decoding or engine.prefilling):
+    def stalls(self, engine: EngineView, starting: RequestView) -> bool:
+        """Whether one more request would make even steps without prefill miss a TBT objective."""
+        tbt_s = self.tightest_s(engine, *engine.prefilling, starting)
+        if tbt_s is None or not (engine.decoding or engine.prefilling):
             return False
-        mix = self._all_decodes(engine, context)
+        mix = self._all_decodes(engine, starting.num_tokens)
         profile = self.cost.profile
-        limit_s = profile.stage_share_s(self.tbt_s, mix.num_decodes)
+        limit_s = profile.stage_share_s(tbt_s, mix.num_decodes)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
 
     def _all_decodes(self, engine: EngineView, context: int, fewer: int = 0) -> Mix:

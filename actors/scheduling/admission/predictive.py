@@ -161,7 +161,7 @@ class PredictiveAdmission:
             self._returning.refused(one, now_s)
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        if self.predictor.stalls(engine, request.num_tokens):
+        if self.predictor.stalls(engine, request):
             return False
         return self.predictor.peak.may_start(request, engine)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from actors.scheduling.request import Objective
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 
@@ -41,4 +43,21 @@ def test_what_waits_for_its_tenants_cap_makes_nobody_else_refused(
             driver.answer()
         assert driver.callers[number].first is not None
     assert any(caller.refused for caller in driver.callers.values())  # its own waiting counts
+    driver.drain()
+
+
+@pytest.mark.parametrize(("first_s", "expected"), [(1.0, [16]), (None, range(1, 10))])
+def test_as_many_run_as_the_tightest_of_their_objectives_allows(
+    first_s: float | None, expected: Sequence[int]
+) -> None:
+    """The deployment's is for requests without one of their own: 20 ms allow few of 11 ms."""
+    driver = Driver(config(**SETTINGS, tbt_s=0.02))
+    for number in range(16):
+        objective = Objective(tbt_s=1.0 if number else first_s, ttft_s=60.0)
+        driver.submit(request(number, prompt=8, output=60, arrival_s=0.0, objective=objective))
+    most = 0
+    while 0 in driver.core.live_requests:
+        driver.answer()
+        most = max(most, driver.core.requests.running.num_requests)
+    assert most in expected
     driver.drain()
