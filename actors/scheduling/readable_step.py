@@ -139,14 +139,15 @@ class ReadableStep:
             return states
         return [s for s in states if not s.is_background]
 
-    def lacks_place(self, state: RequestState) -> bool:
+    def lacks_place(self, state: RequestState, without: Sequence[RequestState] = ()) -> bool:
         """Whether the request that `head` returned lacks a slot or memory, and no step in flight
-        will free any."""
+        will free any. without: as it would be with these preempted."""
         running = self._running
         if self.is_place_coming:
             return False
-        return running.num_requests >= self.config.max_requests or not running.could_start(
-            state, self.room, self.reserve, without=()
+        num_running = running.num_requests - len(without)
+        return num_running >= self.config.max_requests or not running.could_start(
+            state, self.room, self.reserve, without
         )
 
     def capped(self) -> list[RequestState]:
