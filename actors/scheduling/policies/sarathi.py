@@ -118,7 +118,8 @@ class Sarathi:
             self._fill(step)
             return
         step.narrow(is_background=False)
-        self._fill(step)
+        # Else prompts that fill every step would keep background decodes waiting without end.
+        self._fill(step, kept=int(any(state.is_background for state in step.decoding)))
         # Those that wait behind background requests come the sooner the faster these go on.
         has_live = give_way(step) or not step.contents.is_empty or step.is_in_flight
         step.narrow(is_background=True)
@@ -128,13 +129,15 @@ class Sarathi:
             self._fill(step)
         step.narrow(None)
 
-    def _fill(self, step: StepBuilder) -> None:
+    def _fill(self, step: StepBuilder, kept: int = 0) -> None:
+        """kept: tokens of the stages' buffers that chunks leave to others."""
         step.decode_all()
+        room = max(0, step.room - kept)
         if not self.dynamic:
-            fill_with_chunks(step, step.tokens_left())
+            fill_with_chunks(step, min(step.tokens_left(), room))
             return
         # The schedule, not the budget, limits the step, for each prompt by the step's content.
-        fill_with_chunks(step, step.room, lambda state, _: self._share(step, state))
+        fill_with_chunks(step, room, lambda state, _: self._share(step, state))
 
     def _share(self, step: StepBuilder, state: RequestState) -> int:
         """The first prompt goes on beside any number of decodes."""

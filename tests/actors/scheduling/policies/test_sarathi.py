@@ -183,3 +183,25 @@ def test_no_queue_of_the_background_delays_a_live_request(order: str) -> None:
         driver.answer()
     assert driver.callers[100].first is not None
     driver.drain()
+
+
+@pytest.mark.parametrize("chunks", ["fixed", "dynamic"])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_prompts_that_fill_every_step_leave_a_token_to_a_background_decode(
+    num_stages: int, chunks: str
+) -> None:
+    options = {"chunks": chunks} | ({"high": 64, "low": 64} if chunks == "dynamic" else {})
+    settings = {"num_blocks": 2000, "max_model_len": 400, "token_budget": 64}
+    driver = Driver(config(**settings, num_stages=num_stages, policy_options=options))
+    driver.submit(replace(request(0, prompt=8, output=300), priority=-1))
+    for _ in range(6):
+        driver.answer()
+    before = len(driver.callers[0].tokens)
+    for _ in range(100):
+        while driver.core.view.num_waiting < 4:
+            driver.submit(
+                request(len(driver.callers), prompt=120, output=2, arrival_s=driver.now_s)
+            )
+        driver.answer()
+    assert len(driver.callers[0].tokens) - before >= 100 // num_stages - 5
+    driver.drain()
