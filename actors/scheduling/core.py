@@ -193,7 +193,6 @@ class Core:
         if request.num_losses:
             self.faults.suspect_from_before(state)
         self.requests.add(state)
-        self.timeout.entered(state)
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
         state = self.requests.by_id.get(event.request_id)

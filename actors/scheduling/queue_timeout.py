@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
+from operator import itemgetter
 
 from actors.scheduling.events import Instruction, Refuse, WakeAt
 from actors.scheduling.lifecycle import LiveRequests
@@ -18,14 +20,8 @@ class QueueTimeout:
     def __init__(self, requests: LiveRequests) -> None:
         self._requests = requests
         self._arrivals: deque[tuple[float, RequestState]] = deque()
+        self._newest = 0  # sequence number of the last one that is watched
         self._wake_at_s: float | None = None  # time of the requested Tick
-
-    def entered(self, state: RequestState) -> None:
-        """Watch a new request; without the setting too, which may come while it waits."""
-        arrivals = self._arrivals
-        arrivals.append((self._requests.now_s, state))
-        if len(arrivals) > 2 * self._requests.num_waiting + _FEW:  # else they would never be freed
-            self._arrivals = deque([one for one in arrivals if not _is_settled(one[1])])
 
     def woken(self) -> None:
         """Note that the requested Tick has come."""
@@ -36,6 +32,7 @@ class QueueTimeout:
         timeout_s = self._requests.config.queue_timeout_s
         if timeout_s is None:
             return []
+        self._watch_new()
         out: list[Instruction] = []
         for state in self._overdue(timeout_s):
             self._requests.drop_waiting(state)
@@ -45,6 +42,21 @@ class QueueTimeout:
             self._wake_at_s = wake_at_s
             out.append(WakeAt(wake_at_s))
         return out
+
+    def _watch_new(self) -> None:
+        """The request of this event, or all that came while there was no such setting."""
+        newest_first = reversed(self._requests.by_id.values())
+        fresh = list(takewhile(lambda s: s.sequence_number > self._newest, newest_first))
+        if not fresh:
+            return
+        self._newest = fresh[0].sequence_number
+        if len(fresh) == 1:
+            self._arrivals.append((self._requests.now_s, fresh[0]))
+        else:
+            arrived = [(state.request.arrival_s, state) for state in fresh]
+            self._arrivals = deque(sorted([*self._arrivals, *arrived], key=itemgetter(0)))
+        if len(self._arrivals) > 2 * self._requests.num_waiting + _FEW:  # else all would be kept
+            self._arrivals = deque([one for one in self._arrivals if not _is_settled(one[1])])
 
     def _overdue(self, timeout_s: float) -> Iterator[RequestState]:
         """Remove from the arrivals overdue requests, and those that have started or ended."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 # A request tried alone ends with an error at its third lost engine:
 MAX_LOSSES = 3  # the first with many others, the second in a group, the third alone
+YIELDS_S = 10.0  # per step of priority below 0
 
 
 class FinishReason(enum.StrEnum):
@@ -98,6 +99,12 @@ class Request:
     num_losses: int = 0
     adapter: int = 0
     is_replayed: bool = False
+
+    @property
+    def counts_from_s(self) -> float:
+        """When it counts as having come: a replayed request keeps its arrival, and a priority below
+        0 counts as `YIELDS_S` seconds of later arrival each, since who asks for it yields."""
+        return self.arrival_s - YIELDS_S * min(0, self.priority)
 
     @property
     def was_accepted(self) -> bool:

@@ -7,7 +7,6 @@ the same at any time.
 from __future__ import annotations
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.order import counts_from_s
 from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState
@@ -58,7 +57,7 @@ class ShortestOutput(HeapOrder):
         expected = float(request.sampling.max_tokens - len(request.output))
         if self.predict and request.tenant in self.means:
             expected = min(expected, self.means[request.tenant])
-        return expected + counts_from_s(request) * self.ageing_tokens_per_s
+        return expected + request.counts_from_s * self.ageing_tokens_per_s
 
     def finish(self, state: RequestState) -> None:
         tenant, length = state.request.tenant, float(state.num_output_tokens)

@@ -12,7 +12,7 @@ from collections import deque
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.queue.order import Order, counts_from_s
+from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
@@ -52,21 +52,21 @@ class EarliestDeadline(Order):
     def adopt(self, state: RequestState) -> None:
         request = state.request
         ttft_s = request.objective.ttft_s
-        deadline_s = counts_from_s(request) + (self.default_ttft_s if ttft_s is None else ttft_s)
+        deadline_s = request.counts_from_s + (self.default_ttft_s if ttft_s is None else ttft_s)
         latest_start_s = deadline_s - state.remaining / self.prefill_tokens_per_s
         state.order_key = (latest_start_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         if state.output_token_ids:  # its next token is due before any first token
             last_s = now_s if state.last_token_s is None else state.last_token_s
-            last_s += counts_from_s(state.request) - state.request.arrival_s
+            last_s += state.request.counts_from_s - state.request.arrival_s
             state.order_key = (min(state.order_key[0], last_s), state.sequence_number)
         elif state.order_key[0] >= _RELEGATED:
             if not state.admitted:  # its tenant was at its cap: its waiting time counts
                 self._relegated.appendleft((state.request.arrival_s, state))
                 return
             # Its patience had expired when it started; it stays in front.
-            state.order_key = (counts_from_s(state.request), state.sequence_number)
+            state.order_key = (state.request.counts_from_s, state.sequence_number)
         heapq.heappush(self._due, (state.order_key, state))
 
     def peek(self, now_s: float) -> RequestState | None:

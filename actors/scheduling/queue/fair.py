@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.order import Order, counts_from_s
+from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
@@ -70,7 +70,7 @@ class VirtualTokenCounter(Order):
         }
 
     def adopt(self, state: RequestState) -> None:
-        state.order_key = (counts_from_s(state.request), state.sequence_number)
+        state.order_key = (state.request.counts_from_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         self.counters.setdefault(state.request.tenant, self._last_counter)

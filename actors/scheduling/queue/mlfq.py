@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.order import counts_from_s
 from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
@@ -65,7 +64,7 @@ class FeedbackLevels(HeapOrder):
 
     def patience_s(self, state: RequestState) -> float:
         """How long it may wait for its start, or between two tokens."""
-        return self.promote_s + counts_from_s(state.request) - state.request.arrival_s
+        return self.promote_s + state.request.counts_from_s - state.request.arrival_s
 
     def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
         """Move a request that has used up its quantum one level down, a starved one to the top."""

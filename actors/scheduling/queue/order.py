@@ -5,16 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from actors.scheduling.request import Request
 from actors.scheduling.state import RequestState
-
-YIELDS_S = 10.0  # per step of priority below 0
-
-
-def counts_from_s(request: Request) -> float:
-    """When it counts as having come: a replayed request keeps its arrival, and a priority below 0
-    counts as `YIELDS_S` seconds of later arrival each, since who asks for it yields."""
-    return request.arrival_s - YIELDS_S * min(0, request.priority)
 
 
 class Order(ABC):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.groups import Groups
-from actors.scheduling.queue.order import Order, counts_from_s
+from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, RequestStatus
 
 
@@ -250,4 +250,4 @@ class FirstComeFirstServed(HeapOrder):
     chooses."""
 
     def value(self, state: RequestState) -> float:
-        return counts_from_s(state.request)
+        return state.request.counts_from_s

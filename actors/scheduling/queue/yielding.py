@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from actors.scheduling.queue.order import Order, counts_from_s
+from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState
 
 
 class YieldingOrder(Order):
     """The next background request goes before the next live one only if that has come by more
-    than the seconds later that its priority stands for (`counts_from_s`)."""
+    than the seconds later that its priority stands for (`Request.counts_from_s`)."""
 
     def __init__(self, live: Order, background: Order) -> None:
         self.live = live
@@ -28,7 +28,7 @@ class YieldingOrder(Order):
     def goes_before(self, state: RequestState, other: RequestState) -> bool:
         if state.is_background is other.is_background:
             return state.order_key < other.order_key
-        return counts_from_s(state.request) < counts_from_s(other.request)
+        return state.request.counts_from_s < other.request.counts_from_s
 
     def place(self, state: RequestState) -> tuple[bool, tuple[float, int]]:
         return state.is_background, state.order_key
