@@ -112,11 +112,12 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """A worker's cluster, and the servers in it, end before its first test without processes: no
-    test after that needs them, and at rest they would take a tenth of two cores."""
+    """A worker's cluster and servers end before its first test without processes: no test after
+    that needs them, and at rest they would take a tenth of two cores."""
     if not _has_marker(item, quick.PROCESSES):
-        for cluster in item.session._fixturemanager._arg2fixturedefs.get("ray_cluster", ()):
-            cluster.finish(item._request)  # type: ignore[attr-defined]
+        definitions = item.session._fixturemanager._arg2fixturedefs
+        for server in [d for name in ("ray_cluster", *SHARED) for d in definitions.get(name, ())]:
+            server.finish(item._request)  # type: ignore[attr-defined]
     yield
 
 

@@ -34,7 +34,7 @@ def settings(tiny_model: Callable[..., Path]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def faulted_server(
     settings: dict[str, Any], canary: Canary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

@@ -28,7 +28,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return start
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def served_fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Any]:
     """A front and two engines, in processes of their own."""
     args = {
@@ -41,7 +41,7 @@ def served_fleet(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> 
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def unfailed(served_fleet: Any) -> list[dict[str, Any]]:
     """What its clients get of `Streams` while nothing fails."""
     wait_for_engines(served_fleet, 2)

@@ -31,8 +31,9 @@ def ranks() -> Iterator[RankPool]:
     pool.close()
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("variant", ["llama", "llama-biased"])
+@pytest.mark.parametrize(
+    ("variant", "num_stages"), [("llama", 1), ("llama", 2), ("llama-biased", 3)]
+)
 def test_two_ranks(
     ranks: RankPool, tiny_model: Callable[..., Path], variant: str, num_stages: int
 ) -> None:
