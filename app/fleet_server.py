@@ -144,8 +144,10 @@ class EngineReplica:
         if self.engine.failure is not None:
             raise EngineFailed(self.engine.failure)
 
-    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`."""
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any) -> None:
+        """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`. For
+        the sake of `rank`, Serve also calls it where there is none, and where there no longer is.
+        """
         await self.user_config.apply(user_config)
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -19,13 +19,18 @@ class UserConfig:
         self._engine = engine
         self._configured = configured
         self._applied: frozenset[str] = frozenset()
-        self._is_serving = False
+        self._last: dict[str, Any] | None = None  # given; None before the replica's start ends
 
     async def apply(self, user_config: Mapping[str, Any] | None) -> None:
-        """Raises EngineError naming a bad key at the replica's start. Later it is only told of:
-        Serve kills a running replica that refuses, with its streams."""
+        """Called first as the replica starts: it then raises EngineError naming a bad key. Later
+        that is only told of: Serve kills a running replica that refuses, with its streams.
+
+        The same again changes nothing, since a visitor of the console may have changed it."""
         given = {plain(key): value for key, value in (user_config or {}).items()}
-        is_serving, self._is_serving = self._is_serving, True
+        is_serving = self._last is not None
+        if given == self._last:
+            return
+        self._last = given
         left_out = self._applied - given.keys()
         back = left_out | cleared_by(left_out, "auto").keys()
         changes = {key: self._configured_value(key) for key in sorted(back)} | given

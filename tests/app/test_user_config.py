@@ -52,6 +52,16 @@ async def test_a_key_that_is_no_longer_given_returns_to_what_was_configured(
     assert engine.settings == replace(CONFIGURED, request_slots=128)
 
 
+async def test_the_same_again_leaves_what_was_changed_live(
+    engine: Engine, user_config: UserConfig
+) -> None:
+    """Serve calls again when the ranks of replicas change."""
+    await user_config.apply({"tbt_ms": 50})
+    await engine.reconfigure({"tbt_ms": 90})
+    await user_config.apply({"slo.tbt_ms": 50})
+    assert engine.settings.tbt_s == 0.09
+
+
 async def test_a_replica_does_not_start_with_a_wrong_key(user_config: UserConfig) -> None:
     with pytest.raises(RequestRefused, match="polcy"):
         await user_config.apply({"polcy": "vllm"})
@@ -60,8 +70,8 @@ async def test_a_replica_does_not_start_with_a_wrong_key(user_config: UserConfig
 async def test_a_replica_that_serves_keeps_its_settings_and_its_streams(
     engine: Engine, user_config: UserConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await user_config.apply({"tbt_ms": 50})
+    await user_config.apply(None)  # as it starts
     await user_config.apply({"tbt_ms": 60, "polcy": "vllm"})
-    assert engine.settings.tbt_s == 0.05
+    assert engine.settings.tbt_s == CONFIGURED.tbt_s
     assert "user_config is not applied" in caplog.text
     assert "polcy" in caplog.text

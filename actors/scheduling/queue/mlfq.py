@@ -14,6 +14,8 @@ from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
+_FEW = 64
+
 
 class FeedbackLevels(HeapOrder):
     """promote_s: a request that waits longer goes to the top level, which bounds waiting.
@@ -39,6 +41,7 @@ class FeedbackLevels(HeapOrder):
         self.promote_s = promote_s
         # (when it is promoted, entry number, request)
         self._promotions: list[tuple[float, int, RequestState]] = []
+        self._most_promotions = _FEW  # before those that wait no longer are dropped
 
     def quantum(self, level: int) -> int:
         """Tokens that a request may be served at this level."""
@@ -99,6 +102,11 @@ class FeedbackLevels(HeapOrder):
         self._await_promotion(state, now_s)
 
     def _await_promotion(self, state: RequestState, now_s: float) -> None:
+        if len(self._promotions) >= self._most_promotions:  # most have started or ended
+            waits = RequestStatus.WAITING
+            self._promotions = [one for one in self._promotions if one[2].status is waits]
+            heapq.heapify(self._promotions)
+            self._most_promotions = 2 * len(self._promotions) + _FEW
         heapq.heappush(self._promotions, (now_s + self.patience_s(state), self._num_entries, state))
 
     def peek(self, now_s: float) -> RequestState | None:

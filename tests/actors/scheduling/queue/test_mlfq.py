@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue import build_order
+from actors.scheduling.queue.mlfq import FeedbackLevels
+from actors.scheduling.state import RequestStatus
 from tests.actors.scheduling.queue.waiting_states import pop_all, state
 
 
@@ -20,3 +22,13 @@ def test_levels_skip_join_and_promote() -> None:
     assert order.peek(11.0) is not long or long.level == 0
     assert long.level == 0  # waited 10 s
     assert pop_all(order, 11.0)[0] == 1  # oldest of the top level
+
+
+def test_those_that_have_started_are_not_kept_for_a_promotion() -> None:
+    order = build_order("mlfq", SchedulerConfig(num_blocks=9, order_options={"promote_s": 1e6}))
+    assert isinstance(order, FeedbackLevels)
+    for number in range(2000):
+        order.push(state(number, prompt=3), float(number))
+        order.peek(float(number))
+        order.pop().status = RequestStatus.RUNNING
+    assert len(order._promotions) < 100
