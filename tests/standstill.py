@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
 
@@ -29,7 +30,8 @@ def stand_still(judges: Sequence[int], judged: Sequence[int], seconds: float) ->
         pass_time(_AHEAD_S if judged else 0.0)
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # one that was killed: the others go on
+                os.kill(pid, signal.SIGCONT)
 
 
 def pass_time(seconds: float) -> None:

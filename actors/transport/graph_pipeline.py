@@ -22,6 +22,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import ray
 from ray.dag import DAGContext, InputNode, MultiOutputNode
+from ray.experimental.channel.common import SynchronousReader
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport import semaphores
@@ -44,6 +46,7 @@ from actors.transport.messages import (
     read_answer,
 )
 from actors.transport.pipeline import StageHandles, Watched
+from actors.transport.running_time import LOOKS, RunningTime
 from actors.transport.wire import FrameProtocol, connect, listen
 
 if TYPE_CHECKING:
@@ -63,6 +66,20 @@ def set_channel_bytes(num_bytes: int) -> None:
     with its own environment through another one, which takes most of a second more.
     """
     DAGContext.get_current().buffer_size_bytes = num_bytes
+
+
+class _PatientReader(SynchronousReader):
+    """May be asked again after a timeout: Ray's own forgets what it has read of the other ranks."""
+
+    def __init__(self, channels: list[Any]) -> None:
+        super().__init__(channels)
+        self._found: list[Any] = []  # of the ticket that is being read
+
+    def _read_list(self, timeout: float | None = None) -> list[Any]:
+        for channel in self._input_channels[len(self._found) :]:
+            self._found.append(channel.read(timeout))
+        self._found, found = [], self._found
+        return found
 
 
 class GraphPipeline(Watched):
@@ -174,6 +191,7 @@ class GraphPipeline(Watched):
         self._graph = output.experimental_compile(
             _submit_timeout=600.0, _max_inflight_executions=self._depth + 2
         )
+        self._graph._dag_output_fetcher = _PatientReader(self._graph.dag_output_channels)
         # Ray registers a reader at its first read or close, and ends the process if the channel's
         # writer has died by then. Answers may never be read, so register now.
         for channel in self._graph.dag_output_channels:
@@ -246,8 +264,9 @@ class GraphPipeline(Watched):
     def _read_channel(self, frame: bytes) -> StageAnswer | None:
         """The answers of all ranks of the last stage, as one; None if the graph is lost."""
         try:
-            answers = [ref.get(timeout=_READ_TIMEOUT_S) for ref in self._tickets.popleft()]
-        except (ray.exceptions.RayError, ray.exceptions.RayChannelError, TimeoutError) as error:
+            self._await_ticket()
+            answers = [ref.get() for ref in self._tickets.popleft()]
+        except (ray.exceptions.RayError, TimeoutError) as error:
             self.lose(f"no answer in the graph: {type(error).__name__}: {error}")
             return None
         self._add_ticket()
@@ -257,6 +276,15 @@ class GraphPipeline(Watched):
             return None
         return answered, packed, _failure(answers)
 
+    def _await_ticket(self) -> Any:
+        """Until the oldest ticket is answered. Only time in which this process ran is counted."""
+        execution = self._next_execution - len(self._tickets)
+        ran, begin_s, period_s = RunningTime(), time.monotonic(), _READ_TIMEOUT_S / LOOKS
+        while ran.since(begin_s, time.monotonic(), period_s) < _READ_TIMEOUT_S:
+            with contextlib.suppress(ray.exceptions.RayChannelTimeoutError):
+                return self._graph._execute_until(execution, timeout=period_s)
+        raise TimeoutError(f"none within {_READ_TIMEOUT_S:g} s of the last stage's wake-up")
+
     def _wake_lost(self) -> None:
         self.lose("the last stage closed its socket")
 
@@ -264,9 +292,8 @@ class GraphPipeline(Watched):
         self.kill()
         for rank in self._first:
             rank.close()
-        for server in (self._wake_server, self._times_server):
-            if server is not None:
-                server.close()
+        for server in filter(None, (self._wake_server, self._times_server)):
+            server.close()
         # This process has one pipeline at a time, to which all its mapped channels belong.
         semaphores.remove(self._semaphores | semaphores.mapped_by([os.getpid()]))
         graph, self._graph = self._graph, None

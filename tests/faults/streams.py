@@ -31,10 +31,18 @@ def stream_all(
     strike: Callable[[], Any] = lambda: None,
     **more: Any,
 ) -> list[Streamed]:
-    """All at once; `strike` falls when every one of them has had a token."""
+    """All at once; `strike` falls when every one of them has had a token. What fails raises as it
+    failed, not as those that waited for it."""
     barrier = threading.Barrier(len(prompts), action=strike)
 
     def read(prompt: Sequence[int]) -> Streamed:
+        try:
+            return read_through(prompt)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    def read_through(prompt: Sequence[int]) -> Streamed:
         found, last_s = Streamed(), 0.0
         body = completion(server, prompt, max_tokens, stream=True, **more)
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -56,7 +64,11 @@ def stream_all(
         return found
 
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(read, prompts))
+        reading = [pool.submit(read, prompt) for prompt in prompts]
+    faults = [fault for stream in reading if (fault := stream.exception())]
+    for fault in sorted(faults, key=lambda f: isinstance(f, threading.BrokenBarrierError)):
+        raise fault
+    return [stream.result() for stream in reading]
 
 
 def act_beside_others(server: Server, act: Callable[[], None], num_tries: int = 3) -> None:
