@@ -10,6 +10,7 @@ gets it as its first stages. On GPUs there is none: Ray gives a GPU to one proce
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -32,7 +33,7 @@ from app.engine_client.client import EngineUnavailable
 _IDLE_FOR_S = 1.0
 _AT_MOST_LATE_S = 30.0  # an engine that is never idle begins with it all the same
 _TELL_AGAIN_S = 1.0
-_LOST_AGAIN_S = 30.0  # wait after a loss, so that a machine without memory is left in peace
+_LOST_AGAIN_S = 30.0  # from loss to loss at least: a machine without memory is left in peace
 _BUSY = ("num_waiting", "num_decoding", "num_prefilling", "num_in_flight", "rebuilding")
 
 
@@ -59,6 +60,7 @@ class Standby:
 
     async def _keep(self) -> None:
         is_new = True  # no request has come yet: the best moment there is
+        lost_again_s = time.monotonic()  # no next loss is answered before
         while True:
             try:
                 if not is_new or await self._is_busy():
@@ -70,7 +72,8 @@ class Standby:
                 notify(f"standby stages lost ({reason}): replacing them, no request waits")
                 kill_stages(self._release())
                 await self._told(None)
-                await asyncio.sleep(_LOST_AGAIN_S)
+                await asyncio.sleep(lost_again_s - time.monotonic())
+                lost_again_s = time.monotonic() + _LOST_AGAIN_S
 
     async def _live(self) -> None:
         """One standby, from its creation until it is used. Raises an error if it dies."""

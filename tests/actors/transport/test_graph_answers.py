@@ -59,6 +59,7 @@ class Stage(StageActor):
         return answer
 
 
+@pytest.mark.ray
 async def test_answers_that_come_late(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are waited for as long as the scheduler runs: of what stands still together with it
     nothing is lost, nor of what the other rank had answered."""

@@ -153,6 +153,19 @@ async def test_one_that_dies_is_replaced_and_the_scheduler_told(
     assert replica.made[0].is_killed
 
 
+async def test_one_that_dies_soon_again_is_replaced_later(
+    replica: Replica, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_AGAIN_S", 1e6)
+    await until(lambda: replica.names)
+    for num_names in (3, 4):  # no more than that it is lost
+        replica.made[-1].dead.set()
+        await until(lambda: len(replica.names) == num_names)  # noqa: B023
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert (len(replica.made), replica.names[-1]) == (2, None)
+
+
 async def test_none_is_made_beside_running_requests(
     replica: Replica, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
