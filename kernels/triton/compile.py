@@ -61,8 +61,10 @@ class CompiledKernel:
 
 
 @contextlib.contextmanager
-def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
+def compiling_for(arch: int, once: bool = False) -> Iterator[list[CompiledKernel]]:
     """Collect the kernels compiled for compute capability `arch` (80, 90, 100, ...).
+
+    once: the first variant of each kernel alone, for each combination of its arguments' types.
 
     Errors of Triton's compiler propagate. Needs kernels that are not interpreted
     (TRITON_INTERPRET unset when they were imported).
@@ -76,6 +78,8 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
     ) -> None:
         source, rest = _source(kernel, args, options)
         key = (kernel.fn.__name__, repr(source.signature), repr(source.constants), repr(rest))
+        if once:
+            key = (kernel.fn.__name__, *sorted({*source.signature.values()} - {"constexpr", "i32"}))
         if key in seen:
             return
         seen.add(key)

@@ -72,8 +72,12 @@ def adapter_cases() -> list[AdapterCase]:
     ]
 
 
-def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[CompiledKernel]:
-    """Every kernel in the variants a Llama-like model launches; raises what the compiler does."""
+def compile_all(
+    arch: int, dtype: torch.dtype = torch.bfloat16, *, once: bool = False
+) -> list[CompiledKernel]:
+    """Every kernel in the variants a Llama-like model launches; raises what the compiler does.
+
+    once: see `compiling_for`."""
     from app.bench.gpu.adapter_checks import check_adapters
     from app.bench.gpu.checks import (
         attention_inputs,
@@ -99,7 +103,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     from kernels.triton.tiles import LEAST_ROUNDED_FLOAT8_ARCH
 
     cpu, backend = torch.device("cpu"), TritonBackend()
-    with compiling_for(arch) as compiled:
+    with compiling_for(arch, once) as compiled:
         for case in attention_cases():
             q_TND, batch, cache = attention_inputs(case, backend, dtype, cpu)
             for one_launch in (False, True):
@@ -140,6 +144,12 @@ def command(
         list[int] | None,
         typer.Argument(help="Compute capabilities; 80, 86, 89, 90, 100 and 120 if absent."),
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="One variant of each kernel for each combination of argument types."
+        ),
+    ] = False,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
@@ -158,7 +168,7 @@ def command(
             "operands": kernel.operands,
         }
         for arch in progress(arches or ARCHITECTURES, "compiling")
-        for kernel in compile_all(arch)
+        for kernel in compile_all(arch, once=once)
     ]
     publish(make_report(context, {"kernels": kernels}), as_json, out)
     if not as_json:

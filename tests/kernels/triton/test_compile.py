@@ -149,14 +149,15 @@ print(compiled[0].ptx)
 @pytest.mark.tensors
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "arch",
-    [90, *(pytest.param(arch, marks=pytest.mark.long) for arch in SHARED_BYTES if arch != 90)],
+    ("arch", "options"),
+    [(90, ["--once"]), *(pytest.param(arch, [], marks=pytest.mark.long) for arch in SHARED_BYTES)],
 )
-def test_every_kernel_compiles(arch: int) -> None:
+def test_every_kernel_compiles(arch: int, options: list[str]) -> None:
+    """All variants of them take minutes where none has been compiled before."""
     # A process of its own: interpreted kernels, as the other tests import them, do not compile.
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "app.cli.main", "bench", "compile", str(arch), "--json"],
+        [sys.executable, "-m", "app.cli.main", "bench", "compile", str(arch), *options, "--json"],
         cwd=ROOT,
         env=env,
         capture_output=True,
