@@ -19,6 +19,7 @@ import typer
 from rich.status import Status
 
 from actors.transport import semaphores
+from app.api.http.keys import ApiKeyError, read_key
 from app.cli.banner import show_banner
 from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
@@ -72,13 +73,16 @@ def serve(
         config = load_config(target)
         set_address(config, host, port)
         check_models(config)
+        for application in config["applications"]:  # before a model is downloaded and loaded
+            for key in ((application.get("args") or {}).get("api") or {}).get("api_keys") or ():
+                read_key(key)
         return config
 
     try:
         config = read()
         check_free(config["http_options"]["host"], config["http_options"]["port"])
         download_models(config)  # here, where it can be seen and ended by Ctrl-C
-    except SettingsError as error:
+    except (SettingsError, ApiKeyError) as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")
     forks = ForkServer() if ForkServer.is_useful() else None
@@ -236,7 +240,7 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
 
     is_placed = False
     # One client, because each reads the system's certificates when made, 30 ms of a core.
-    with httpx.Client(base_url=address, timeout=2.0) as client:
+    with httpx.Client(base_url=address, timeout=2.0, trust_env=False) as client:
         next_s = 0.0
         while not done.is_set():
             answers = _answers(client)

@@ -260,6 +260,14 @@ def test_a_file_that_will_not_do_is_named_once(
     assert result.output == f"error: {said.replace('FILE', str(file))}\n"
 
 
+def test_a_key_that_is_not_there_is_named_before_anything_loads(tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("model: {path: configs/models/demo}\napi: {api_keys: {env:NO_KEY: {}}}\n")
+    result = runner.invoke(app, ["serve", str(config)])
+    said = "error: api.api_keys: env:NO_KEY: it holds no key\n"
+    assert (result.exit_code, result.output) == (2, said)
+
+
 @pytest.mark.parametrize("command", ["", "status", "bench serve"])
 def test_help_has_a_short_name(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "-h"])
