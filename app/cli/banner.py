@@ -69,7 +69,7 @@ def ready_in(ends_s: Sequence[float]) -> str:
 def _client(address: str, settings: Settings) -> httpx.Client:
     keys = [read_key(written) for written in settings.api.api_keys]
     headers = bearer(keys[0] if keys else None)
-    return httpx.Client(base_url=address, headers=headers, timeout=2.0)
+    return httpx.Client(base_url=address, headers=headers, timeout=2.0, trust_env=False)
 
 
 def _status(client: httpx.Client, name: str | None) -> dict[str, Any]:

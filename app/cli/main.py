@@ -6,6 +6,7 @@ others need.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -37,6 +38,9 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     },
     "Logs of a run": dict.fromkeys(("explain", "plot", "trace", "replay"), "app.cli.records"),
 }
+_PROXIES = [
+    name for kind in ("http_proxy", "https_proxy", "all_proxy") for name in (kind, kind.upper())
+]
 _panel_of = {name: panel for panel, names in PANELS.items() for name in names}
 
 
@@ -93,6 +97,18 @@ def root(
     Exit status: 0 done; 1 failed while running; 2 wrong usage, or a setting that will not do,
     whenever that was found.
     """
+    reach_this_machine_directly()
+
+
+def reach_this_machine_directly() -> None:
+    """A proxy of the environment is for other machines: asked for this one, it answers for itself,
+    and a server that runs would never be found. Holds for the processes that a command starts."""
+    if not any(os.environ.get(name) for name in _PROXIES):
+        return
+    left_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if "*" not in left_out:
+        left_out = ",".join([*filter(None, [left_out]), "localhost", "127.0.0.1", "::1", "0.0.0.0"])
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = left_out
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
             f"{root}/console/status", params=params, headers=bearer(key), timeout=15.0
         )
         found = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError) as error:  # of a SOCKS proxy
         unreachable(root, error)
     except ValueError:
         fail(f"{root} is not a Legato server")

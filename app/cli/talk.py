@@ -50,7 +50,7 @@ class ChatClient:
         try:
             self._client = httpx.Client(base_url=self.url, headers=bearer(key), timeout=None)
             answer = self._client.get("/v1/models", timeout=10.0)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ImportError) as error:  # of a SOCKS proxy
             unreachable(self.url, error)
         if answer.status_code != 200:
             fail(f"{self.url}/v1/models: {message_of(answer)}")

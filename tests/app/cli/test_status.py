@@ -4,6 +4,11 @@ step."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -133,3 +138,38 @@ def test_a_refusal_is_said_in_words(
 ) -> None:
     printed = status(monkeypatch, 503, answer)
     assert printed == f"error: http://127.0.0.1:8000: {said}\n"
+
+
+class _Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({"error": {"message": "it rests"}}).encode()
+        self.send_response(500)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("proxies", "said"),
+    [
+        ({"HTTP_PROXY": "http://127.0.0.1:1"}, "it rests"),
+        ({"http_proxy": "http://127.0.0.1:1", "NO_PROXY": "example.com"}, "it rests"),
+        ({"ALL_PROXY": "socks5://127.0.0.1:1"}, "SOCKS"),
+    ],
+)
+def test_a_proxy_is_not_asked_for_this_machine(proxies: dict[str, str], said: str) -> None:
+    own = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [sys.executable, "-m", "app.cli.main", "status", "--url", url]
+        asked = subprocess.run(
+            command, env=own | proxies, capture_output=True, text=True, check=False
+        )
+        server.shutdown()
+    assert said in asked.stderr
+    assert "Traceback" not in asked.stderr
+    assert asked.returncode == 1
