@@ -21,6 +21,7 @@ from app.batch_service import BatchService
 from app.console.routes import console_routes
 from app.engine_client.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
+from app.settings.model_folder import SettingsError, read_template
 from app.settings.schema import ModelSettings, Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.loop_lag import LoopLag
@@ -32,11 +33,17 @@ from app.text.processor import TextProcessor
 
 
 def load_text(folder: str, model: ModelSettings) -> TextProcessor:
-    """The text processor, ready for grammars."""
+    """The text processor, ready for grammars. Raises SettingsError for a chat template of the
+    settings that will not do."""
     import_tokenizers_alone()
     text = TextProcessor(
-        folder, tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser
+        folder,
+        chat_template=read_template(model.chat_template),
+        tool_parser=model.tool_parser,
+        reasoning_parser=model.reasoning_parser,
     )
+    if text.template_problem is not None and model.chat_template is not None:
+        raise SettingsError(f"model.chat_template: {text.template_problem}")
     if text.template_problem is not None:
         notify(f"{folder}: {text.template_problem}; chats are refused, completions are answered")
     text.grammars.warm()  # while engines load, because later it would take cores from the steps

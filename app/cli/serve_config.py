@@ -20,7 +20,7 @@ from app.cli.serve_keys import OURS
 from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
-from app.settings.model_folder import SettingsError, hub_model, pin_models
+from app.settings.model_folder import SettingsError, hub_model, pin_models, read_template
 from app.settings.models import engine_groups, entry_of, is_fleet, parse_each, resolve_each
 from app.settings.schema import Settings
 
@@ -130,6 +130,7 @@ def _check_files(settings: Settings, resolved: EngineConfig, whole: bool) -> Non
     for name, folder in adapters:
         if not folder.is_dir():
             raise SettingsError(f"adapters.paths.{name}: no folder {str(folder)!r}")
+    read_template(settings.model.chat_template)
     batches = None if settings.batches is None else settings.batches.directory
     _check_writable("batches.directory", batches and str(Path(batches).expanduser()))
     _check_writable("telemetry.directory", settings.telemetry.directory)

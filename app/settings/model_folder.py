@@ -77,6 +77,18 @@ def model_folder(path: str, key: str = "model.path", with_weights: bool = False)
         return folder_of(found, cache_folder()).resolve()
     except ValueError as error:
         raise SettingsError(f"{key}: {error}") from error
+    except OSError as error:
+        where = f"what the file describes is kept in {cache_folder()}, see LEGATO_CACHE"
+        raise SettingsError(f"{key}: {error}; {where}") from error
+
+
+def read_template(file: str | None) -> str | None:
+    """The chat template of the settings, if there is one. Raises SettingsError."""
+    try:
+        return None if file is None else locate(file).read_text()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"model.chat_template: {file}: {reason}") from error
 
 
 def _neither(path: str, key: str, error: ValueError) -> SettingsError:

@@ -53,6 +53,9 @@ class ModelSettings(_Section):
     max_model_len: int | None = Field(
         None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
     )
+    chat_template: str | None = Field(
+        None, description="File of a Jinja chat template; the model's own if absent."
+    )
     tool_parser: Literal[
         "auto",
         "none",

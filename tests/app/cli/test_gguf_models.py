@@ -41,6 +41,14 @@ def test_a_file_that_cannot_be_read_names_the_setting(file: Path) -> None:
         resolve(parse({"model": {"path": str(file)}}))
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGATO_CACHE", str(file))
+    with pytest.raises(SettingsError, match=r"model\.path: .* is kept in .*, see LEGATO_CACHE"):
+        resolve(parse({"model": {"path": str(file)}}))
+
+
 def test_formats_are_listed() -> None:
     found = CliRunner().invoke(app, ["models"])
     assert found.exit_code == 0
