@@ -31,15 +31,19 @@ def check(
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages to split it into.")] = 1,
 ) -> None:
     """Say whether a model would load, and describe it, without loading it; exit 2 with the
-    reason if it would not."""
+    reason if it would not. Of a name on the hub, its weights are downloaded, once its config and
+    tokenizer would do."""
     from actors.stage.folder_check import check_folder
+    from actors.stage.models.read import load_config
     from app.text.chat_template import TemplateBusy, TemplateError
     from app.text.processor import check_templates
 
     try:
+        found = model_folder(str(folder))
+        load_config(found)
+        check_templates(str(found))
         found = model_folder(str(folder), with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
-        check_templates(str(found))
         typer.echo(f"{folder}: ok. {described}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)

@@ -29,6 +29,17 @@ def test_check_downloads_and_describes(hub: LocalHub, tmp_path: Path) -> None:
     assert sorted(hub.files_sent()) == sorted(_NAMES)
 
 
+def test_weights_of_a_model_that_would_not_load_are_not_downloaded(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    files = hub.models["org/demo"]["main"]
+    files["config.json"] = files["config.json"].replace(b"LlamaForCausalLM", b"NoSuchForCausalLM")
+    ran = run(hub, tmp_path, "-m", "app.cli.main", "check", "org/demo@main")
+    assert "NoSuchForCausalLM" in ran.stderr
+    assert ran.returncode == 2
+    assert "model.safetensors" not in hub.files_sent()
+
+
 def test_settings_need_no_weights(hub: LocalHub, tmp_path: Path) -> None:
     ran = run(hub, tmp_path, "-m", "app.cli.main", "config", "show", "--resolved", "org/demo")
     stage = json.loads(ran.stdout)["stage"]
