@@ -23,7 +23,13 @@ from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER, Message, OnGone, OnMessage, Peers, connection_of
 from actors.engine.publication import Publication
 from actors.engine.questions import ANSWERED_LATER, Questions
-from actors.engine.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
+from actors.engine.recovery import (
+    BackgroundTasks,
+    Recovery,
+    grammars_of,
+    suspects_of,
+    suspects_of_loss,
+)
 from actors.engine.saved_prompts import SavedPrompts
 from actors.engine.step_deadline import StepDeadline
 from actors.executor.stage_set import StageSet, StagesFailed
@@ -201,6 +207,13 @@ class EngineLoop:
 
     def _stages_lost(self) -> None:
         self._moves.forget()
+        if self.publication is not None and self._recovery.steps_are_suspect:
+            # Fronts move their streams at once, and `PipelineLost` comes after the rebuild.
+            suspects, ends = suspects_of_loss(self._core)
+            self.peers.broadcast(suspects)
+            self._sent_suspects = True
+            if ends:
+                self._send_outputs(ends)
         self._send_readiness(False)
 
     def _stages_built(self) -> None:
@@ -243,7 +256,8 @@ class EngineLoop:
             self._saved.tell()  # before a hand-over is allowed
         if self._moves.waiting:
             self._moves.tell()
-        if self._core.trials or self._sent_suspects:
+        is_new = self._core.trials or self._sent_suspects
+        if is_new and not self._recovery.is_rebuilding:  # the core knows of no loss before its end
             suspects = suspects_of(self._core)
             self._sent_suspects = bool(suspects.losses)
             self.peers.broadcast(suspects)

@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
-from actors.scheduling.request import Grammar
+from actors.scheduling.events import Output, OutputRow
+from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES, Grammar
+from actors.scheduling.state import Fate, RequestStatus
 from actors.transport.messages import Suspects
 from actors.transport.notices import notify
 
@@ -49,6 +51,22 @@ def suspects_of(core: Core) -> Suspects:
     return Suspects(
         tuple(suspects), tuple([number for number, _ in suspects if number in in_flight])
     )
+
+
+def suspects_of_loss(core: Core) -> tuple[Suspects, list[OutputRow]]:
+    """What `PipelineLost` will make of the steps in flight, for fronts, which send these requests
+    elsewhere before it: who is suspect then, and the end of one that has lost too many."""
+    losses = dict(suspects_of(core).losses)
+    members = dict.fromkeys([state for step in core.in_flight for state in step.members()])
+    ends: list[OutputRow] = []
+    for state in members:
+        if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
+            continue
+        number = losses.get(state.request_id, 0) + 1
+        losses[state.request_id] = number
+        if len(members) == 1 and number >= MAX_LOSSES:
+            ends.append(Output.failed(state.request_id, state.num_output_tokens, FAILS_ALWAYS))
+    return Suspects(tuple(losses.items()), ()), ends
 
 
 def grammars_of(core: Core) -> set[Grammar]:

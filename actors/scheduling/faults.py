@@ -19,7 +19,7 @@ from math import isqrt
 
 from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.request import MAX_LOSSES
+from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus, Suspicion
 from actors.scheduling.step import StepBuilder
 
@@ -232,8 +232,8 @@ class Faults:
             assert suspicion is not None
             suspicion.num_losses += 1
             if num_members == 1 and suspicion.num_losses >= MAX_LOSSES:
-                message = "the engine fails whenever this request runs"
-                outputs.append(Output.failed(state.request_id, state.num_output_tokens, message))
+                known = state.num_output_tokens
+                outputs.append(Output.failed(state.request_id, known, FAILS_ALWAYS))
                 requests.end(state)
             else:
                 (again if suspicion.num_losses > 1 else once).append(state)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 # A request tried alone ends with an error at its third lost engine:
 MAX_LOSSES = 3  # the first with many others, the second in a group, the third alone
+FAILS_ALWAYS = "the engine fails whenever this request runs"  # the error of one with so many
 YIELDS_S = 10.0  # per step of priority below 0
 
 

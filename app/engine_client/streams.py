@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.scheduling.events import PLAIN_FIELDS, Output
-from actors.scheduling.request import MAX_LOSSES, Request
+from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES, Request
 from actors.transport.messages import output_of
 from app.engine_client.client import (
     EngineUnavailable,
@@ -216,8 +216,7 @@ class OpenRequests(dict[int, OpenRequest]):
             entry = self[request_id]
             entry.num_losses += 1
             if is_alone and entry.num_losses >= MAX_LOSSES:
-                error = GenerationFailed("the engine fails whenever this request runs")
-                self.fail(request_id, error)
+                self.fail(request_id, GenerationFailed(FAILS_ALWAYS))
 
     def fail(self, request_id: int, error: Exception) -> None:
         entry = self.pop(request_id, None)

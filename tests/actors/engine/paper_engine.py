@@ -15,6 +15,8 @@ from actors.engine.config import EngineConfig
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import OnGone, OnMessage, connection_of
 from actors.executor.stage_set import StagesFailed
+from actors.fleet.publish import Publisher
+from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.build import build_core
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import TokenBudget
@@ -29,6 +31,7 @@ from actors.transport.messages import (
     SubmitRequests,
     output_of,
 )
+from tests.actors.fleet.pictures import BITS
 from tests.actors.scheduling.fake_stages import FakeStages, expected_output
 from tests.actors.scheduling.short_lives import config
 
@@ -131,22 +134,28 @@ class Wires:
     def broadcast(self, message: Any) -> None:
         self.sent.append((None, message))
 
+    def publish(self, snapshot: EngineSnapshot, to: int | None = None) -> None:
+        self.sent.append((to, snapshot))
+
     def send(self, number: int, message: Any) -> None:
         self.sent.append((number, message))
 
 
 class Engine:
-    """The loop and what is around it. now_s: its clock."""
+    """The loop and what is around it. now_s: its clock. engine_id: in a fleet."""
 
-    def __init__(self, budget: TokenBudget | None = None, **changes: Any) -> None:
+    def __init__(
+        self, budget: TokenBudget | None = None, engine_id: str | None = None, **changes: Any
+    ) -> None:
         settings = config(**changes)
         self.now_s = 50.0
         self.core = build_core(settings, budget=budget)
         self.stages: Any = Stages(settings)
         self.num_ends = 0
+        publisher = None if engine_id is None else Publisher(engine_id, BITS, self.core)
         self.loop = EngineLoop(
             EngineConfig(StageSpec("none"), settings), self.core, self.core.handle, self.stages,
-            None, self._end, make_peers=Wires, clock=lambda: self.now_s,  # type: ignore[arg-type]
+            publisher, self._end, make_peers=Wires, clock=lambda: self.now_s,  # type: ignore[arg-type]
         )  # fmt: skip
         self.wires: Any = self.loop.peers
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from typing import Any
 
+from actors.engine.peers import first_id
 from actors.fleet.routers import build_router
 from actors.fleet.snapshot import EngineState
-from actors.transport.messages import Welcome
+from actors.scheduling.request import SamplingParams
+from actors.transport.messages import Readiness, Welcome, pack_kind, unpack_kind
+from app.engine_client.client import GenerationFailed, GenerationRequest
 from app.fleet.client import FleetClient
 from app.fleet.connection import Connection
 from app.fleet.registry import EngineEntry
+from tests.actors.engine.paper_engine import Engine
 from tests.actors.fleet.pictures import snapshot
 
 
@@ -56,3 +62,86 @@ def test_a_request_may_have_what_one_of_the_engines_holds() -> None:
     client.lost(connections["small"])
     assert client.card.max_model_len == 1600  # of an engine that is started for a request
     assert client.card.vocab_size == 11
+
+
+class Wire:
+    """A socket between a front and a paper engine: `carry` takes what was sent to the other end."""
+
+    def __init__(self, client: FleetClient, name: str, number: int) -> None:
+        self.engine = Engine(engine_id=name)
+        self.frames: list[bytes] = []
+        self.number = number
+        self.connection = Connection(EngineEntry(name, "node", "@", None, b"", 1), "node", client)
+        socket: Any = self
+        self.connection._socket = socket
+        self.connection.welcome = Welcome(number, 0.0, 11, (2,), 100)
+        self.connection._ids = itertools.count(first_id(number) + 1)
+        client.joined(self.connection)
+        publication = self.engine.loop.publication
+        assert publication is not None
+        publication.publish()
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def carry(self) -> bool:
+        """Whether anything was sent."""
+        engine = self.engine
+        sent, engine.wires.sent = engine.wires.sent, []
+        for _, message in sent:
+            self.connection._received(pack_kind(message))
+        frames, self.frames = self.frames, []
+        for frame in frames:
+            engine.wires.receive(self.number, unpack_kind(frame))
+        return bool(sent or frames)
+
+
+async def ask(client: FleetClient, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    request = GenerationRequest(f"of {prompt}", prompt, SamplingParams(num_tokens))
+    return [token async for chunk in client.generate(request) for token in chunk.tokens]
+
+
+async def test_a_request_that_kills_the_stages_of_each_engine_ends_at_the_third() -> None:
+    """Though its front takes it to another engine before the stages are there again."""
+    finder: Any = Finder()
+    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("abcd", 1)]
+    for wire in wires:
+        wire.carry()
+    culprit = (6, 6, 6)
+    others = [(n, 5, 4, 3) for n in range(8)]
+    asked = [asyncio.create_task(ask(client, prompt, 8)) for prompt in (culprit, *others)]
+    num_deaths, is_quiet = 0, False
+    while not is_quiet:
+        await asyncio.sleep(0)
+        is_quiet = True
+        for wire in wires:
+            core, stages = wire.engine.core, wire.engine.stages
+            while wire.carry():
+                is_quiet = False
+                await asyncio.sleep(0)
+            if not stages.unanswered or wire.engine.loop._recovery.is_rebuilding:
+                continue
+            is_quiet = False
+            step = stages.unanswered[0].parts
+            live = [core.live_requests[part.request_id].request.prompt for part in step]
+            if culprit in live:
+                num_deaths += 1
+                assert num_deaths <= 3
+                stages.may_go_on.clear()
+                stages.lose("a stage died")
+                await asyncio.sleep(0)
+                assert Readiness(False) in wire.engine.told(Readiness)
+            else:
+                stages.answer()
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(ended[0], GenerationFailed)
+    assert str(ended[0]) == "the engine fails whenever this request runs"
+    assert [len(tokens) for tokens in ended[1:] if isinstance(tokens, list)] == [8] * len(others)
+    assert num_deaths == 3
+    for wire in wires:  # those that were lost end it too once they are there again
+        wire.engine.stages.may_go_on.set()
+        await asyncio.gather(*wire.engine.loop._tasks._tasks)
+        while wire.carry():
+            pass
+        wire.engine.check_empty()
