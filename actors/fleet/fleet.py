@@ -92,8 +92,8 @@ class Prospect:
 
 
 class Fleet:
-    """A front's view of all engines. Only `published`, `update_prefixes`, `sent` and `lost` change
-    it."""
+    """A front's view of all engines. Only `published`, `update_prefixes`, `sent`, `unsent` and
+    `lost` change it."""
 
     def __init__(self) -> None:
         self.engines: dict[str, FleetEngine] = {}  # by engine_id, in order of appearance
@@ -123,13 +123,18 @@ class Fleet:
         self._num_sent += 1
         engine.last_sent = self._num_sent
         engine.note_sent(arrival.num_tokens - cached, arrival.num_tokens)
-        self.prefixes.note(engine_id, arrival.prefix)
+        if engine.snapshot.caches_prefixes:
+            self.prefixes.expect(engine_id, arrival.prefix, engine.snapshot.num_blocks)
         if arrival.session:
             self._sessions[arrival.session] = (engine_id, arrival.num_tokens)
             self._sessions.move_to_end(arrival.session)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         return cached
+
+    def unsent(self, engine_id: str, prefix: Iterable[bytes]) -> None:
+        """Record that a request of this prefix was refused there, or has left before it began."""
+        self.prefixes.retract(engine_id, prefix)
 
     def lost(self, engine_id: str) -> None:
         """Remove an engine that died or left."""

@@ -1,13 +1,16 @@
 """Which engine holds the KV of which prefix, as seen by a front.
 
-It has two sources. The blocks of a request are noted when it is sent, because they will be cached
-before the next request arrives. An engine's updates add what the front cannot see: outputs,
-evictions, and requests of other fronts. A wrong entry costs a recomputation, never a wrong token.
+It has two sources. The blocks of a request are expected when it is sent, because they will be
+cached before the next request arrives. An engine's updates confirm them, and add what the front
+cannot see: outputs, evictions, and requests of other fronts. A wrong entry costs a recomputation,
+never a wrong token. What is only expected is bounded, and forgotten with a request that its engine
+has not begun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from actors.fleet.snapshot import PrefixUpdate
 
@@ -21,23 +24,51 @@ class PrefixIndex:
         self._free_bits: list[int] = []  # of engines that left
         self._holders: dict[bytes, int] = {}  # never 0
         self._held: dict[str, set[bytes]] = {}  # the inverse
+        # Of those, engine -> what it has not confirmed, and of how many requests; the oldest first.
+        self._expected: dict[str, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def note(self, engine_id: str, digests: Iterable[bytes]) -> None:
-        """The engine holds these, or will once it has computed them."""
+        """The engine holds these."""
         bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
+        expected = self._expected[engine_id]
         for digest in digests:
+            expected.pop(digest, None)
             held.add(digest)
             holders[digest] = holders.get(digest, 0) | bit
+
+    def expect(self, engine_id: str, digests: Iterable[bytes], most: int) -> None:
+        """The engine will hold these once it has computed a request that was sent to it. most: so
+        many are expected of it at once."""
+        bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
+        expected = self._expected[engine_id]
+        for digest in digests:
+            if digest not in held or digest in expected:
+                expected[digest] = expected.pop(digest, 0) + 1
+                held.add(digest)
+                holders[digest] = holders.get(digest, 0) | bit
+        self.drop(engine_id, list(islice(expected, max(0, len(expected) - most))))
+
+    def retract(self, engine_id: str, digests: Iterable[bytes]) -> None:
+        """A request of these blocks is no longer to come, or not to be computed, there."""
+        expected, gone = self._expected.get(engine_id, {}), []
+        for digest in digests:
+            if (number := expected.get(digest, 0)) > 1:
+                expected[digest] = number - 1
+            elif number:
+                gone.append(digest)
+        self.drop(engine_id, gone)
 
     def drop(self, engine_id: str, digests: Iterable[bytes]) -> None:
         """The engine has evicted these."""
         bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
+        expected = self._expected[engine_id]
         for digest in digests:
             if digest not in held:
                 continue
+            expected.pop(digest, None)
             held.discard(digest)
             left = holders[digest] & ~bit
             if left:
@@ -55,7 +86,7 @@ class PrefixIndex:
         """Remove the engine and all its entries."""
         if engine_id in self._bit:
             self.drop(engine_id, tuple(self._held[engine_id]))
-            del self._held[engine_id]
+            del self._held[engine_id], self._expected[engine_id]
             self._free_bits.append(self._bit.pop(engine_id))
 
     def num_held(self, engine_id: str) -> int:
@@ -96,5 +127,5 @@ class PrefixIndex:
         if bit is None:
             bit = self._free_bits.pop() if self._free_bits else 1 << len(self._bit)
             self._bit[engine_id] = bit
-            self._held[engine_id] = set()
+            self._held[engine_id], self._expected[engine_id] = set(), {}
         return bit

@@ -95,6 +95,7 @@ class Publisher:
             outlook=outlook,
             adapters=self.adapters,
             role=self.role,
+            caches_prefixes=config.prefix_cache,
             shares_kv=config.tier_shared,
         )
 

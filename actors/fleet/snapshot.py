@@ -149,6 +149,7 @@ class EngineSnapshot:
         (infinite: there is no objective); below 0 the objective would be missed.
     tbt_s, ttft_s: the deployment's objectives, for a request without its own.
     adapters: slot of each loaded adapter, and its folder, or the key of one that was loaded live.
+    caches_prefixes: it finds the KV of equal prefixes (`kv.prefix_cache`).
     shares_kv: its streams' KV can be fetched by engines of equal bits (`kv.shared_cache_gib`).
     """
 
@@ -175,6 +176,7 @@ class EngineSnapshot:
     outlook: Outlook = field(default_factory=Outlook)
     adapters: tuple[tuple[int, str], ...] = ()
     role: Role = Role.BOTH
+    caches_prefixes: bool = True
     shares_kv: bool = False
 
     @property

@@ -80,8 +80,9 @@ class StreamPlacement:
         for fleet_request in fleet_requests:
             self._unplaced.pop(id(fleet_request), None)
             self._handed_over.pop(id(fleet_request), None)
-            if fleet_request.connection is not None:
-                fleet_request.connection.abort_continuations([fleet_request])
+            if (connection := fleet_request.connection) is not None:
+                self._not_begun(fleet_request, connection)
+                connection.abort_continuations([fleet_request])
 
     def lost(self, connection: Connection) -> None:
         """An engine has died: its streams move, and those it was computing become suspects."""
@@ -104,6 +105,7 @@ class StreamPlacement:
         fleet_request = connection.open_requests.pop(refusal.request_id, None)
         if not isinstance(fleet_request, FleetRequest):
             return
+        self._not_begun(fleet_request, connection)
         if refusal.has_waited:
             fleet_request.stream.fail(told(refusal))
         else:
@@ -237,6 +239,11 @@ class StreamPlacement:
         fleet_request.unplace(time.monotonic())
         self._unplaced[id(fleet_request)] = fleet_request
 
+    def _not_begun(self, fleet_request: FleetRequest, connection: Connection) -> None:
+        """It leaves this engine: if it has not begun there, its KV is not expected there."""
+        if fleet_request.prefix is not None and not fleet_request.has_started:
+            self._fleet.unsent(connection.engine_id, fleet_request.prefix[1])
+
     def _send(self, group: Sequence[FleetRequest], to: Connection, exact: bool) -> None:
         for fleet_request in group:
             self._unplaced.pop(id(fleet_request), None)
@@ -246,6 +253,7 @@ class StreamPlacement:
                 self.moves.note(fleet_request, to.engine_id, exact)
             if (left := fleet_request.connection) is not None:
                 self.moves.num_balanced += left.is_ready and not left.was_leaving
+                self._not_begun(fleet_request, left)
                 left.abort_continuations([fleet_request])
             only_begins = self._routing.hands_over(fleet_request, to.engine_id)
             fleet_request.hand_over = self._hand_over if only_begins else None

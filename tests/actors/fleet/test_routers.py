@@ -211,6 +211,30 @@ def test_snapshots_replace_what_was_guessed() -> None:
     assert len(index) == 0
 
 
+def test_what_no_engine_confirms_is_bounded_and_forgotten() -> None:
+    index = PrefixIndex()
+    index.expect("a", DIGESTS[:4], most=6)
+    index.expect("a", DIGESTS[:6], most=6)
+    index.retract("a", DIGESTS[:4])  # the other request is still to come
+    assert index.hits(DIGESTS) == {"a": 6}
+    index.apply(PrefixUpdate("a", added=tuple(DIGESTS[:2])))
+    index.retract("a", DIGESTS[:6])
+    assert index.hits(DIGESTS) == {"a": 2}, "what the engine has confirmed stays"
+    index.expect("a", DIGESTS[2:8], most=4)
+    assert index.num_held("a") == 2 + 4
+    assert index.hits(DIGESTS) == {"a": 2}, "the oldest are dropped"
+    index.forget("a")
+    index.retract("a", DIGESTS)
+    assert len(index) == 0
+
+
+def test_nothing_is_expected_of_an_engine_without_prefix_cache() -> None:
+    fleet = fleet_of(snapshot("without", caches_prefixes=False), snapshot("with"))
+    for name in fleet.engines:
+        assert fleet.sent(name, Arrival(192, 8, prefix=tuple(DIGESTS))) == 0
+    assert fleet.prefixes.hits(DIGESTS) == {"with": len(DIGESTS)}
+
+
 def test_wrong_names_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="known: least_loaded"):
         build_router("teleport")

@@ -6,12 +6,15 @@ import asyncio
 import itertools
 from typing import Any
 
+import pytest
+
 from actors.engine.peers import first_id
 from actors.fleet.routers import build_router
 from actors.fleet.snapshot import EngineState
+from actors.scheduling.events import Refuse
 from actors.scheduling.request import SamplingParams
 from actors.transport.messages import Readiness, Welcome, pack_kind, unpack_kind
-from app.engine_client.client import GenerationFailed, GenerationRequest
+from app.engine_client.client import GenerationFailed, GenerationRequest, RequestRefused
 from app.fleet.client import FleetClient
 from app.fleet.connection import Connection
 from app.fleet.registry import EngineEntry
@@ -67,8 +70,8 @@ def test_a_request_may_have_what_one_of_the_engines_holds() -> None:
 class Wire:
     """A socket between a front and a paper engine: `carry` takes what was sent to the other end."""
 
-    def __init__(self, client: FleetClient, name: str, number: int) -> None:
-        self.engine = Engine(engine_id=name)
+    def __init__(self, client: FleetClient, name: str, number: int, **changes: Any) -> None:
+        self.engine = Engine(engine_id=name, **changes)
         self.frames: list[bytes] = []
         self.number = number
         self.connection = Connection(EngineEntry(name, "node", "@", None, b"", 1), "node", client)
@@ -99,6 +102,26 @@ class Wire:
 async def ask(client: FleetClient, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     request = GenerationRequest(f"of {prompt}", prompt, SamplingParams(num_tokens))
     return [token async for chunk in client.generate(request) for token in chunk.tokens]
+
+
+@pytest.mark.parametrize("ends", ["refused", "aborted"])
+async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> None:
+    finder: Any = Finder()
+    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    wires = [Wire(client, name, number, prefix_cache=True) for number, name in enumerate("ab", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, tuple(range(40)), 8))
+    await asyncio.sleep(0)
+    assert len(client._fleet.prefixes) == 10
+    if ends == "aborted":
+        asked.cancel()
+    for connection in [wire.connection for wire in wires] if ends == "refused" else ():
+        (request_id,) = connection.open_requests
+        connection._received(pack_kind(Refuse(request_id, "the queue is full", None, 1.0)))
+    (end,) = await asyncio.gather(asked, return_exceptions=True)
+    assert isinstance(end, RequestRefused if ends == "refused" else asyncio.CancelledError)
+    assert len(client._fleet.prefixes) == 0
 
 
 async def test_a_request_that_kills_the_stages_of_each_engine_ends_at_the_third() -> None:
