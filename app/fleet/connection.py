@@ -31,7 +31,8 @@ class FleetRequest(OpenRequest):
 
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
     or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
-    refused it. waiting_since_s: it has had neither a token nor an engine since then.
+    refused it. placed_s: when it was sent to its engine. waiting_since_s: it has had no token since
+    then, plus the time that it spent at engines.
     num_cached_tokens: of it, that its engine had when it was sent there.
     receiver_id: the engine that fetches its KV while another computes it; "": none does.
     """
@@ -42,6 +43,7 @@ class FleetRequest(OpenRequest):
     refused_by: set[str] = field(default_factory=set)
     refusal: Refuse | None = None
     waiting_since_s: float = 0.0
+    placed_s: float = 0.0
     num_cached_tokens: int = 0
     num_moves: int = 0
     num_delivered_before: int = 0  # tokens, before it was sent to its engine
@@ -63,6 +65,10 @@ class FleetRequest(OpenRequest):
         """Assign it to this engine. What another has accepted is judged by no limit again."""
         if self.last_engine_id and self.last_engine_id not in self.refused_by:
             self.request = replace(self.request, is_replayed=True)
+        now_s = time.monotonic()
+        if self.connection is not None:
+            self.unplace(now_s)
+        self.placed_s = now_s
         self.connection, self.last_engine_id = connection, connection.engine_id
         self.has_started = False
         self.num_delivered_before = len(self.delivered)
@@ -72,10 +78,13 @@ class FleetRequest(OpenRequest):
             self.placed(self.index, connection.engine_id)
 
     def unplace(self, now_s: float) -> None:
-        """Take it from its engine. Its wait counts from now only if that engine sent a token."""
+        """Take it from its engine. Its wait counts from now if that engine sent a token, and else
+        goes on: the time there, in a queue, was none."""
         self.connection = None
         if len(self.delivered) > self.num_delivered_before:
             self.waiting_since_s = now_s
+        else:
+            self.waiting_since_s += now_s - self.placed_s
 
     def resumed(self) -> Request:
         request = OpenRequest.resumed(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from actors.fleet.snapshot import EngineState
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import SamplingParams
 from actors.transport.messages import Readiness, Welcome, pack_kind, unpack_kind
-from app.engine_client.client import GenerationFailed, GenerationRequest, RequestRefused
+from app.engine_client.client import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    RequestRefused,
+)
 from app.fleet.client import FleetClient
-from app.fleet.connection import Connection
+from app.fleet.connection import Connection, FleetRequest
 from app.fleet.registry import EngineEntry
 from tests.actors.engine.paper_engine import Engine
 from tests.actors.fleet.pictures import snapshot
@@ -102,6 +108,31 @@ class Wire:
 async def ask(client: FleetClient, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     request = GenerationRequest(f"of {prompt}", prompt, SamplingParams(num_tokens))
     return [token async for chunk in client.generate(request) for token in chunk.tokens]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_time_in_the_queue_of_an_engine_that_dies_is_no_wait_for_one(moves: bool) -> None:
+    finder: Any = Finder()
+    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("ab"[: 1 + moves], 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    (queued,) = wires[0].connection.open_requests.values()
+    assert isinstance(queued, FleetRequest)
+    queued.waiting_since_s -= 500.0  # it came then, and was sent at once
+    queued.placed_s -= 500.0
+    placement = client._placement
+    if moves:
+        placement._send([queued], wires[1].connection, exact=True)
+        client.lost(wires[0].connection)
+    client.lost(wires[-1].connection)
+    placement.end_waits(time.monotonic())
+    assert placement.num_unplaced == 1
+    placement.end_waits(time.monotonic() + 121.0)
+    (end,) = await asyncio.gather(asked, return_exceptions=True)
+    assert isinstance(end, EngineUnavailable)
 
 
 @pytest.mark.parametrize("ends", ["refused", "aborted"])
