@@ -152,8 +152,7 @@ class EngineReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The load that `app.fleet.autoscaling` reads."""
-        snapshot = self.engine.snapshot
-        return {} if snapshot is None else load_of(snapshot, time.time()).to_stats()
+        return stats_of(self.engine, time.time())
 
     async def status(self) -> Mapping[str, Any]:
         """A snapshot of this engine."""
@@ -167,6 +166,15 @@ class EngineReplica:
         if engine is not None:
             await engine.leave()
             await engine.close()
+
+
+def stats_of(engine: LiveEngine, now_s: float) -> dict[str, float]:
+    """Its load; while its scheduler or its stages are replaced, the last one as not serving."""
+    snapshot = engine.snapshot
+    if snapshot is None:
+        return {}
+    load = load_of(snapshot, now_s)
+    return (load if engine.is_ready() else dataclasses.replace(load, accepts=0.0)).to_stats()
 
 
 def _client(settings: Settings, config: EngineConfig, fleet_name: str) -> FleetClient:

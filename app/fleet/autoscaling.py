@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.fleet.scaling import Bounds, EngineLoad, build_scaling
+from actors.fleet.scaling import Bounds, EngineLoad, build_scaling, serving
 from app.fleet.registry import registry_of
 
 logger = logging.getLogger("ray.serve")
@@ -53,7 +53,7 @@ class Autoscaler:
         )
         loads = loads_of(context.raw_metrics or {})
         now_s = time.time() if context.current_time is None else context.current_time
-        num_starting = max(0, context.target_num_replicas - len(loads))
+        num_starting = max(0, context.target_num_replicas - len(serving(loads)))
         num_queued = self._read_num_queued(context, now_s)
         wanted = self._scaling.wanted(loads, num_starting, num_queued, now_s, bounds)
         if wanted != context.target_num_replicas:

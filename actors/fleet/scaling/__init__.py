@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, load_of
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, load_of, serving
 from actors.fleet.scaling.queue import QueueLength
 from actors.fleet.scaling.slack import SlackScaling
 from actors.scheduling.registry import build_part
@@ -20,6 +20,7 @@ __all__ = [
     "Scaling",
     "build_scaling",
     "load_of",
+    "serving",
 ]
 
 SCALINGS: Mapping[str, Callable[..., Scaling]] = {

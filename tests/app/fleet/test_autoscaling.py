@@ -82,6 +82,27 @@ def test_full_places_bring_engines_and_rest_takes_them_away() -> None:
     assert min(wanted[10:60]) == 3, "it never gives up what is in use"
 
 
+def test_an_engine_that_rebuilds_its_stages_is_one_of_those_that_stay() -> None:
+    """It serves again long before one that takes its place would."""
+
+    def load(number: int, now_s: int, have: int) -> EngineLoad:
+        rebuilds = number == 0 and 20 <= now_s < 25
+        used = 0.0 if rebuilds else 2.7 / have
+        return replace(
+            IDLE, time_s=now_s, used_places=used, num_running=9.0, accepts=float(not rebuilds)
+        )
+
+    wanted = run(40, load, calm_s=10)
+    assert set(wanted[10:]) == {3}
+
+
+def test_an_engine_that_drains_is_not_replaced_where_fewer_are_wanted() -> None:
+    policy = Autoscaler("slack")
+    busy = replace(IDLE, num_running=1.0, used_places=0.9)
+    loads = {"a": busy, "b": busy, "leaves": replace(busy, accepts=0.0)}
+    assert policy(Context(loads, 0.0, 2))[0] == 2
+
+
 def test_bounds_are_the_deployments() -> None:
     def load(number: int, now_s: int, have: int) -> EngineLoad:
         return replace(IDLE, time_s=now_s, used_places=9.0, num_running=9.0)
