@@ -26,6 +26,7 @@ from actors.fleet.scaling import load_of
 from actors.fleet.way_router import WayRouter
 from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.node_directory import this_node
+from actors.transport.notices import notify
 from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
@@ -46,6 +47,7 @@ from app.user_config import UserConfig
 logger = logging.getLogger("legato.fleet")
 
 _CONFIRM_PERIOD_S = 10.0
+_NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
 
 @serve.deployment(name="Front", max_surge_percent=100, **FOR_STREAMS)
@@ -56,6 +58,7 @@ class Front(HttpReplica):
 
     engines: Sequence[FleetClient]
     fleet_adapters: Sequence[FleetAdapters] = ()
+    is_serving = False
 
     async def __init__(  # type: ignore[misc]  # Serve awaits
         self, each: Sequence[Mapping[str, Any]], fleets: Sequence[str], *engines: DeploymentHandle
@@ -97,10 +100,15 @@ class Front(HttpReplica):
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.api
 
-    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Raises ValueError unless empty: a fleet's settings are in `user_config` of `Engine`."""
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any) -> None:
+        """A fleet's settings are in `user_config` of `Engine`. Called first as the replica starts,
+        for the sake of `rank`: it then raises ValueError. Later that is only told of, as in
+        `app.user_config.UserConfig`."""
+        is_serving, self.is_serving = self.is_serving, True
+        if user_config and not is_serving:
+            raise ValueError(_NO_USER_CONFIG)
         if user_config:
-            raise ValueError("user_config: belongs to the deployment Engine")
+            notify(f"user_config is not applied: {_NO_USER_CONFIG}")
 
     async def __del__(self) -> None:
         for control in self.fleet_adapters:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.fleet.snapshot import EngineState
-from app.fleet_server import stats_of
+from app.fleet_server import Front, stats_of
 from tests.actors.fleet.pictures import snapshot
 
 
@@ -28,3 +28,17 @@ def test_an_engine_without_scheduler_is_not_told_of_as_serving(
 def test_an_engine_that_has_not_begun_says_nothing() -> None:
     engine: Any = SimpleNamespace(snapshot=None, is_ready=lambda: False)
     assert stats_of(engine, 5.0) == {}
+
+
+async def test_a_wrong_user_config_ends_no_front_that_serves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Serve kills a running replica that refuses, with its streams; one that starts may refuse."""
+    front = SimpleNamespace(is_serving=False)
+    reconfigure = Front.func_or_class.reconfigure
+    await reconfigure(front, None, rank=0)
+    await reconfigure(front, {"policy": "vllm"}, rank=0)
+    assert "belongs to the deployment Engine" in caplog.text
+    front.is_serving = False
+    with pytest.raises(ValueError, match="deployment Engine"):
+        await reconfigure(front, {"policy": "vllm"}, rank=0)
