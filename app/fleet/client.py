@@ -18,7 +18,7 @@ from typing import Any
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.routers import Router
-from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
+from actors.fleet.snapshot import EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
@@ -150,8 +150,10 @@ class FleetClient(EngineClient):
 
     @property
     def _is_asleep(self) -> bool:
-        """No engine runs, and a request starts one."""
-        return self._sleeps and self._card is not None and not self._fleet.engines
+        """No engine takes requests, the last ones are ending, and a request starts one."""
+        states = [one.state for one in self.snapshots]
+        is_asleep = all(state is EngineState.DRAINING for state in states)
+        return self._sleeps and self._card is not None and is_asleep
 
     @property
     def failure(self) -> str | None:

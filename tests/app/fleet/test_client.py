@@ -34,9 +34,9 @@ class Finder:
     def refresh(self) -> None: ...
 
 
-def front() -> FleetClient:
+def front(router: str = "slack", **options: Any) -> FleetClient:
     finder: Any = Finder()
-    return FleetClient(finder, "name", "folder", build_router("slack"))
+    return FleetClient(finder, "name", "folder", build_router(router), **options)
 
 
 def joined(client: FleetClient, name: str) -> Connection:
@@ -71,6 +71,21 @@ def test_a_request_may_have_what_one_of_the_engines_holds() -> None:
     client.lost(connections["small"])
     assert client.card.max_model_len == 1600  # of an engine that is started for a request
     assert client.card.vocab_size == 11
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_fleet_that_falls_asleep_is_ready_all_the_time(sleeps: bool) -> None:
+    client = front(sleeps=sleeps)
+    assert not client.is_ready()  # the model's limits are not known yet
+    last = joined(client, "last")
+    for number, state in enumerate(("serving", "draining"), 1):
+        client.published(last, snapshot("last", sequence=number, state=EngineState(state)))
+        assert client.is_ready() == (sleeps or state == "serving")
+    client.lost(last)
+    assert client.is_ready() == sleeps
+    first = joined(client, "first")
+    client.published(first, snapshot("first", state=EngineState.STARTING))
+    assert not client.is_ready()  # its stages are lost
 
 
 class Wire:
@@ -112,8 +127,7 @@ async def ask(client: FleetClient, prompt: tuple[int, ...], num_tokens: int) -> 
 
 @pytest.mark.parametrize("moves", [False, True])
 async def test_time_in_the_queue_of_an_engine_that_dies_is_no_wait_for_one(moves: bool) -> None:
-    finder: Any = Finder()
-    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    client = front("round_robin", rebalance=False)
     wires = [Wire(client, name, number) for number, name in enumerate("ab"[: 1 + moves], 1)]
     for wire in wires:
         wire.carry()
@@ -137,8 +151,7 @@ async def test_time_in_the_queue_of_an_engine_that_dies_is_no_wait_for_one(moves
 
 @pytest.mark.parametrize("ends", ["refused", "aborted"])
 async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> None:
-    finder: Any = Finder()
-    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    client = front("round_robin", rebalance=False)
     wires = [Wire(client, name, number, prefix_cache=True) for number, name in enumerate("ab", 1)]
     for wire in wires:
         wire.carry()
@@ -157,8 +170,7 @@ async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> No
 
 async def test_a_request_that_kills_the_stages_of_each_engine_ends_at_the_third() -> None:
     """Though its front takes it to another engine before the stages are there again."""
-    finder: Any = Finder()
-    client = FleetClient(finder, "name", "folder", build_router("round_robin"), rebalance=False)
+    client = front("round_robin", rebalance=False)
     wires = [Wire(client, name, number) for number, name in enumerate("abcd", 1)]
     for wire in wires:
         wire.carry()
