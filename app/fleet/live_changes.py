@@ -34,8 +34,9 @@ class LiveChanges:
         answers = [connection.reconfigure(changes) for connection in asked]
         found = await asyncio.gather(*answers, return_exceptions=True)
         errors = [error for error in found if isinstance(error, BaseException)]
-        if any(isinstance(error, RequestRefused) for error in errors) or len(errors) == len(found):
-            raise errors[0]
+        refused = [error for error in errors if isinstance(error, RequestRefused)]
+        if refused or len(errors) == len(found):
+            raise (refused or errors)[0]
         # An engine that has not answered gets them when it joins again.
         self._accepted = merged(self._accepted, changes, self._order)
         for connection in connections():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from app.engine_client.client import RequestRefused
+from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.live_changes import LiveChanges
 
 
@@ -69,3 +69,15 @@ async def test_an_engine_that_joins_during_a_change_gets_it_too() -> None:
         await making
         await late.has_changed.wait()
     assert late.config.policy == "vllm"
+
+
+async def test_what_an_engine_refuses_is_told_though_another_does_not_answer() -> None:
+    class Silent(Engine):
+        async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+            raise EngineUnavailable("the scheduler does not answer")
+
+    engines: list[Any] = [Silent(), Engine()]
+    with pytest.raises(RequestRefused):
+        await LiveChanges().make({"max_requests": "many"}, lambda: engines)
+    with pytest.raises(EngineUnavailable):
+        await LiveChanges().make({"policy": "vllm"}, lambda: engines[:1])
