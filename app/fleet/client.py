@@ -150,7 +150,7 @@ class FleetClient(EngineClient):
 
     @property
     def _is_asleep(self) -> bool:
-        """No engine takes requests, the last ones are ending, and a request starts one."""
+        """No engine takes requests, any there are end, and a request starts one."""
         states = [one.state for one in self.snapshots]
         is_asleep = all(state is EngineState.DRAINING for state in states)
         return self._sleeps and self._card is not None and is_asleep

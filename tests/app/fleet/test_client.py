@@ -149,6 +149,24 @@ async def test_time_in_the_queue_of_an_engine_that_dies_is_no_wait_for_one(moves
     assert isinstance(end, EngineUnavailable)
 
 
+async def test_what_engines_refuse_is_no_move() -> None:
+    client = front("round_robin", rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("abc", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 2))
+    await asyncio.sleep(0)
+    (request_id,) = wires[0].connection.open_requests
+    refusal = Refuse(request_id, "the queue is full", None, 1.0)
+    wires[0].connection._received(pack_kind(refusal))
+    assert [len(wire.connection.open_requests) for wire in wires] == [0, 1, 0]
+    assert client.moves.num_moves == 0
+    client.lost(wires[1].connection)  # its engine has died
+    assert [len(wire.connection.open_requests) for wire in wires] == [0, 0, 1]
+    assert client.moves.num_moves == 1
+    asked.cancel()
+
+
 @pytest.mark.parametrize("ends", ["refused", "aborted"])
 async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> None:
     client = front("round_robin", rebalance=False)
