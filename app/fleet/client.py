@@ -89,7 +89,7 @@ class FleetClient(EngineClient):
         self._card: ModelCard | None = None
         self._created_s = int(time.time())
         self._changes = LiveChanges(order)
-        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._snapshot_came = asyncio.Event()  # of an engine not connected before
         self.objective = Objective()
         self.iterations = IterationFeed()
@@ -101,7 +101,8 @@ class FleetClient(EngineClient):
         front that answered earlier would refuse requests that they accept. The search continues.
         """
         self._finder.start(self)
-        self._watcher = asyncio.create_task(self._watch())
+        work = [self._watch(), self._report()] if self._sleeps else [self._watch()]
+        self._tasks = [asyncio.create_task(each) for each in work]
         with suppress(TimeoutError):
             async with asyncio.timeout(_ACQUAINTED_WITHIN_S):
                 await self._finder.refreshed()
@@ -110,8 +111,8 @@ class FleetClient(EngineClient):
                     await self._snapshot_came.wait()
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._changes.close()
         self._placement.close()
         await self._finder.close()
@@ -130,12 +131,19 @@ class FleetClient(EngineClient):
                         connection.cut()
                 self._placement.place_waiting()
                 self._placement.end_waits(now_s)
-                if self._sleeps:
-                    # Without any engine yet, a front lacks the model's limits: it counts as one.
-                    waiting = max(self._placement.num_unplaced, int(self._card is None))
-                    await self._finder.report_waiting(waiting)
             except Exception:  # an error of one stream must not end the watch
                 logger.exception("watching the fleet")
+
+    async def _report(self) -> None:
+        """Say how many requests wait for an engine to start; the cluster's store may not answer."""
+        while True:
+            await asyncio.sleep(_WATCH_PERIOD_S)
+            try:
+                # Without any engine yet, a front lacks the model's limits: it counts as one.
+                waiting = max(self._placement.num_unplaced, int(self._card is None))
+                await self._finder.report_waiting(waiting)
+            except Exception as error:
+                logger.warning("reporting requests that wait: %s: %s", type(error).__name__, error)
 
     # ---- EngineClient ------------------------------------------------------------------------
 

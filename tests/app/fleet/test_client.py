@@ -88,6 +88,39 @@ def test_a_fleet_that_falls_asleep_is_ready_all_the_time(sleeps: bool) -> None:
     assert not client.is_ready()  # its stages are lost
 
 
+class Hung(Finder):
+    """The cluster's store does not answer."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+
+    def start(self, owner: object) -> None: ...
+
+    async def refreshed(self) -> None: ...
+
+    async def report_waiting(self, count: int) -> None:
+        self.is_asked.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None: ...
+
+
+async def test_waits_are_bounded_while_the_clusters_store_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.fleet.client._WATCH_PERIOD_S", 0.0)
+    finder: Any = Hung()
+    client = FleetClient(
+        finder, "name", "folder", build_router("slack"), sleeps=True, start_within_s=0.0
+    )
+    async with asyncio.timeout(30):
+        await client.start()
+        await finder.is_asked.wait()
+        with pytest.raises(EngineUnavailable):
+            await ask(client, (1, 2, 3), 2)
+    await client.close()
+
+
 class Wire:
     """A socket between a front and a paper engine: `carry` takes what was sent to the other end."""
 
