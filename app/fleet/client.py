@@ -262,6 +262,8 @@ class FleetClient(EngineClient):
 
     def joined(self, connection: Connection) -> None:
         """An engine has accepted this front; routers see it from its first snapshot on."""
+        if not connection.is_open:
+            return  # it has died since: nothing more would be heard of it
         self._connections[connection.engine_id] = connection
         self._changes.catch_up(connection)
 

@@ -26,6 +26,7 @@ logger = logging.getLogger("legato.fleet")
 
 _NAMESPACE = "legato"
 _WAITING_FOR_S = 15.0  # a report counts this long; fronts repeat it earlier
+_FORGOTTEN_AFTER_S = 600.0  # a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +96,15 @@ class Registry:
             await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=_NAMESPACE)
 
     def num_waiting(self, now_s: float) -> int:
-        """Waiting requests of all fronts; ignores old reports, whose fronts have died.
-
-        now_s: by `time.time`.
-        """
+        """Waiting requests of all fronts; ignores old reports, whose fronts have died, and deletes
+        those that are so old that no front repeats them. now_s: by `time.time`."""
         total = 0
         for key in internal_kv._internal_kv_list(self._waiting, namespace=_NAMESPACE):
             packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
             reported_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
             total += count if now_s - reported_s < _WAITING_FOR_S else 0
+            if now_s - reported_s > _FORGOTTEN_AFTER_S:
+                internal_kv._internal_kv_del(key.decode(), namespace=_NAMESPACE)
         return total
 
     async def adapters(self, of: str) -> AdapterList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from actors.fleet.scaling import EngineLoad
 from actors.scheduling.config import ConfigError
 from app.fleet.autoscaling import Autoscaler, loads_of
+from app.fleet.registry import Registry
+from tests.app.fleet.test_adapters import Store
 
 IDLE = EngineLoad(
     time_s=0.0,
@@ -150,3 +153,19 @@ def test_requests_waiting_at_the_fronts_wake_a_sleeping_fleet(
 def test_fronts_of_a_fleet_that_never_sleeps_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.fleet.autoscaling.registry_of", lambda *names: pytest.fail("asked"))
     assert Autoscaler("slack")(Context({}, 0.0, 1))[0] == 1
+
+
+async def test_reports_of_fronts_that_have_ended_are_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    monkeypatch.setattr("app.fleet.registry.internal_kv", store)
+    registry = Registry("app/Engine")
+    for front_id, count in (("ended", 3), ("waits", 2), ("idle", 0)):
+        await registry.report_waiting(front_id, count)
+    reported_s = time.time()
+    assert registry.num_waiting(reported_s) == 5
+    assert registry.num_waiting(reported_s + 60.0) == 0  # the front may only be slow
+    assert len(store.values) == 2
+    assert registry.num_waiting(reported_s + 3600.0) == 0
+    assert not store.values

@@ -88,6 +88,14 @@ def test_a_fleet_that_falls_asleep_is_ready_all_the_time(sleeps: bool) -> None:
     assert not client.is_ready()  # its stages are lost
 
 
+def test_an_engine_that_dies_as_it_joins_is_found_again() -> None:
+    client = front()
+    connection = joined(client, "engine")
+    connection._lost()
+    client.joined(connection)  # the finder is told of the loss later than of the welcome
+    assert not client.is_connected("engine")
+
+
 class Hung(Finder):
     """The cluster's store does not answer."""
 
