@@ -104,7 +104,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "settings": (
         "app/settings/*.py",
         "vocabulary core fleet.picture fleet.routers fleet engine.config calibration stage"
-        " stage.spec http schema installation",
+        " stage.spec stage.model http schema installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
+from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.fleet import FleetSettings
@@ -24,7 +25,7 @@ from app.settings.messages import dotted, in_section, suggestion
 from app.settings.model_folder import (
     SettingsError,
     hub_name,
-    model_config,
+    model_description,
     model_folder,
     vocabulary,
 )
@@ -61,7 +62,7 @@ def parse(args: Mapping[str, Any]) -> Settings:
 
 
 def resolve(settings: Settings) -> EngineConfig:
-    """Frozen engine settings from validated ones and the model's config.json.
+    """Frozen engine settings from validated ones and the model's description.
 
     Raises SettingsError naming an invalid setting.
     """
@@ -70,7 +71,7 @@ def resolve(settings: Settings) -> EngineConfig:
         settings = settings.model_copy(update={"parallel": parallel})
     parallel, kv, adapters = settings.parallel, settings.kv, settings.adapters
     _check_way(settings.fleet, kv)
-    config = model_config(settings.model.path)
+    config = model_description(settings.model.path)
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
     if settings.telemetry.events and settings.telemetry.directory is None:
         raise SettingsError("telemetry.events: has no effect without `telemetry.directory`")
@@ -83,7 +84,7 @@ def resolve(settings: Settings) -> EngineConfig:
     if parallel.symmetric_memory and parallel.device != "cuda":
         raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
     fraction = kv.memory_fraction or KV_FRACTIONS[parallel.device]
-    activation_bytes = 4 * int(config.get("hidden_size") or 0) * scheduler.max_step_tokens
+    activation_bytes = 4 * config.hidden_size * scheduler.max_step_tokens
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
@@ -110,8 +111,8 @@ def resolve(settings: Settings) -> EngineConfig:
     )
 
 
-def _max_model_len(model: ModelSettings, config: Mapping[str, Any]) -> int:
-    limit = int(config.get("max_position_embeddings") or 4096)
+def _max_model_len(model: ModelSettings, config: DecoderConfig) -> int:
+    limit = config.max_model_len
     if model.max_model_len is not None and model.max_model_len > limit:
         raise SettingsError(
             f"model.max_model_len: {model.max_model_len} exceeds the model's {limit} positions"
@@ -119,10 +120,10 @@ def _max_model_len(model: ModelSettings, config: Mapping[str, Any]) -> int:
     return model.max_model_len or limit
 
 
-def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, Any]) -> StageSpec:
+def _stage(settings: Settings, scheduler: SchedulerConfig, config: DecoderConfig) -> StageSpec:
     model, parallel, adapters = settings.model, settings.parallel, settings.adapters
-    num_stages, num_layers = parallel.pipeline_stages, config.get("num_hidden_layers")
-    if num_layers and num_stages > int(num_layers):
+    num_stages, num_layers = parallel.pipeline_stages, config.num_layers
+    if num_stages > num_layers:
         raise SettingsError(
             f"parallel.pipeline_stages: {num_stages} stages for {num_layers} layers"
         )
@@ -155,12 +156,12 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, 
     )
 
 
-def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
+def _check_draft_model(settings: Settings, config: DecoderConfig) -> None:
     """Raises SettingsError for one that cannot draft for the model of this config."""
     key, path = "speculation.model", settings.speculation.model_dump()["model"]
     if settings.parallel.device != "cpu":
         raise SettingsError(f"{key}: needs parallel.device: cpu")
-    size, needed = model_config(path, key).get("vocab_size"), config.get("vocab_size")
+    size, needed = model_description(path, key).vocab_size, config.vocab_size
     if size != needed:
         raise SettingsError(f"{key}: {path!r} has {size} tokens, the model {needed}")
     own, served = vocabulary(path), vocabulary(settings.model.path)

@@ -9,6 +9,8 @@ from typing import Any
 
 from actors.calibration.cache import cache_folder
 from actors.stage.hub_folder import HubModel, all_files, parse_hub_name, pin, small_files
+from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.read import load_config
 from app.paths import locate
 
 
@@ -110,6 +112,16 @@ def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SettingsError(f"{key}: {file} is not a JSON object")
     return config
+
+
+def model_description(path: str, key: str = "model.path") -> DecoderConfig:
+    """The decoder that the stages will build, whatever names its config.json has for its sizes.
+    Unknown keys are left to them. Raises SettingsError."""
+    model_config(path, key)
+    try:
+        return load_config(model_folder(path, key), refuse_unknown=False)
+    except ModelError as error:
+        raise SettingsError(f"{key}: {error}") from error
 
 
 def vocabulary(path: str) -> dict[str, int]:

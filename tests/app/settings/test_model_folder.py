@@ -7,16 +7,53 @@ from pathlib import Path
 
 import pytest
 
+from app.settings.load import parse, resolve
 from app.settings.model_folder import (
     SettingsError,
     hub_name,
     model_config,
+    model_description,
     model_folder,
     pin_models,
     vocabulary,
 )
 
 DEMO = "configs/models/demo"
+_SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 99,
+    "num_attention_heads": 4,
+}  # fmt: skip
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+_LENGTHS = {
+    "text_config": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {**_SIZES, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        },
+        131072,
+    ),
+    "yarn": (
+        {
+            **_SIZES, "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 512,
+            "rope_scaling": _YARN,
+        },
+        2048,
+    ),
+    "n_positions": (
+        {
+            "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4,
+            "n_positions": 1024, "vocab_size": 99,
+        },
+        1024,
+    ),
+    "max_seq_len": (
+        {
+            "architectures": ["MPTForCausalLM"], "d_model": 64, "n_layers": 2, "n_heads": 4,
+            "max_seq_len": 8192, "vocab_size": 99, "attn_config": {"alibi": True}, "no_bias": True,
+        },
+        8192,
+    ),
+}  # fmt: skip
 
 
 def test_a_folder_is_read() -> None:
@@ -61,3 +98,21 @@ def test_a_tokenizer_of_another_form_has_no_known_vocabulary(tmp_path: Path) -> 
     assert vocabulary(str(tmp_path)) == {}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "other"}))
     assert vocabulary(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("named", _LENGTHS)
+def test_sizes_are_those_of_the_model_that_the_stages_build(tmp_path: Path, named: str) -> None:
+    """Whatever config.json calls them, and after the scaling of positions."""
+    content, length = _LENGTHS[named]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    args = {"model": {"path": str(tmp_path)}}
+    assert model_description(str(tmp_path)).max_model_len == length
+    resolved = resolve(parse({**args, "parallel": {"pipeline_stages": 2}}))
+    assert resolved.scheduler.max_model_len == resolved.stage.max_model_len == length
+    activations = 4 * 64 * resolved.scheduler.max_step_tokens
+    assert resolved.channel_bytes == (1 << 20) + activations
+    too_long = {"model": {**args["model"], "max_model_len": length + 1}}
+    with pytest.raises(SettingsError, match=rf"exceeds the model's {length} positions"):
+        resolve(parse(too_long))
+    with pytest.raises(SettingsError, match="3 stages for 2 layers"):
+        resolve(parse({**args, "parallel": {"pipeline_stages": 3}}))
