@@ -111,8 +111,8 @@ def _qwen3_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 def _phi3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     extra: JsonObject = _window(metadata)
+    original = metadata.get("rope.scaling.original_context_length")  # of every file, scaled or not
     if metadata.has("rope_factors_long.weight"):
-        original = metadata.get("rope.scaling.original_context_length")
         extra["rope_parameters"] = {
             "rope_type": "longrope",
             "rope_theta": config["rope_parameters"]["rope_theta"],

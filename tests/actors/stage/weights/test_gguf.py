@@ -110,6 +110,20 @@ def test_gemma3_has_a_window_in_five_layers_of_six(tmp_path: Path) -> None:
     assert MiniPlanner(make_chain(folder)).run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
+def config_read(path: Path, variant: str, **options: Any) -> dict[str, Any]:
+    write(path, variant, **options)
+    with closing(GgufFile(path)) as file:
+        return config_of(file)
+
+
+def test_phi3_without_scaled_positions_says_their_original_number_too(tmp_path: Path) -> None:
+    """As every file of it does that llama.cpp has written."""
+    found = config_read(
+        tmp_path / "tiny.gguf", "phi3", tune=lambda w: w.add_rope_scaling_orig_ctx_len(256)
+    )
+    assert found["rope_parameters"]["rope_type"] == "default"
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool(2)
