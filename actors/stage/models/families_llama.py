@@ -35,6 +35,7 @@ def qwen2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def qwen3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with a norm of each query and key head."""
+    keys.only("use_qk_norm", True)
     bias = keys.flag("attention_bias")
     return replace(_qwen_windows(base, keys), qkv_bias=bias, out_bias=bias, qk_norm="head")
 

@@ -1,6 +1,7 @@
 """Converts a GGUF file's metadata to the config.json of the same model as a folder.
 
-An unknown key of the model's own namespace is refused, because it may change results.
+An unknown key of the model's own namespace is refused, because it may change results, unless its
+value is neutral.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.stage.models.config import ModelError
-from actors.stage.models.keys import JsonObject
+from actors.stage.models.keys import JsonObject, is_neutral
 from actors.stage.weights.gguf_file import GgufFile
 
 # Turn ends, for files of chat models that name only the end of text.
@@ -51,9 +52,14 @@ class GgufMetadata:
         return [float(x) for x in found.kind.decode(self.file.rows(tensor, 0, 1)).flatten()]
 
     def unread(self) -> str | None:
-        for key in self.file.metadata:
-            if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in self._read:
-                return key
+        """A key that was not read and may change results."""
+        for key, value in self.file.metadata.items():
+            name = key.removeprefix(self._prefix)
+            if key.startswith(self._prefix) and name not in self._read:
+                # As folders call it, with its group or without: attention.scale, attention.causal.
+                called = (name.replace(".", "_"), name.rpartition(".")[2])
+                if not all(is_neutral(each, value) for each in called):
+                    return key
         return None
 
 

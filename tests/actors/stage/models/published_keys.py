@@ -166,6 +166,15 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": None,
         },
     ),
+    "Qwen3-Coder": (
+        "Qwen3MoeForCausalLM",
+        _ALL | _QWEN3 | _MOE | {
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen3_moe",
+            "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 4,
+            "qkv_bias": False, "rope_scaling": None, "shared_expert_intermediate_size": 0,
+            "use_qk_norm": True,
+        },
+    ),
     "Phi-3.5-mini": (
         "Phi3ForCausalLM",
         _ALL | _PHI | {

@@ -124,6 +124,23 @@ def test_phi3_without_scaled_positions_says_their_original_number_too(tmp_path: 
     assert found["rope_parameters"]["rope_type"] == "default"
 
 
+def test_an_unknown_key_that_says_nothing_is_not_refused(tmp_path: Path) -> None:
+    """Converters write keys of parts that a model lacks, such as Qwen3-Coder's shared expert."""
+    path = tmp_path / "tiny.gguf"
+    config_read(
+        path, "qwen3-moe", mlp_only_layers=[],
+        tune=lambda w: w.add_expert_shared_feed_forward_length(0),
+    )  # fmt: skip
+    cases: tuple[Callable[[gguf.GGUFWriter], None], ...] = (
+        lambda w: w.add_expert_shared_feed_forward_length(32),
+        lambda w: w.add_causal_attention(False),
+        lambda w: w.add_attention_scale(1.0),
+    )
+    for tune in cases:
+        with pytest.raises(ModelError, match=r"key qwen3moe\..* is not known to Qwen3Moe"):
+            config_read(path, "qwen3-moe", mlp_only_layers=[], tune=tune)
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool(2)
