@@ -86,7 +86,6 @@ FAMILIES: dict[str, Family] = {
         replace(
             FALCON,  # whose names are BLOOM's
             embedding_norm="transformer.word_embeddings_layernorm",
-            optional_prefix="transformer.",
         ),
         {
             "hidden_act": "gelu_pytorch_tanh",

@@ -195,7 +195,6 @@ FAMILIES: dict[str, Family] = {
             up="mlp.c_fc",
             down="mlp.c_proj",
             transposed=True,
-            optional_prefix="transformer.",
         ),
         {
             "activation_function": "gelu_new",
@@ -222,7 +221,6 @@ FAMILIES: dict[str, Family] = {
             gate=None,
             up="fc1",
             down="fc2",
-            optional_prefix="model.",
         ),
         {
             "activation_function": "relu",

@@ -35,7 +35,6 @@ class Names:
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
     together. shared_expert: the same of one that every token has.
     transposed: linear layers are stored as (in, out) features.
-    optional_prefix: prefix that old checkpoints omit.
     stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
     is not read.
     """
@@ -71,13 +70,17 @@ class Names:
     expert_down: str = "down_proj"
     stacked: StackedNames | None = None
     transposed: bool = False
-    optional_prefix: str = ""
     stored_prefixes: tuple[tuple[str, str | None], ...] = ()
 
     def experts(self, number: int) -> list[str]:
         """Prefixes of a layer's experts: the routed ones, then the shared one."""
         shared = [] if self.shared_expert is None else [self.shared_expert]
         return [*map(self.expert.format, range(number)), *shared]
+
+    @property
+    def optional_prefix(self) -> str:
+        """Prefix of all names but the head's, which checkpoints of a model without a head omit."""
+        return self.embedding.partition(".")[0] + "."
 
     @property
     def gated(self) -> bool:

@@ -61,9 +61,9 @@ class Checkpoint:
             if self._shard_of.get(name) != shard:
                 raise ModelError(f"{folder / _INDEX} lists {name} in {shard.name}: it is not there")
         self._stored: dict[str, str] = {}  # by name: the stored one
-        omitted = not any(n.startswith(optional_prefix) for n in self._shard_of)
-        for stored in self._shard_of:
-            name = _named(stored, prefixes)
+        named = {stored: _named(stored, prefixes) for stored in self._shard_of}
+        omitted = not any(name and name.startswith(optional_prefix) for name in named.values())
+        for stored, name in named.items():
             if name is not None and omitted and not name.startswith("lm_head."):
                 name = optional_prefix + name
             if name in self._stored:

@@ -239,6 +239,10 @@ def config_of(file: GgufFile) -> JsonObject:
     }
     if metadata.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise ModelError(f"{file.path}: values of another length than keys are not supported")
+    if metadata.get("pooling_type", 0) not in (0, 1, 3):  # of embeddings; a request chooses its own
+        raise ModelError(
+            f"{file.path}: {metadata.architecture}.pooling_type is neither none, mean nor last"
+        )
     metadata.get("vocab_size")  # taken from the embedding instead
     metadata.get("tensor_data_layout")  # in old files: how the converter read its input
     config["rope_parameters"] = _rope(metadata, config)

@@ -141,6 +141,14 @@ def test_an_unknown_key_that_says_nothing_is_not_refused(tmp_path: Path) -> None
             config_read(path, "qwen3-moe", mlp_only_layers=[], tune=tune)
 
 
+def test_a_model_of_embeddings_may_say_how_it_pools(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    for pooling in (gguf.PoolingType.NONE, gguf.PoolingType.MEAN, gguf.PoolingType.LAST):
+        config_read(path, "qwen3", tune=lambda w, pooling=pooling: w.add_pooling_type(pooling))
+    with pytest.raises(ModelError, match=r"qwen3\.pooling_type is neither"):
+        config_read(path, "qwen3", tune=lambda w: w.add_pooling_type(gguf.PoolingType.RANK))
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool(2)

@@ -241,13 +241,17 @@ def test_code_of_the_folder_is_not_run(folder: Path) -> None:
     assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("llama")
 
 
-def test_gpt2_as_first_published(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Without the model's name in front of its tensors, and with buffers among them."""
-    folder = shutil.copytree(tiny_model("gpt2"), tmp_path / "model")
+@pytest.mark.parametrize("variant", ["gpt2", "qwen3", "mixtral"])
+def test_tensors_may_lack_the_model_s_name(
+    variant: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As GPT-2's, which have buffers among them, and those of Qwen3-Embedding."""
+    folder = shutil.copytree(tiny_model(variant), tmp_path / "model")
+    prefix = "transformer." if variant == "gpt2" else "model."
     tensors = load_file(folder / "model.safetensors")
-    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, folder / "model.safetensors")
-    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("gpt2")
+    bare = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, folder / "model.safetensors")
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected(variant)
 
 
 def test_unknown_options(folder: Path) -> None:
