@@ -26,6 +26,7 @@ _OF_FILES = (".yaml", ".yml", ".json", ".gguf", ".safetensors")  # a path, where
 # Config and tokenizer; and the card, as the library warns where nothing matches.
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt", "README.md"]
 _INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"  # read even beside an index
 
 
 class HubError(ValueError):
@@ -141,14 +142,16 @@ def _download_weights(model: HubModel, folder: Path) -> None:
 
 def _weights_of(model: HubModel, folder: Path) -> list[str]:
     """Names of the safetensors that a loader of the folder reads."""
+    top = {name for name in _files_of(model) if "/" not in name}
+    found = {name for name in (top or _names_in(folder)) if name.endswith(".safetensors")}
+    if _SINGLE in found:
+        return [_SINGLE]
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         return sorted({str(file) for file in index["weight_map"].values()})
-    top = {name for name in _files_of(model) if "/" not in name}
-    found = {name for name in (top or _names_in(folder)) if name.endswith(".safetensors")}
     if not found:
         raise HubError(f"{model.repo} holds no safetensors, and pickles are not read")
-    return ["model.safetensors"] if "model.safetensors" in found else sorted(found)
+    return sorted(found)
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -47,7 +47,8 @@ class Checkpoint:
         self._device = device
         self._handles: dict[Path, Any] = {}
         self._shard_of: dict[str, Path] = {}
-        indexed = _read_index(folder)
+        # As in transformers: saved anew as one file, a model may leave an index and shards behind.
+        indexed = {} if (folder / single).is_file() else _read_index(folder)
         for shard in sorted(set(indexed.values())) if indexed else _shards(folder, single):
             handle = _open(shard)
             self._handles[shard] = handle

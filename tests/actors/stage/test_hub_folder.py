@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from actors.stage.hub_folder import HubModel, parse_hub_name
+from actors.stage.weights.checkpoint import Checkpoint
 from tests.local_hub import ROOT, TOKEN, LocalHub, run, serving
 
 pytestmark = pytest.mark.heavy  # a process per download: the library reads its variables once
@@ -154,6 +158,24 @@ def test_what_an_ended_download_lacks_is_fetched_later(hub: LocalHub, tmp_path: 
         _, folder = fetch(hub, tmp_path, "org/demo")
     assert hub.files_sent() == ["layers-2.safetensors"]
     assert sorted(p.name for p in folder.iterdir()) == sorted([*sharded, *shards])
+
+
+def test_one_file_goes_before_an_index(hub: LocalHub, tmp_path: Path) -> None:
+    """As in transformers: saved anew as one file, a model may leave its old shards behind."""
+    one, old = "model.safetensors", "model-00001-of-00001.safetensors"
+    index = json.dumps({"weight_map": {"x": old}}).encode()
+    zeros, ones = save({"x": torch.zeros(2)}), save({"x": torch.ones(2)})
+    hub.models["org/demo"]["main"] = {**DEMO, f"{one}.index.json": index, old: zeros, one: ones}
+    with serving(hub):
+        _, folder = fetch(hub, tmp_path, "org/demo")
+    assert one in hub.files_sent()
+    assert old not in hub.files_sent()
+    (folder / old).write_bytes(zeros)
+    with closing(Checkpoint(folder, torch.float32)) as found:
+        assert found.read("x", (2,)).tolist() == [1, 1]
+    (folder / old).unlink()
+    with closing(Checkpoint(folder, torch.float32)) as found:
+        assert found.file_of("x") == folder / one
 
 
 def test_a_cache_that_another_program_filled_is_read(hub: LocalHub, tmp_path: Path) -> None:
