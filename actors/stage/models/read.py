@@ -133,7 +133,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
         tied_embeddings=keys.flag("tie_word_embeddings"),
         dtype=str(keys.get("dtype") or torch_dtype or "float32"),
         eos_token_ids=eos_token_ids,
-        quantization_config=keys.get("quantization_config"),
+        quantization_config=keys.get("quantization_config") or None,
     )
 
 
@@ -144,9 +144,14 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
         raise ValueError(
             f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
         )
-    method = (config.quantization_config or {}).get("quant_method")
+    stored = config.quantization_config
+    if stored is None:
+        return
+    if not isinstance(stored, dict) or stored.get("quant_method") is None:
+        raise ValueError("quantization_config lacks the key 'quant_method'")
+    method = stored["quant_method"]
     known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
-    if method not in (None, *known):
+    if method not in known:
         raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
 
 

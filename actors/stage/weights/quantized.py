@@ -26,12 +26,12 @@ class PackedLayers:
         format, naming the supported ones."""
         self._checkpoint = checkpoint
         self._method = config["quant_method"]
-        self._bits = int(config.get("bits", 4))
+        self._bits = config.get("bits", 4)
         self._format = str(config.get("checkpoint_format", "gptq"))
         where = f"{checkpoint.folder / 'config.json'}: quantization_config"
         if self._method == "gptq":
             if self._bits not in (4, 8):
-                raise ModelError(f"{where}: {self._bits}-bit GPTQ; supported: 4 and 8")
+                raise ModelError(f"{where}: bits {self._bits} of GPTQ; supported: 4 and 8")
             if self._format not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
                 raise ModelError(f"{where}: GPTQ format {self._format!r}; supported: gptq, gptq_v2")
         elif self._bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":

@@ -96,7 +96,10 @@ def test_foreign_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     for change, message in (
-        ({"bits": 3}, r"config\.json: quantization_config: 3-bit GPTQ; supported: 4 and 8"),
+        ({"bits": 3}, r"config\.json: quantization_config: bits 3 of GPTQ; supported: 4 and 8"),
+        ({"bits": None}, r"config\.json: quantization_config: bits None of GPTQ"),
+        ({"quant_method": "awq", "bits": None}, "AWQ other than 4 bits, version gemm"),
+        ({"quant_method": None}, r"config\.json: quantization_config lacks the key 'quant_method'"),
         ({"checkpoint_format": "marlin"}, "GPTQ format 'marlin'; supported: gptq, gptq_v2"),
         ({"quant_method": "awq", "version": "gemv"}, "AWQ other than 4 bits, version gemm"),
     ):
