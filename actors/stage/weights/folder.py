@@ -83,7 +83,10 @@ def open_folder(
                 raise ModelError(
                     f"{folder / 'config.json'} says {method}, but no layer is quantized"
                 )
-            shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
+            for layer in layers:
+                shape = shapes.pop(f"{layer}.weight")
+                turned = config.names.transposed and layer != config.names.head
+                packed.check(layer, shape[::-1] if turned else shape)
             # GPTQ and AWQ tools store biases of zeros with every layer.
             ignored = (*ignored, *PACKED_ENDINGS, "_proj.bias")
         checkpoint.check(shapes, optional, ignored)

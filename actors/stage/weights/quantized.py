@@ -10,12 +10,34 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.stage.models.config import ModelError
+from actors.stage.models.keys import is_neutral
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.source import Shard
 from kernels.gptq_awq import unpack_awq, unpack_gptq
 from kernels.quantized import QuantizedWeight
 
 PACKED_ENDINGS = (".qweight", ".qzeros", ".scales", ".g_idx")
+# Keys that are read here, or without effect on the stored weights: how they were found, which
+# layers have them (as the tensors say), and how other implementations compute with them.
+_KNOWN = frozenset((
+    "quant_method", "bits", "group_size", "checkpoint_format", "format", "version",
+    "is_marlin_format", "desc_act", "sym", "zero_point", "pack_dtype", "q_group_size", "w_bit",
+    # how they were found
+    "act_group_aware", "amp", "autoround_version", "batch_size", "block_name_to_quantize",
+    "cache_block_outputs", "damp_auto_increment", "damp_percent", "data_type", "dataset",
+    "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input",
+    "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "lr_scheduler",
+    "max_input_length", "minmax_lr", "model_seqlen", "module_name_preceding_first_block", "mse",
+    "not_use_best_mse", "nsamples", "offload_to_disk", "pad_token_id", "sampler", "scale_dtype",
+    "seqlen", "static_groups", "to_quant_block_names", "tokenizer", "train_bs",
+    "true_sequential", "use_quant_input", "v2", "v2_alpha",
+    # which layers have them
+    "lm_head", "modules_in_block_to_quantize", "modules_to_not_convert",
+    # names, versions and kernels
+    "backend", "disable_exllama", "do_fuse", "exllama_config", "fuse_max_seq_len", "meta",
+    "model_file_base_name", "model_name_or_path", "modules_to_fuse", "provider", "quantizer",
+    "use_cuda_fp16", "use_exllama", "use_triton",
+))  # fmt: skip
 
 
 class PackedLayers:
@@ -23,11 +45,11 @@ class PackedLayers:
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         """config: `quantization_config` of config.json. Raises ModelError for an unsupported
-        format, naming the supported ones."""
+        format, naming the supported ones, and for an unknown key that may change results."""
         self._checkpoint = checkpoint
         self._method = config["quant_method"]
         self._bits = config.get("bits", 4)
-        self._format = str(config.get("checkpoint_format", "gptq"))
+        self._format = str(config.get("checkpoint_format") or config.get("format") or "gptq")
         where = f"{checkpoint.folder / 'config.json'}: quantization_config"
         if self._method == "gptq":
             if self._bits not in (4, 8):
@@ -36,6 +58,29 @@ class PackedLayers:
                 raise ModelError(f"{where}: GPTQ format {self._format!r}; supported: gptq, gptq_v2")
         elif self._bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
             raise ModelError(f"{where}: AWQ other than 4 bits, version gemm")
+        for key, value in config.items():
+            # GPTQModel's rules by layer: those with "-" only leave layers out.
+            is_rules = key == "dynamic" and isinstance(value, dict)
+            leaves_out = is_rules and all(rule.startswith("-") for rule in value)
+            if key not in _KNOWN and not leaves_out and not is_neutral(key, value):
+                raise ModelError(f"{where}: {key} is not supported (it is {str(value)[:80]})")
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check the names and shapes of the tensors of a layer of `shape` (out, in features);
+        values are checked when read. Raises ModelError naming the file."""
+        (rows, columns), per_word = shape, 32 // self._bits
+        groups = (*self._checkpoint.shape_of(f"{name}.scales"), 0)[0]
+        zeros = (groups, rows // per_word)
+        words = (columns // per_word, rows) if self._method == "gptq" else (columns, zeros[1])
+        wanted = {"qweight": words, "qzeros": zeros, "scales": (groups, rows)}
+        for ending, size in wanted.items():
+            found = self._checkpoint.shape_of(f"{name}.{ending}")
+            if found != size:
+                shard = self._checkpoint.file_of(f"{name}.{ending}")
+                raise ModelError(
+                    f"{shard}: layer {name}: {ending} has shape {found}, a layer of {rows} x "
+                    f"{columns} with {self._bits} bits has {size}"
+                )
 
     def __contains__(self, name: str) -> bool:
         return f"{name}.qweight" in self._checkpoint.names

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from actors.scheduling.request import SamplingParams
+from actors.stage.folder_check import check_folder
 from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
@@ -87,6 +88,9 @@ def test_biases_and_stages(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, message: str, **spec: object) -> None:
+    if not spec:  # known before anything is loaded
+        with pytest.raises(ModelError, match=message):
+            check_folder(folder)
     with pytest.raises(ModelError, match=message):
         StageRunner(StageSpec(str(folder), backend="torch", **spec))  # type: ignore[arg-type]
 
@@ -97,6 +101,8 @@ def test_foreign_formats_are_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     for change, message in (
         ({"bits": 3}, r"config\.json: quantization_config: bits 3 of GPTQ; supported: 4 and 8"),
+        ({"rotation": "hadamard"}, r"quantization_config: rotation is not supported .it is hadam"),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "quantization_config: dynamic is not supported"),
         ({"bits": None}, r"config\.json: quantization_config: bits None of GPTQ"),
         ({"quant_method": "awq", "bits": None}, "AWQ other than 4 bits, version gemm"),
         ({"quant_method": None}, r"config\.json: quantization_config lacks the key 'quant_method'"),
@@ -106,6 +112,46 @@ def test_foreign_formats_are_refused(tmp_path: Path) -> None:
         quantization = {**config["quantization_config"], **change}
         path.write_text(json.dumps({**config, "quantization_config": quantization}))
         refused(tmp_path, message)
+
+
+def test_keys_of_published_folders_are_known(tmp_path: Path) -> None:
+    """Of GPTQModel and AutoGPTQ, of optimum, and of AutoAWQ and transformers."""
+    gptq = {
+        "damp_auto_increment": 0.0025, "damp_percent": 0.01, "desc_act": False, "dynamic": None,
+        "lm_head": False, "meta": {"quantizer": ["gptqmodel:1.2.3"], "uri": "x"}, "sym": True,
+        "pack_dtype": "int32", "static_groups": False, "true_sequential": True,
+        "model_file_base_name": "model", "model_name_or_path": "x",
+    }  # fmt: skip
+    optimum = {
+        "batch_size": 1, "block_name_to_quantize": "model.layers", "cache_block_outputs": True,
+        "dataset": ["x"], "exllama_config": {"version": 1}, "max_input_length": None,
+        "module_name_preceding_first_block": ["model.embed_tokens"], "modules_in_block_to_quantize":
+        [["self_attn.q_proj"]], "tokenizer": None, "use_cuda_fp16": False, "use_exllama": True,
+        "dynamic": {"-:.*mlp.gate.*": {}},
+    }  # fmt: skip
+    awq = {
+        "backend": "autoawq", "do_fuse": False, "exllama_config": None, "fuse_max_seq_len": None,
+        "modules_to_fuse": None, "modules_to_not_convert": ["mlp.gate"], "zero_point": True,
+    }  # fmt: skip
+    for method, more in (("gptq", gptq), ("gptq", optimum), ("awq", awq)):
+        packed_folders.write(tmp_path, method)
+        path = tmp_path / "config.json"
+        config = json.loads(path.read_text())
+        config["quantization_config"] |= more
+        path.write_text(json.dumps(config))
+        assert method in check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["qweight", "qzeros", "scales"])
+@pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
+def test_tensors_of_another_shape_are_named(tmp_path: Path, method: str, ending: str) -> None:
+    packed_folders.write(tmp_path, method)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.down_proj"
+    wide = torch.cat([tensors[f"{name}.{ending}"]] * 2, dim=1)
+    save_file({**tensors, f"{name}.{ending}": wide}, path)
+    refused(tmp_path, rf"model\.safetensors: layer {name}: {ending} has shape ")
 
 
 def test_broken_layers_are_named(tmp_path: Path) -> None:
