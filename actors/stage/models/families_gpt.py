@@ -95,9 +95,10 @@ def opt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Command R: attention and MLP read the same layer norm, without a bias; rotation pairs
-    neighbors; logits are scaled."""
+    neighbors; logits are scaled. Published positions end before the length it was trained for."""
     keys.only("use_qk_norm", False)
     bias = keys.flag("attention_bias")
+    reach = max(base.max_positions, int(keys.number("model_max_length", 0)))
     return replace(
         base,
         norm="layer",
@@ -105,7 +106,15 @@ def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         logit_scale=keys.number("logit_scale"),
-        ropes=tuple(replace(rope, interleaved=True) for rope in base.ropes),
+        max_positions=reach,
+        ropes=tuple(
+            replace(
+                rope,
+                interleaved=True,
+                max_positions=reach if rope.kind == "default" else rope.max_positions,
+            )
+            for rope in base.ropes
+        ),
     )
 
 
@@ -122,7 +131,7 @@ def cohere2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("layer_switch", pattern)
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     config = windows(cohere(base, keys), keys, kinds)
-    nope = no_rope(base.max_positions)
+    nope = no_rope(config.max_positions)
     ropes = [
         nope if window is None else rope
         for rope, window in zip(config.ropes, config.sliding_windows, strict=True)

@@ -86,6 +86,14 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     assert known_to_transformers("InternLM2ForCausalLM", {"key": 7}) == set()
 
 
+def test_command_r_reaches_as_far_as_it_says(tmp_path: Path) -> None:
+    assert load_config(_folder(tmp_path, "Command-R")).max_model_len == 131072
+    assert load_config(_folder(tmp_path, "Command-R", model_max_length=64)).max_model_len == 256
+    scaled = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert load_config(_folder(tmp_path, "Command-R", **scaled)).max_model_len == 512
+    assert load_config(_folder(tmp_path, "Llama-3.1", model_max_length=9999)).max_model_len < 9999
+
+
 def test_neutral_values() -> None:
     assert all(is_neutral("key", value) for value in (None, False, 0, 0.0, 1.0, [], {}, ""))
     assert not any(is_neutral("key", value) for value in (True, 1, 2.0, "none", [0]))
