@@ -15,6 +15,11 @@ from actors.stage.models.rope import read_rope
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with norms of weight 1 + w, a scaled embedding and tanh-approximated GELU, also if an
     old config says "gelu"."""
+    keys.only("hidden_act", "gelu", "gelu_pytorch_tanh", "gelu_new")
+    return _gemma(base, keys)
+
+
+def _gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.ignore("hidden_activation")
     keys.only("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias")
@@ -38,7 +43,7 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("sliding_window_size", keys.get("sliding_window"))  # the same, in converted models
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     return replace(
-        windows(gemma(base, keys), keys, kinds),
+        windows(_gemma(base, keys), keys, kinds),
         activation=base.activation,
         attention_scale=keys.divisor("query_pre_attn_scalar") ** -0.5,
         attention_softcap=keys.get("attn_logit_softcapping"),

@@ -64,6 +64,7 @@ def test_unknown_keys_are_refused_and_may_be_overruled(
         ("StarCoder2", "norm_type", "rms_norm"),
         ("Command-R7B", "use_parallel_block", False),
         ("gpt-oss-20b", "experts_per_token", 3),
+        ("Gemma-7B", "hidden_act", "silu"),
         ("Qwen3-Coder", "use_qk_norm", False),
     ],
 )
