@@ -22,6 +22,7 @@ from kernels.quantized import QuantizedWeight
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD = 0xFFFFFFFF
+_ROWS = 64
 # Groups wider than the kernels support are split into groups of this size with equal scales.
 _WIDEST_GROUP = 256
 _SPLIT_GROUP = 128
@@ -115,10 +116,15 @@ def _places(width: int, order: torch.Tensor) -> torch.Tensor:
 
 def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """(N, W) words to (N, W * 32 / bits) values from 0, as int16."""
-    shifts = torch.arange(0, 32, bits)
-    mask = (1 << bits) - 1
-    values = ((words.long() & _WORD)[:, :, None] >> shifts) & mask
-    return values.flatten(1).to(torch.int16)
+    if words.dtype != torch.int64:
+        words = words.int()
+    shifts, mask = torch.arange(0, 32, bits, dtype=words.dtype), (1 << bits) - 1
+    num_rows, width = words.shape
+    values = torch.empty(num_rows, width * len(shifts), dtype=torch.int16)
+    for row in range(0, num_rows, _ROWS):  # wider types for a few rows at a time only
+        block = words[row : row + _ROWS, :, None]
+        values[row : row + _ROWS] = ((block >> shifts) & mask).flatten(1)
+    return values
 
 
 def _by_group(group_of_K: torch.Tensor, in_features: int, num_groups: int) -> torch.Tensor | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from actors.scheduling.request import SamplingParams
@@ -17,6 +19,7 @@ from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from kernels.cpu.quantize import quantize
+from kernels.gptq_awq import unpack_gptq
 from kernels.quantized import fake_quantize
 from kernels.torch.linear import TorchQuantizedLinear
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
@@ -206,3 +209,29 @@ def test_mixtures_rounded_at_load(tmp_path: Path, quantization: str, backend: st
     run = make_chain(tmp_path, 2, backend=backend, quantization=quantization)
     planner = MiniPlanner(run, feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_unpacking_makes_no_wider_copy_of_the_values() -> None:
+    """A layer of a large model is unpacked by every rank at the same time."""
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                largest = max(largest, made.untyped_storage().nbytes())
+            return made
+
+    words = torch.randint(-(1 << 31), 1 << 31, (64, 256)).int()
+    scales, zeros = torch.ones(8, 256).half(), torch.zeros(8, 32).int()
+    for bits in (4, 8):
+        largest, per_word = 0, 32 // bits
+        with Sizes():
+            made = unpack_gptq(words, zeros.repeat(1, 8 // per_word), scales, None, bits)
+        assert largest <= 2 * words.numel() * per_word
+        shifts = torch.arange(0, 32, bits)
+        stored = words.long()[:, None] >> shifts[:, None] & ((1 << bits) - 1)
+        assert torch.equal(made.values_OK.T + (1 << (bits - 1)), stored.flatten(0, 1).char())
