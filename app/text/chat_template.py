@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from app.text.message_form import MessageForm
@@ -25,6 +25,7 @@ _START_LIMIT_S: Final = 15.0  # of the child, which imports little: one that nee
 _CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _SET: Final = ("messages", "tools", "documents", "add_generation_prompt")
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
+_WORD: Final = re.compile(r"\w+")
 
 
 class TemplateError(Exception):
@@ -74,6 +75,7 @@ class ChatTemplate:
         write_calls: Callable[[Calls], str] = Hermes.written,
     ) -> None:
         self._templates = dict(templates)
+        self._words = {word for text in self._templates.values() for word in _words(text)}
         self._forms = {name: MessageForm.of(text) for name, text in self._templates.items()}
         self._write_calls = write_calls
         self._turns: dict[tuple[str, bool], ToolTurns] = {}  # by template, with tools or without
@@ -86,12 +88,7 @@ class ChatTemplate:
 
     def reads(self, variable: str) -> bool:
         """Whether a template mentions this variable: one that none mentions changes nothing."""
-        word = re.compile(rf"\b{re.escape(variable)}\b")
-        return any(
-            word.search(_QUOTED.sub("", code))
-            for template in self._templates.values()
-            for code in _CODE.findall(template)
-        )
+        return variable in self._words
 
     def sets(self, variable: str) -> bool:
         """Whether every chat sets this variable, and no request."""
@@ -191,6 +188,12 @@ class ChatTemplate:
             if name in self._templates:
                 return name
         raise TemplateMissing("this model has no chat template; use /v1/completions")
+
+
+def _words(template: str) -> Iterator[str]:
+    """Every word of a template's code, its variables among them."""
+    for code in _CODE.findall(template):
+        yield from _WORD.findall(_QUOTED.sub("", code))
 
 
 _SAMPLE_TOOLS: Final[dict[str, list[dict[str, Any]]]] = {

@@ -111,6 +111,16 @@ def test_variables_never_shadow_the_messages() -> None:
     template.close()
 
 
+def test_which_variables_a_template_reads_is_looked_up_by_their_whole_names() -> None:
+    """A name from a request is never compiled as a pattern, which takes seconds for a long one."""
+    template = ChatTemplate(
+        {"default": "said {{ deep - er }}{% if x == 'quoted' %}{% endif %}"}, {}
+    )
+    assert [name for name in ("deep", "er", "x") if template.reads(name)] == ["deep", "er", "x"]
+    for name in ("", "dee", "said", "quoted", "deep - er", "deep" * (1 << 18)):
+        assert not template.reads(name)
+
+
 def test_a_renderer_that_gets_no_processor_says_nothing_about_the_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
