@@ -130,7 +130,9 @@ class BatchRunner:
     async def _answer(self, line: Line) -> Answer:
         body = dict(line.body)
         if self.has_quotes:
-            body = {"priority": LAST, "slo": NO_OBJECTIVE, **body}
+            for key, lowest in (("priority", LAST), ("slo", NO_OBJECTIVE)):
+                if body.get(key) is None:  # null is the server's default, as if it were left out
+                    body[key] = lowest
         sent, quoted = _written(body), _quoted(line)
         num_breaks = 0
         while not self._is_over():

@@ -131,9 +131,12 @@ async def test_other_endpoints(server: Server, url: str, body: dict[str, Any], k
     assert found.error_file_id is None
 
 
-async def test_requests_stand_behind_all_others_and_promise_nothing(server: Server) -> None:
+@pytest.mark.parametrize("given", [{}, {"priority": None, "slo": None}])
+async def test_requests_stand_behind_all_others_and_promise_nothing(
+    server: Server, given: dict[str, None]
+) -> None:
     client = server.openai
-    await ended(client, await begin(client, written(request("a"))))
+    await ended(client, await begin(client, written(request("a", **given))))
     (seen,) = server.engine.seen
     assert (seen.priority, seen.objective) == (LAST, Objective(tbt_s=3600.0, ttft_s=3600.0))
     assert [asked.objective for asked in server.engine.asked] == [Objective()]  # the deployment's
