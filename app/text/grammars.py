@@ -8,6 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
@@ -43,7 +44,8 @@ class _Verdict(NamedTuple):
 class GrammarChecker:
     """Compiles grammars once in a child process and remembers the verdicts.
 
-    The memory holds a bounded number of digests, never a grammar itself.
+    Requests with the same grammar wait for one compilation. The memory holds a bounded number of
+    digests, never a grammar itself.
     """
 
     def __init__(self, model_path: str, *, limit_s: float = GRAMMAR_LIMIT_S) -> None:
@@ -51,7 +53,7 @@ class GrammarChecker:
         self._worker = KillableWorker("app.text.grammar_worker", model_path)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # by digest
-        self._num_waiting = 0
+        self._compiling: dict[bytes, asyncio.Future[_Verdict]] = {}  # or waiting to be, by digest
 
     def warm(self) -> None:
         """Start the child in the background, so that the first grammar need not wait for it."""
@@ -64,18 +66,28 @@ class GrammarChecker:
         if verdict is not None and time.monotonic() < verdict.until_s:
             self._verdicts.move_to_end(digest)
         else:
-            if self._num_waiting >= _MAX_WAITING:
-                raise GrammarBusy("too many grammars wait to be compiled")
-            self._num_waiting += 1
-            try:
-                verdict = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._compile, grammar
-                )
-            finally:
-                self._num_waiting -= 1
-            self._remember(digest, verdict)
+            # Not this request's to cancel: others may wait for the same grammar.
+            verdict = await asyncio.shield(
+                self._compiling.get(digest) or self._begin(grammar, digest)
+            )
         if verdict.complaint is not None:
             raise GrammarInvalid(verdict.complaint)
+
+    def _begin(self, grammar: Grammar, digest: bytes) -> asyncio.Future[_Verdict]:
+        if len(self._compiling) >= _MAX_WAITING:
+            raise GrammarBusy("too many grammars wait to be compiled")
+        loop = asyncio.get_running_loop()
+        compiling = loop.run_in_executor(self._thread, self._compile, grammar)
+        self._compiling[digest] = compiling
+        compiling.add_done_callback(partial(self._end, digest))
+        return compiling
+
+    def _end(self, digest: bytes, compiling: asyncio.Future[_Verdict]) -> None:
+        del self._compiling[digest]
+        if not compiling.cancelled() and compiling.exception() is None:
+            self._verdicts[digest] = compiling.result()
+            while len(self._verdicts) > _CACHE_ENTRIES:
+                self._verdicts.popitem(last=False)
 
     def close(self) -> None:
         """End the thread and the child process."""
@@ -100,8 +112,3 @@ class GrammarChecker:
     def _soon(self) -> float:
         """Until when a verdict holds that a busy machine may have spoken."""
         return time.monotonic() + _DOUBTFUL_S
-
-    def _remember(self, digest: bytes, verdict: _Verdict) -> None:
-        self._verdicts[digest] = verdict
-        while len(self._verdicts) > _CACHE_ENTRIES:
-            self._verdicts.popitem(last=False)

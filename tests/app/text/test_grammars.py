@@ -102,6 +102,21 @@ async def test_a_flood_is_refused_beyond_a_bound(checker: GrammarChecker) -> Non
     assert [outcome for outcome in outcomes if outcome not in busy] == [None] * 32
 
 
+async def test_requests_with_the_same_grammar_wait_for_one_compilation(folder: str) -> None:
+    """Whatever becomes of the request that came first, and with one place among those that wait."""
+    checker = GrammarChecker(folder)
+    same = Grammar("regex", "same")
+    checks = [asyncio.create_task(checker.check(same)) for _ in range(64)]
+    others = [checker.check(Grammar("regex", f"other{i}")) for i in range(32)]
+    await asyncio.sleep(0)  # all of the same have begun to wait
+    checks[0].cancel()
+    outcomes = await asyncio.gather(*checks, *others, return_exceptions=True)
+    checker.close()
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert outcomes[1:-1] == [None] * 94
+    assert isinstance(outcomes[-1], GrammarBusy)
+
+
 def test_choices_are_escaped() -> None:
     assert ebnf_of_choices(['a"b\\c\n']) == 'root ::= "a\\"b\\\\c\\n"'
 
