@@ -130,14 +130,19 @@ def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     name = tool.function.name
     parameters = copy.deepcopy(tool.function.parameters) or {"type": "object", "properties": {}}
+    own: dict[str, Any] = {}
     for key in ("$defs", "definitions"):  # move to the root, under names of this tool's own
-        for own, definition in (parameters.pop(key, None) or {}).items():
-            definitions[f"{name}.{own}"] = _moved(definition, name)
+        given = parameters.pop(key, None) or {}
+        if not isinstance(given, dict):
+            raise invalid(f"The parameters of tool '{name}': '{key}' is no object.", "tools")
+        for inner, definition in given.items():
+            own[f"{name}.{inner}"] = _moved(definition, name)
     arguments = _moved(parameters, name)
-    whole, text = f"#/$defs/{name}", json.dumps([arguments, definitions])
+    whole, text = f"#/$defs/{name}", json.dumps([arguments, own])
     if f'"{whole}"' in text or f'"{whole}/' in text:  # it refers to itself
-        definitions[name] = arguments
+        own[name] = arguments
         arguments = {"$ref": whole}
+    definitions.update(own)
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": arguments},

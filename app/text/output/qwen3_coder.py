@@ -69,8 +69,9 @@ class Qwen3Coder(ToolFormat):
         key = yield from source.run(_NAME)
         yield from source.expect(">")
         value, _ = yield from source.until("</parameter>")
-        properties = draft.schema.get("properties") or {}
-        draft.argument(key, _typed(properties.get(key), _unframed(value)))
+        properties = draft.schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        draft.argument(key, _typed(schema, _unframed(value)))
 
 
 def _written(arguments: Mapping[str, Any] | str) -> str:
@@ -105,12 +106,16 @@ def _typed(schema: Any, text: str) -> str:
 
 
 def _types(schema: Any) -> list[str]:
+    """The declared types; none where the schema, which is the client's, is no proper one."""
     if not isinstance(schema, Mapping):
         return []
     declared = schema.get("type")
-    if declared is not None:
-        return [declared] if isinstance(declared, str) else list(declared)
-    return [kind for one in schema.get("anyOf") or [] for kind in _types(one)]
+    if isinstance(declared, str):
+        return [declared]
+    if isinstance(declared, list):
+        return [kind for kind in declared if isinstance(kind, str)]
+    branches = schema.get("anyOf")
+    return [kind for one in branches for kind in _types(one)] if isinstance(branches, list) else []
 
 
 def _is(kind: str, text: str) -> bool:

@@ -240,6 +240,42 @@ async def test_parameters_that_refer_to_themselves_mean_the_tools_own(server: Se
     }
 
 
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+@pytest.mark.parametrize("wrong", [[1], "x", 1])
+async def test_definitions_that_are_no_object_are_refused(
+    server: Server, key: str, wrong: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {key: wrong}}}
+    body = {"model": MODEL, "messages": HELLO, "tools": [tool], "tool_choice": "required"}
+    refused = await server.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert f"tool 'add': '{key}' is no object" in refused.json()["error"]["message"]
+
+
+async def test_definitions_of_many_tools_keep_apart(server: Server) -> None:
+    write(server, '[{"name": "t0", "arguments": {}}]')
+    tools: list[Any] = []
+    for number in range(3):
+        parameters = {"$defs": {"n": {"const": number}}, "properties": {"a": {"$ref": "#/$defs/n"}}}
+        if number == 1:
+            parameters["$defs"]["again"] = {"$ref": "#"}
+        function = {"name": f"t{number}", "parameters": parameters}
+        tools.append({"type": "function", "function": function})
+    await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=tools, tool_choice="required"
+    )
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    schema = json.loads(grammar.text)
+    assert schema["$defs"] == {
+        "t0.n": {"const": 0},
+        "t1.n": {"const": 1},
+        "t1.again": {"$ref": "#/$defs/t1"},
+        "t1": {"properties": {"a": {"$ref": "#/$defs/t1.n"}}},
+        "t2.n": {"const": 2},
+    }
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 async def test_only_allowed_tools_are_offered(server: Server, mode: str) -> None:
     write(server, '[{"name": "add", "arguments": {"a": 1}}]')
