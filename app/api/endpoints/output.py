@@ -24,12 +24,15 @@ _GRADES: Final = ("low", "medium", "high")
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """formats: None where all is text. in_reasoning: the prompt ends within the reasoning."""
+    """formats: None where all is text. in_reasoning: the prompt ends within the reasoning.
+    parallel: an answer may hold several calls.
+    """
 
     formats: OutputFormats | None
     tools: Tools
     is_forced: bool
     in_reasoning: bool
+    parallel: bool = True
 
     def parsers(self, count: int, *, stream: bool) -> list[OutputParser]:
         """One for each continuation; none where all is text."""
@@ -41,6 +44,7 @@ class OutputPlan:
                 is_forced=self.is_forced,
                 by_argument=stream,
                 in_reasoning=self.in_reasoning,
+                parallel=self.parallel,
             )
             for _ in range(count)
         ]
@@ -68,7 +72,7 @@ def plan_output(
     if not tools.tools and formats.reasoning is None:
         return OutputPlan(None, {}, False, False)
     begun = not is_forced and formats.reasoning is not None and formats.reasoning.begins_in(prompt)
-    return OutputPlan(formats, tools.tools, is_forced, begun)
+    return OutputPlan(formats, tools.tools, is_forced, begun, tools.parallel)
 
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:

@@ -29,12 +29,13 @@ _MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
     """specs: the tools as the template shows them. tools: calls of these are parsed in the output.
-    grammar: constrains the output to calls.
+    grammar: constrains the output to calls. parallel: an answer may hold several.
     """
 
     specs: list[dict[str, Any]] | None = None
     tools: Tools = field(default_factory=dict)
     grammar: Grammar | None = None
+    parallel: bool = True
 
     def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
         """The one constraint of the output, of the request's own and the tools', and the parameter
@@ -100,7 +101,7 @@ def plan_tool_calls(
         return ToolPlan()
     declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
     if choice in (None, "auto"):
-        return ToolPlan(specs, declared)
+        return ToolPlan(specs, declared, parallel=parallel)
     if isinstance(choice, NamedTool):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:

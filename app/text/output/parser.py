@@ -24,9 +24,10 @@ class OutputParser:
         *,
         by_argument: bool,
         in_reasoning: bool = False,
+        parallel: bool = True,
     ) -> None:
         self._source = Source()
-        self._out = AnswerPieces(tools, by_argument=by_argument)
+        self._out = AnswerPieces(tools, by_argument=by_argument, parallel=parallel)
         if in_reasoning:
             self._out.part = AnswerPart.REASONING
         self._num_undecided = 0  # tokens that may turn out to be reasoning

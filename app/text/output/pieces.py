@@ -51,12 +51,14 @@ class AnswerPieces:
     """Collects the pieces that readers find; `take` returns them.
 
     tools: the declared tools. by_argument: send each argument of a call once it is complete;
-    otherwise the whole call at once. part: the part of the answer being read.
+    otherwise the whole call at once. parallel: keep the calls after the first, too. part: the part
+    of the answer being read.
     """
 
-    def __init__(self, tools: Tools, *, by_argument: bool) -> None:
+    def __init__(self, tools: Tools, *, by_argument: bool, parallel: bool = True) -> None:
         self.tools = tools
         self.by_argument = by_argument
+        self._parallel = parallel
         self.part = AnswerPart.UNDECIDED
         self.num_calls = 0
         self.settled_at: int | None = None  # end of the last closed call in the source
@@ -100,6 +102,8 @@ class AnswerPieces:
 
     def call(self, delta: CallDelta) -> None:
         self._after_call = True
+        if delta.index and not self._parallel:
+            return
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, CallDelta) and delta.name is None:
             delta = CallDelta(last.index, last.name, last.arguments + delta.arguments)

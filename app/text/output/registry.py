@@ -61,12 +61,19 @@ class OutputFormats:
         )
 
     def parser(
-        self, tools: Tools, *, is_forced: bool, by_argument: bool, in_reasoning: bool
+        self,
+        tools: Tools,
+        *,
+        is_forced: bool,
+        by_argument: bool,
+        in_reasoning: bool,
+        parallel: bool = True,
     ) -> OutputParser:
         """A parser for one answer.
 
         is_forced: a grammar forces JSON calls. by_argument: send calls argument by argument, not
-        once complete. in_reasoning: the prompt has opened the reasoning.
+        once complete. in_reasoning: the prompt has opened the reasoning. parallel: calls after the
+        first are kept, too.
         """
         if is_forced:
             return OutputParser(Forced(), None, tools, by_argument=by_argument)
@@ -76,6 +83,7 @@ class OutputFormats:
             tools if self.tools is not None else {},
             by_argument=by_argument,
             in_reasoning=in_reasoning,
+            parallel=parallel,
         )
 
 

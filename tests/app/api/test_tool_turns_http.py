@@ -216,6 +216,56 @@ async def test_messages(
     check_prompt(family, shown())
 
 
+@FAMILY
+@STREAM
+async def test_without_parallel_calls_the_first_alone_comes(
+    ready: Ready,
+    anthropic_of: Callable[[Server], anthropic.AsyncAnthropic],
+    family: str,
+    stream: bool,
+) -> None:
+    server, _ = await ready(family)
+    client, given = server.openai, [{"role": "user", "content": "Sums?"}]
+    request: dict[str, Any] = {"model": MODEL, "parallel_tool_calls": False}
+    function = {"name": "add", "parameters": SCHEMA}
+    tools: Any = [{"type": "function", "function": function}]
+    answers: list[tuple[str, list[Any]]] = []
+    if stream:
+        async with client.chat.completions.stream(**request, messages=given, tools=tools) as events:
+            choice: Any = (await events.get_final_completion()).choices[0]
+    else:
+        chat = await client.chat.completions.create(**request, messages=given, tools=tools)
+        choice = chat.choices[0]
+    answers.append((choice.finish_reason, choice.message.tool_calls))
+    tools = [{"type": "function", **function}]
+    if stream:
+        async with client.responses.stream(**request, input=given, tools=tools) as events:
+            response: Any = await events.get_final_response()
+    else:
+        response = await client.responses.create(**request, input=given, tools=tools)
+    calls = [item for item in response.output if item.type == "function_call"]
+    answers.append((response.status, calls))
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 1000,
+        "messages": given,
+        "tools": [{"name": "add", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    }
+    if stream:
+        async with anthropic_of(server).messages.stream(**asked) as events:
+            message: Any = await events.get_final_message()
+    else:
+        message = await anthropic_of(server).messages.create(**asked)
+    uses = [block for block in message.content if block.type == "tool_use"]
+    answers.append((message.stop_reason, uses))
+    assert [reason for reason, _ in answers] == ["tool_calls", "completed", "tool_use"]
+    assert [len(calls) for _, calls in answers] == [1, 1, 1]
+    assert json.loads(answers[0][1][0].function.arguments) == json.loads(ARGUMENTS[0])
+    assert json.loads(answers[1][1][0].arguments) == json.loads(ARGUMENTS[0])
+    assert answers[2][1][0].input == json.loads(ARGUMENTS[0])
+
+
 async def test_no_arguments_are_an_empty_object(ready: Ready) -> None:
     server, shown = await ready("qwen3_coder")
     calls = [{"id": "x", "type": "function", "function": {"name": "now", "arguments": ""}}]
