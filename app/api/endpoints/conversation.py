@@ -39,7 +39,7 @@ def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[
 def _plain(message: Message, number: int) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": _text(message)}
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    if message.content is None and not _is_answer(message):
         param = f"messages.{number}.content"
         raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
     if message.name is not None:
@@ -64,6 +64,12 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return plain
+
+
+def _is_answer(message: Message) -> bool:
+    """Whether a message is an answer sent back: one that says nothing has a content of null."""
+    said = message.tool_calls or message.reasoning_content or message.refusal
+    return message.role == "assistant" and bool(said or "content" in message.model_fields_set)
 
 
 def _text(message: Message) -> str:

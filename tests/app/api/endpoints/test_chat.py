@@ -323,6 +323,36 @@ async def test_tool_results_go_back_through_the_template(server: Server) -> None
 
 
 @pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"content": None}, ""),
+        ({"content": None, "reasoning_content": "Hm"}, ""),
+        ({"reasoning_content": "Hm"}, ""),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"refusal": "No."}, "No."),
+    ],
+)
+async def test_an_answer_without_content_goes_back(server: Server, answer: Any, shown: str) -> None:
+    write(server, "Yes")
+    messages = [*HELLO, {"role": "assistant", **answer}, *HELLO]
+    body = {"model": MODEL, "messages": messages}
+    answered = await server.http.post("/v1/chat/completions", json=body)
+    assert answered.status_code == 200, answered.text
+    tokens = list(server.engine.seen[-1].prompt)
+    prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert f"<|assistant|>{shown}<|end|>" in prompt
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "assistant"}, {"role": "user", "content": None}, {"role": "user"}]
+)
+async def test_other_messages_have_content(server: Server, message: Any) -> None:
+    body = {"model": MODEL, "messages": [*HELLO, message]}
+    refused = await server.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.1.content")
+
+
+@pytest.mark.parametrize(
     ("extra", "kind", "source"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", ""),
