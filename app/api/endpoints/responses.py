@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id
 from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
@@ -33,6 +35,7 @@ from app.api.schema.responses import (
     InputCallOutput,
     InputMessage,
     InputReasoning,
+    InputText,
     NamedFunctionTool,
     ResponseRequest,
 )
@@ -122,9 +125,10 @@ def _messages(body: ResponseRequest) -> list[Message]:
             reasoning = "".join(part.text for part in item.content or [])
             continue
         if isinstance(item, InputMessage):
-            messages.append(Message(role=item.role, content=_content(item)))
+            messages.append(Message(role=item.role, content=_text(item.content)))
         elif isinstance(item, InputCallOutput):
-            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            output = _text(item.output)
+            messages.append(Message(role="tool", content=output, tool_call_id=item.call_id))
         else:
             calls = [_tool_call(item)]
             last = messages[-1] if messages else None
@@ -141,10 +145,8 @@ def _messages(body: ResponseRequest) -> list[Message]:
     return messages
 
 
-def _content(item: InputMessage) -> str:
-    if isinstance(item.content, str):
-        return item.content
-    return "".join(part.text for part in item.content)
+def _text(content: str | Sequence[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _tool_call(item: InputCall) -> ToolCall:

@@ -36,7 +36,7 @@ class InputCall(Strict):
 class InputCallOutput(Strict):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=128)
-    output: str
+    output: str | Annotated[list[InputText], Field(fail_fast=True)]
     id: str | None = None
     status: str | None = None
 

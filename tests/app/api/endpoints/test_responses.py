@@ -96,6 +96,23 @@ async def test_response_with_a_function_call(server: Server, stream: bool) -> No
     assert again.output_text == "1"
 
 
+async def test_a_call_s_output_may_come_in_parts(server: Server) -> None:
+    parts = [{"type": "input_text", "text": text} for text in ("three ", "apples")]
+    given: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": parts},
+    ]
+    await server.openai.responses.create(model=MODEL, input=given, max_output_tokens=1)
+    tokens = list(server.engine.seen[-1].prompt)
+    prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert "<|tool|>three apples<|end|>" in prompt
+    parts.append({"type": "input_image", "image_url": "data:"})
+    refused = await server.http.post("/v1/responses", json={"model": MODEL, "input": given})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith("input.2.output.2")
+
+
 async def test_only_allowed_tools_are_offered(server: Server) -> None:
     write(server, '[{"name": "add", "arguments": {"a": 1}}]')
     other = {"type": "function", "name": "other"}
