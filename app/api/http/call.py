@@ -31,12 +31,21 @@ class ClientGone(Exception):
 class Call:
     """One HTTP request being served."""
 
-    __slots__ = ("_receive", "_send", "arrived_s", "options", "scope", "started")
+    __slots__ = (
+        "_num_admitted",
+        "_receive",
+        "_send",
+        "arrived_s",
+        "options",
+        "scope",
+        "started",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, options: ApiOptions) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
+        self._num_admitted = 0  # prompt tokens taken from the key's allowance
         self.options = options
         self.arrived_s = time.monotonic()
         self.started = False  # the response has begun, so an error can no longer have a status
@@ -85,6 +94,7 @@ class Call:
         allowance = self.scope["state"].get("allowance")
         if allowance is not None:
             allowance.admit_prompt(num_prompt_tokens)
+            self._num_admitted = num_prompt_tokens
 
     def charge(self, num_completion_tokens: int) -> None:
         """Take generated tokens from the key's allowance, which may go into debt."""
@@ -187,7 +197,11 @@ class Call:
         await self.reply(200, json.dumps(content, allow_nan=False).encode())
 
     async def reply_error(self, error: ApiError) -> None:
-        """Send the error object with its status."""
+        """Send the error object with its status. A prompt that the server has no room for is given
+        back to the key: trying again would otherwise use up its allowance."""
+        if error.status in (429, 503):
+            self.charge(-self._num_admitted)
+            self._num_admitted = 0
         await self.reply(error.status, error.body(), error.all_headers())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
 from app.api.http.options import ApiOptions, KeyLimits, at_address
+from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.settings.load import parse
 from app.settings.model_folder import SettingsError
 from tests.app.api.conftest import MODEL, Server, StartServer
@@ -63,6 +65,43 @@ async def test_token_limit_of_a_key_counts_prompt_and_answer(start_server: Start
     first = await server.http.post("/v1/completions", json=body, headers=KEY)
     second = await server.http.post("/v1/completions", json=body, headers=KEY)
     assert (first.status_code, second.status_code) == (200, 429)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestRefused("full", retry_after_s=1.0), 429),
+        (EngineUnavailable("loading", retry_after_s=1.0), 503),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 30, "max_tokens": 1}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 30}], "max_tokens": 1},
+        ),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a" * 30}], "max_tokens": 1}),
+    ],
+)
+async def test_a_prompt_that_is_refused_for_now_costs_its_key_no_tokens(
+    start_server: StartServer,
+    path: str,
+    body: dict[str, Any],
+    error: Exception,
+    status: int,
+    stream: bool,
+) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(tokens_per_minute=50)}))
+    statuses = []
+    for refusal in (error, error, error, None, None):
+        server.engine.refusal = refusal
+        asked = {"model": MODEL, "stream": stream, **body}
+        statuses.append((await server.http.post(path, json=asked, headers=KEY)).status_code)
+    assert statuses == [status] * 3 + [200, 429]
+    assert len(server.engine.seen) == 4
 
 
 def test_bucket_fills_with_time_and_remembers_debt() -> None:
