@@ -15,6 +15,7 @@ from app.api.http.errors import ApiError, invalid, unknown_parameter
 
 _MAX_DEPTH: Final = 199  # the parser's own limit
 _MAX_SCANNED: Final = 100_000
+_MAX_COMPARED: Final = 1000  # errors of one body: each takes microseconds, and a body may have many
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
 # The parser's words for what is wrong within a string
@@ -83,7 +84,8 @@ def _parameter_at(
 def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> ApiError:
     """The error for content that the schema, `model`, rejects."""
     found = error.errors(include_url=False, include_context=True, include_input=False)
-    first = max(found, key=lambda one: _progress(one, found[0]["loc"], content))
+    compared = found[:_MAX_COMPARED]
+    first = max(compared, key=lambda one: _progress(one, found[0]["loc"], content))
     kind, message = str(first["type"]), str(first["msg"])
     param = _path(first["loc"], content, is_missing=kind == "missing")
     if kind == "extra_forbidden":

@@ -11,10 +11,13 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from app.api.batches.limits import BatchLimits
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions
+from app.api.http.validation import complaint
+from app.api.schema.completions import CompletionRequest
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
@@ -271,6 +274,30 @@ async def test_an_unknown_parameter_brings_the_one_it_may_be_meant_to_be(
     said = answer.json()["error"]["message"]
     assert "Unknown parameter: '" in said
     assert said.partition(" Did you mean ")[2] == (f"'{meant}'?" if meant else "")
+
+
+class Looked(dict[str, Any]):
+    """Counts how often a name is looked up."""
+
+    num_times = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.num_times += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("name", ["metadata", "logit_bias", "slo"])
+def test_of_a_body_wrong_in_many_places_only_some_are_looked_at(name: str) -> None:
+    content = {"model": MODEL, "prompt": "a", name: {f"k{i}": "x" for i in range(20_000)}}
+    if name == "metadata":
+        content[name] = dict.fromkeys(content[name], 1)
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate(content)
+    assert caught.value.error_count() == 20_000
+    looked = Looked(content)
+    error = complaint(caught.value, looked, CompletionRequest)
+    assert error.param == f"{name}.k0"
+    assert looked.num_times < 2000
 
 
 async def test_a_parameter_without_a_name_is_named_so(server: Server) -> None:
