@@ -163,15 +163,13 @@ async def tokenized(
     prompts: Sequence[str | list[int]], context: Context, param: str
 ) -> list[list[int]]:
     """Token ids of every prompt, checked against the model's vocabulary and context."""
-    found: list[list[int]] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            context.check_length(prompt, param)
-            tokens = await context.text.encode(prompt)
-        else:
-            tokens = prompt
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        context.check_length(text, param)
+    encoded = iter(await context.text.encode_all(texts))
+    found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    for tokens in found:
         context.check_prompt(tokens, param)
-        found.append(tokens)
     return found
 
 

@@ -100,11 +100,21 @@ class TextProcessor:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize; long texts in a thread, very long ones queueing in one of their own."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return (await self.encode_all((text,), add_special_tokens=add_special_tokens))[0]
+
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Like `encode`, for texts that are long together."""
+
+        def encoded() -> list[list[int]]:  # one by one: a batch would take every core
+            return [self.encode_now(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        num_chars = sum(map(len, texts))
+        if num_chars <= _INLINE_CHARS:
+            return encoded()
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads if len(text) <= _LONG_CHARS else self._long_thread,
-            lambda: self.encode_now(text, add_special_tokens=add_special_tokens),
+            self._threads if num_chars <= _LONG_CHARS else self._long_thread, encoded
         )
 
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
@@ -175,14 +185,25 @@ class TextProcessor:
 
     async def decode_aside(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Like `decode`, but decodes a long sequence in a thread."""
+        return (await self.decode_all((tokens,), skip_special_tokens=skip_special_tokens))[0]
+
+    async def decode_all(
+        self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Like `decode_aside`, for sequences that are long together."""
         backend = self._backend
-        if len(tokens) <= _INLINE_TOKENS or backend is None:
-            return self.decode(tokens, skip_special_tokens=skip_special_tokens)
-        found: list[str] = await asyncio.get_running_loop().run_in_executor(
-            self._threads,  # of the backend's two forms only the batch lets other threads run
-            lambda: backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens),
-        )
-        return found[0]
+        if sum(map(len, sequences)) <= _INLINE_TOKENS or backend is None:
+            decode = self._decoder(skip_special_tokens)
+            return [decode(tokens) for tokens in sequences]
+
+        def decoded() -> list[str]:  # of the backend's two forms only the batch frees the loop
+            batches = ([list(tokens)] for tokens in sequences)
+            return [
+                backend.decode_batch(one, skip_special_tokens=skip_special_tokens)[0]
+                for one in batches
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decoded)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for, special tokens by name; may be part of a character."""

@@ -81,10 +81,9 @@ class Completions:
 
 async def _echoes(context: Context, given: Sequence[str | list[int]]) -> list[str]:
     """The prompts' texts, to stand before the continuations."""
-    return [
-        prompt if isinstance(prompt, str) else await context.text.decode_aside(prompt)
-        for prompt in given
-    ]
+    ids = [prompt for prompt in given if not isinstance(prompt, str)]
+    decoded = iter(await context.text.decode_all(ids))
+    return [prompt if isinstance(prompt, str) else next(decoded) for prompt in given]
 
 
 def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tuple[int, int]:

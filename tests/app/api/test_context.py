@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import pytest
 
-from app.api.context import Context
+from app.api.context import Context, tokenized
 from app.api.http.errors import ApiError
 from app.api.http.options import ApiOptions
 from app.engine_client.client import EngineClient, ModelCard
@@ -56,6 +57,19 @@ def test_a_name_leads_to_the_parts_of_its_model(text: TextProcessor) -> None:
     assert first.of(None) is first
     with pytest.raises(ApiError, match="'v' does not exist here"):
         first.of("v")
+
+
+async def test_many_short_prompts_leave_the_event_loop_free(text: TextProcessor) -> None:
+    (context,) = made(text, a=()).values()
+    ran: list[bool] = []
+    asyncio.get_running_loop().call_soon(ran.append, True)
+    tokens = await tokenized(["ab" * 40] * 256, context, "prompt")
+    assert ran
+    assert tokens == [[*b"ab" * 40]] * 256
+    mixed: list[str | list[int]] = ["a", [98], "c"]
+    assert await tokenized(mixed, context, "prompt") == [[97], [98], [99]]
+    with pytest.raises(ApiError, match="is empty"):
+        await tokenized(["a", ""], context, "prompt")
 
 
 def test_a_model_alone_has_adapters_too(text: TextProcessor) -> None:

@@ -1,7 +1,9 @@
-"""What is said of a model folder without a tokenizer that can be read."""
+"""What is said of a model folder without a tokenizer that can be read, and where many texts are
+tokenized."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,18 @@ def test_a_tokenizer_that_cannot_be_read_is_named(
         TextProcessor(folder)
     assert str(raised.value).startswith(f"model.path: {folder}")
     assert said in str(raised.value)
+
+
+async def test_many_short_texts_leave_the_event_loop_free(byte_level: TextProcessor) -> None:
+    """Each is short enough to be tokenized at once, all together are not."""
+    texts = [f"{number}: é" * 50 for number in range(256)]
+    ran: list[str] = []
+    asyncio.get_running_loop().call_soon(ran.append, "encoding")
+    tokens = await byte_level.encode_all(texts)
+    assert ran == ["encoding"]
+    assert tokens == [byte_level.encode_now(text) for text in texts]
+    asyncio.get_running_loop().call_soon(ran.append, "decoding")
+    assert await byte_level.decode_all(tokens) == texts
+    assert ran == ["encoding", "decoding"]
+    assert await byte_level.encode_all([]) == []
+    assert await byte_level.decode_all([]) == []
