@@ -196,7 +196,9 @@ class Recovery:
 
     def _give_up(self, reason: str) -> NoReturn:
         """End this process. The replica then builds a new scheduler, or is replaced itself."""
-        said = notify(f"giving up on the stages: {reason}", self._engine_id)
-        if said is not None:
-            futures.wait([said], timeout=_LAST_WORDS_S)
-        os._exit(1)
+        try:
+            said = notify(f"giving up on the stages: {reason}", self._engine_id)
+            if said is not None:
+                futures.wait([said], timeout=_LAST_WORDS_S)
+        finally:  # whatever it cannot say: alive, it would only keep its requests waiting
+            os._exit(1)

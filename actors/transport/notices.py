@@ -17,12 +17,19 @@ _in_order: Final = ThreadPoolExecutor(1, "legato-notices")  # nobody waits for t
 
 def notify(message: str, engine_id: str | None = None) -> Future[None] | None:
     """Log a line and publish it. Returns what is done once it is out, within seconds; None outside
-    a cluster, where there is only the log. engine_id: of one engine among several."""
+    a cluster, or without a thread for it, where there is only the log. Raises nothing: it tells of
+    what goes wrong. engine_id: of one engine among several."""
     text = message if engine_id is None else f"engine {engine_id}: {message}"
     logger.warning("%s", text)
     ray: Any = sys.modules.get("ray")  # the command reads `KIND` before Ray may be imported
     is_inside = ray is not None and ray.is_initialized()
-    return _in_order.submit(_publish, text) if is_inside else None
+    if not is_inside:
+        return None
+    try:
+        return _in_order.submit(_publish, text)
+    except RuntimeError as error:  # no thread can be started: the log has the line
+        logger.warning("the cluster is not told: %s", error)
+        return None
 
 
 def _publish(text: str) -> None:

@@ -31,7 +31,8 @@ from actors.transport.notices import notify
 from actors.transport.pipeline import StageHandles
 from actors.transport.running_time import RunningTime
 from actors.transport.wire import FrameProtocol, listen
-from app.engine_client.channel import ChannelOwner, SchedulerChannel
+from app.engine_client.channel import ChannelOwner, QuestionFailed, SchedulerChannel
+from app.engine_client.client import EngineUnavailable
 from app.engine_client.standby import Standby
 from app.engine_client.streams import OpenRequests
 
@@ -163,6 +164,19 @@ class SchedulerLink(SchedulerChannel):
         with suppress(ray.exceptions.RayError):
             await self._actor.serve.remote()
         self._lost()  # without effect if the socket has closed before
+
+    async def check(self) -> None:
+        """Kill a scheduler that is alive but does not answer; its loss starts a rebuild."""
+        if not self.is_open:
+            return  # the socket has closed, which started the rebuild
+        try:
+            await self.ask("stage_pids")
+        except QuestionFailed as error:
+            logger.error("heartbeat: %s", error)  # an error is an answer too
+        except EngineUnavailable:
+            if self.is_open:
+                logger.error("scheduler does not answer: killing it")
+                self.kill()
 
     async def close(self) -> None:
         """Let the scheduler end its stages, and end it."""

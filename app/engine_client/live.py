@@ -42,6 +42,7 @@ _HEARTBEAT_S = 5.0
 _LEAVING_PERIOD_S = 0.2
 _UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
 _READY_WITHIN_S = 20.0  # longest wait for an engine that is being rebuilt
+_NOT_REBUILT = "the scheduler could not be rebuilt"
 
 
 class LiveEngine:
@@ -131,36 +132,35 @@ class LiveEngine:
                 await asyncio.sleep(_LEAVING_PERIOD_S)
 
     async def _beat(self) -> None:
-        """Kill a scheduler that is alive but does not answer; its loss starts a rebuild."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            link = self._link
-            if not link.is_open:
-                continue  # the socket has closed, which started the rebuild
-            try:
-                await link.ask("stage_pids")
-            except QuestionFailed as error:
-                logger.error("heartbeat: %s", error)  # an error is an answer too
-            except EngineUnavailable:
-                if link.is_open:
-                    logger.error("scheduler does not answer: killing it")
-                    link.kill()
+            await self._link.check()
 
     async def _rebuild(self) -> None:
+        try:
+            await self._replace_scheduler()
+        except Exception:  # of any type: Serve replaces a replica that says it has failed
+            logger.exception("the rebuild of the scheduler failed")
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._failure = _NOT_REBUILT
+        self._ready.set()  # wakes new requests that wait for it
+        self._open.fail_all(EngineUnavailable(self._failure))
+
+    async def _replace_scheduler(self) -> None:
         begin_s = time.monotonic()
         while True:
             self._link.kill()
             self._rebuilds += 1
             if self._rebuilds > self._max_rebuilds:
-                self._failure = "the scheduler could not be rebuilt"
-                self._link.tell(f"giving up: {self._failure}, {self.num_open} requests fail")
-                self._ready.set()  # wakes new requests that wait for it
-                self._open.fail_all(EngineUnavailable(self._failure))
+                self._link.tell(f"giving up: {_NOT_REBUILT}, {self.num_open} requests fail")
+                self._give_up()
                 return
             self._link.tell(f"scheduler lost: rebuilding it, {self.num_open} requests wait")
             self._config = replace(self._config, is_rebuild=True)
-            self._link = self._new_link()
             try:
+                self._link = self._new_link()
                 await self._build()
                 break
             except Exception as error:  # a full disk, no sockets, no memory: it counts

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import actors.engine.recovery as module
 from actors.engine.recovery import BackgroundTasks, Recovery
 from actors.scheduling.request import Grammar
 
@@ -87,6 +88,23 @@ async def test_a_full_disk_for_good_ends_the_scheduler(
     assert gone.is_set()
     assert not rebuilt.is_set()
     assert "giving up on the stages: OSError: [Errno 28] No space left on device; 3 " in caplog.text
+
+
+async def test_a_recovery_that_cannot_even_say_so_ends_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alive, it would keep every request waiting for stages that nobody builds."""
+    gone: list[int] = []
+
+    def say_nothing(*said: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "notify", say_nothing)
+    monkeypatch.setattr("os._exit", gone.append)
+    recovery, _, _ = _recovery(0)
+    with pytest.raises(MemoryError):
+        await recovery._rebuild("a stage died")
+    assert gone == [1]
 
 
 async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
 import pytest
 import ray
 
+from actors.transport import notices
 from actors.transport.notices import KIND, notify
 
 
@@ -33,3 +36,18 @@ def test_lines_are_logged_and_reach_the_driver_in_order(
     assert [(one.levelno, one.getMessage()) for one in logged] == [
         (logging.WARNING, line) for line in wanted
     ]
+
+
+def test_a_line_for_which_no_thread_can_be_started_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who tells of a loss has to go on with the rebuild."""
+
+    def refuse(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(notices, "_in_order", ThreadPoolExecutor(1))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert notify("stages lost") is None
+    assert caplog.messages == ["stages lost", "the cluster is not told: can't start new thread"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import app.engine_client.link as link
 import app.engine_client.live as live
 from actors.scheduling.admission.limits import QueueLimits
 from actors.scheduling.cost.model import CostModel
@@ -147,6 +148,26 @@ async def test_rebuilds_that_do_not_help_end_every_stream(
     assert len(cluster.schedulers) == 3
     assert engine.failure == "the scheduler could not be rebuilt"
     assert not engine.is_ready()
+    with pytest.raises(EngineUnavailable, match="could not be rebuilt"):
+        await Reader(engine, wanted()).done
+
+
+@pytest.mark.parametrize("broken", ["notify", "kill_stages"])
+async def test_a_rebuild_that_raises_fails_the_engine_where_its_health_check_sees_it(
+    cluster: Cluster, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cluster.num_steps = 2
+    reader = Reader(engine, wanted())
+    await reader.has(1)
+    with monkeypatch.context() as shortage:
+        shortage.setattr(link, broken, refuse)
+        cluster.last.die()
+        with pytest.raises(EngineUnavailable, match="could not be rebuilt"):
+            await reader.done
+    assert engine.failure == "the scheduler could not be rebuilt"
     with pytest.raises(EngineUnavailable, match="could not be rebuilt"):
         await Reader(engine, wanted()).done
 
