@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from actors.scheduling.config import LIVE_KEYS, SETTINGS, SchedulerConfig
 from actors.scheduling.live_changes import cleared_by, plain
 from actors.transport.notices import notify
-from app.engine_client.client import EngineClient, EngineError
+from app.engine_client.client import (
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    RequestRefused,
+)
+
+_MAX_WAITS = 60  # for a rebuild, each as long as a request waits; none for a failed engine
 
 
 class UserConfig:
@@ -19,7 +28,8 @@ class UserConfig:
         self._engine = engine
         self._configured = configured
         self._applied: frozenset[str] = frozenset()
-        self._last: dict[str, Any] | None = None  # given; None before the replica's start ends
+        self._last: dict[str, Any] | None = None  # applied or refused; None during the start
+        self._turn = asyncio.Lock()  # Serve does not wait for one before it hands over the next
 
     async def apply(self, user_config: Mapping[str, Any] | None) -> None:
         """Called first as the replica starts: it then raises EngineError naming a bad key. Later
@@ -27,23 +37,34 @@ class UserConfig:
 
         The same again changes nothing, since a visitor of the console may have changed it."""
         given = {plain(key): value for key, value in (user_config or {}).items()}
-        is_serving = self._last is not None
-        if given == self._last:
-            return
-        self._last = given
+        async with self._turn:
+            if given != self._last:
+                await self._apply(given, is_serving=self._last is not None)
+
+    async def _apply(self, given: dict[str, Any], is_serving: bool) -> None:
         left_out = self._applied - given.keys()
         back = left_out | cleared_by(left_out, "auto").keys()
         changes = {key: self._configured_value(key) for key in sorted(back)} | given
-        if not changes:
-            return
         try:
-            await self._engine.reconfigure(changes)
-        except EngineError as refused:
+            if changes:
+                await self._reconfigure(changes)
+        except EngineError as error:
             if not is_serving:
                 raise
-            notify(f"user_config is not applied, the settings stay as they were: {refused}")
+            notify(f"user_config is not applied, the settings stay as they were: {error}")
+            if not isinstance(error, RequestRefused):
+                return  # the same again may be accepted
         else:
             self._applied = frozenset(given)
+        self._last = given
+
+    async def _reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """Wait for an engine that is being rebuilt: Serve hands the same over once."""
+        for _ in range(_MAX_WAITS - 1):
+            with suppress(EngineUnavailable):
+                await self._engine.reconfigure(changes)
+                return
+        await self._engine.reconfigure(changes)
 
     def _configured_value(self, key: str) -> Any:
         """As the YAML writes it."""

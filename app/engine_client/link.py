@@ -39,6 +39,8 @@ from app.engine_client.streams import OpenRequests
 logger = logging.getLogger("legato.engine")
 
 _LEAVE_WITHIN_S = 10.0
+_LEAVING_PERIOD_S = 0.2
+_UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
 _MAX_STARTS = 3
 _LOOK_EVERY_S = 1.0
 _SILENT_S = 45.0  # a scheduler touches its replica's socket once it runs; this is for its start
@@ -177,6 +179,16 @@ class SchedulerLink(SchedulerChannel):
             if self.is_open:
                 logger.error("scheduler does not answer: killing it")
                 self.kill()
+
+    async def leave(self) -> None:
+        """Let it take no new requests; returns once all that it has accepted have ended."""
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: no request is left
+            await self.ask("leave")
+            while True:
+                status = await self.ask("status")
+                if not any(status[key] for key in _UNFINISHED):
+                    break
+                await asyncio.sleep(_LEAVING_PERIOD_S)
 
     async def close(self) -> None:
         """Let the scheduler end its stages, and end it."""

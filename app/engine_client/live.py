@@ -39,8 +39,6 @@ from app.engine_client.streams import OpenRequests, Stream, core_requests
 logger = logging.getLogger("legato.engine")
 
 _HEARTBEAT_S = 5.0
-_LEAVING_PERIOD_S = 0.2
-_UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
 _READY_WITHIN_S = 20.0  # longest wait for an engine that is being rebuilt
 _NOT_REBUILT = "the scheduler could not be rebuilt"
 
@@ -103,14 +101,14 @@ class LiveEngine:
         if again := [replace(entry.resumed(), is_replayed=True) for entry in self._open.values()]:
             link.submit(again)  # before `_ready`, which lets new requests in
         self._ready.set()
-        with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
-            await self._ask_objective()
+        await self._read_objective()
 
-    async def _ask_objective(self) -> None:
-        """Read the objective from the scheduler, which replaces one that cannot be reached."""
-        status = await self._link.ask("status")
-        self.objective = Objective(status["tbt_s"], status["ttft_s"])
-        self._config = self._config.with_objective(self.objective.tbt_s)
+    async def _read_objective(self) -> None:
+        """From the scheduler, which replaces an objective that cannot be reached."""
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
+            status = await self._link.ask("status")
+            self.objective = Objective(status["tbt_s"], status["ttft_s"])
+            self._config = self._config.with_objective(self.objective.tbt_s)
 
     async def close(self) -> None:
         for task in (self._heartbeat, self._rebuilding):
@@ -123,13 +121,7 @@ class LiveEngine:
         """Take no new requests from fronts; returns once all accepted requests have ended."""
         if self._membership is not None:
             await self._membership.part()
-        with suppress(EngineUnavailable, QuestionFailed):  # lost: no request is left
-            await self._link.ask("leave")
-            while True:
-                status = await self._link.ask("status")
-                if not any(status[key] for key in _UNFINISHED):
-                    break
-                await asyncio.sleep(_LEAVING_PERIOD_S)
+        await self._link.leave()
 
     async def _beat(self) -> None:
         while True:
@@ -269,9 +261,11 @@ class LiveEngine:
         return [list(ranks) for ranks in await self._link.ask("stage_pids")]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        if not self._link.is_open:
+            await self._until_ready()
         await self._link.reconfigure(changes)
         self._config = self._config.with_changes(changes)  # for the next scheduler
-        await self._ask_objective()
+        await self._read_objective()
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()

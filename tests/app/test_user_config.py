@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from actors.scheduling.config import SchedulerConfig
-from app.engine_client.client import EngineClient, RequestRefused
+from app.engine_client.client import EngineClient, EngineUnavailable, RequestRefused
 from app.user_config import UserConfig
 
 CONFIGURED = SchedulerConfig(
@@ -23,8 +24,13 @@ class Engine:
 
     def __init__(self) -> None:
         self.settings = CONFIGURED
+        self.num_unavailable = 0  # so often it is being rebuilt for longer than a request waits
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        await asyncio.sleep(0)
+        if self.num_unavailable:
+            self.num_unavailable -= 1
+            raise EngineUnavailable("the engine is being rebuilt")
         try:
             self.settings = self.settings.with_changes(changes)
         except ValueError as error:
@@ -75,3 +81,36 @@ async def test_a_replica_that_serves_keeps_its_settings_and_its_streams(
     assert engine.settings.tbt_s == CONFIGURED.tbt_s
     assert "user_config is not applied" in caplog.text
     assert "polcy" in caplog.text
+
+
+async def test_settings_wait_for_a_rebuild_that_takes_long(
+    engine: Engine, user_config: UserConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await user_config.apply(None)  # as it starts
+    engine.num_unavailable = 5
+    given = [{"tbt_ms": 60, "policy": "orca"}, {"tbt_ms": 70}]
+    await asyncio.gather(*[user_config.apply(one) for one in given])
+    assert engine.settings == replace(CONFIGURED, tbt_s=0.07, request_slots=128)
+    assert not caplog.messages
+
+
+async def test_settings_that_found_no_engine_are_applied_when_they_are_given_again(
+    engine: Engine, user_config: UserConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await user_config.apply(None)  # as it starts
+    engine.num_unavailable = 1000
+    await user_config.apply({"tbt_ms": 60})
+    assert "user_config is not applied" in caplog.text
+    assert engine.settings.tbt_s == CONFIGURED.tbt_s
+    engine.num_unavailable = 0
+    await user_config.apply({"tbt_ms": 60})
+    assert engine.settings.tbt_s == 0.06
+
+
+async def test_settings_that_were_refused_are_told_of_once(
+    user_config: UserConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await user_config.apply(None)  # as it starts
+    for _ in range(2):
+        await user_config.apply({"polcy": "vllm"})
+    assert len(caplog.messages) == 1

@@ -284,6 +284,25 @@ async def test_changed_settings_outlive_the_scheduler(cluster: Cluster, engine: 
     await until(lambda: engine.objective.tbt_s == 0.05)
 
 
+async def test_settings_that_are_changed_during_a_rebuild_reach_the_next_scheduler(
+    cluster: Cluster, engine: LiveEngine
+) -> None:
+    cluster.last.die()
+    await until(lambda: not engine.is_ready())
+    await engine.reconfigure({"policy": "orca"})
+    assert len(cluster.schedulers) == 2
+    assert cluster.last.core.config.policy == "orca"
+
+
+async def test_settings_that_a_scheduler_took_before_it_died_are_accepted(
+    cluster: Cluster, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.last.loop._questions, "status", cluster.last.die)
+    await engine.reconfigure({"policy": "orca"})
+    await until(lambda: len(cluster.schedulers) == 2 and engine.is_ready())
+    assert cluster.last.core.config.policy == "orca"
+
+
 def decodes_of(seconds: float) -> CostModel:
     return CostModel("m", ((1, seconds), (64, 2 * seconds)), kv_tokens=640, max_model_len=64)
 
@@ -364,7 +383,7 @@ async def test_a_scheduler_that_is_silent_is_killed_and_one_that_errs_is_not(
 async def test_leaving_waits_for_what_was_accepted(
     cluster: Cluster, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_LEAVING_PERIOD_S", 0.0)
+    monkeypatch.setattr(link, "_LEAVING_PERIOD_S", 0.0)
     cluster.num_steps = 3
     reader = Reader(engine, wanted())
     await reader.has(1)
