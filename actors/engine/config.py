@@ -120,9 +120,9 @@ class EngineConfig:
             shares = [int(info.available_bytes * self.kv.fraction * part) for info in infos]
             rooms = [max(0, share - direct_bytes) for share in shares]
         counts = [r // info.kv_block_bytes for r, info in zip(rooms, infos, strict=True)]
-        # No more than all requests at full length can be used.
+        # No more than all requests at full length can be used, also if fewer run for now.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
-        return max(2, min(*counts, self.scheduler.max_requests * length + 1))
+        return max(2, min(*counts, self.scheduler.most_requests * length + 1))
 
     def max_model_len(self, info: StageInfo, num_blocks: int, *, in_fleet: bool = False) -> int:
         """The longest request, in tokens, which the KV cache must hold. Raises ValueError.

@@ -25,6 +25,14 @@ def test_drafts_of_the_default_end_with_a_backend_that_rounds_by_batch() -> None
         assert asked.scheduler_on(backend) == scheduler
 
 
+def test_fewer_requests_for_now_leave_the_next_scheduler_its_kv_cache() -> None:
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=512, max_requests=8)
+    config = EngineConfig(StageSpec("somewhere"), scheduler)
+    info = StageInfo(64, 100, 512, "float32", "cpu", 1 << 20, 1 << 40, (2,), 10**6)
+    assert config.num_blocks([info]) == 8 * 32 + 1
+    assert config.with_changes({"max_requests": 2}).num_blocks([info]) == 8 * 32 + 1
+
+
 @pytest.mark.parametrize(
     ("device", "changes", "num_blocks"),
     [
