@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import EngineSnapshot
+from actors.scheduling.config import ConfigError
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
@@ -264,7 +265,10 @@ class LiveEngine:
         if not self._link.is_open:
             await self._until_ready()
         await self._link.reconfigure(changes)
-        self._config = self._config.with_changes(changes)  # for the next scheduler
+        try:
+            self._config = self._config.with_changes(changes)  # for the next scheduler
+        except ConfigError as error:  # fronts have changed what this one follows, past `_config`
+            self._link.tell(f"changed settings hold until the scheduler is rebuilt: {error}")
         await self._read_objective()
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:

@@ -294,6 +294,22 @@ async def test_settings_that_are_changed_during_a_rebuild_reach_the_next_schedul
     assert cluster.last.core.config.policy == "orca"
 
 
+async def test_settings_that_only_fit_what_a_front_has_changed_are_accepted(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Serve would kill a running replica that raises, with its streams."""
+    model = CostModel("m", ((1, 0.01), (64, 0.02)), kv_tokens=640, max_model_len=64).to_dict()
+    changes: dict[str, Any] = {"budget": "adaptive", "token_budget": None, "tbt_s": 0.1}
+    scheduler = replace(settings().scheduler, cost_model=model, **changes)
+    engine = LiveEngine(replace(settings(), scheduler=scheduler), "name")
+    await engine.start()
+    await engine._link.reconfigure({"budget": "fixed"})  # as a front does
+    await engine.reconfigure({"token_budget": 32})
+    assert cluster.last.core.config.token_budget == 32
+    assert "token_budget: has no effect with the budget 'adaptive'" in caplog.text
+    await engine.close()
+
+
 async def test_settings_that_a_scheduler_took_before_it_died_are_accepted(
     cluster: Cluster, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
