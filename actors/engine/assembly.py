@@ -78,7 +78,7 @@ class Engine:
         info = replace(info, max_model_len=scheduler.max_model_len)
         publisher = None
         if fronts is not None:
-            bits = bit_class_of(self._config.stage, info)
+            bits = await bit_class_of(self._config.stage, info)
             adapters = tuple(sorted(self._stages.adapters.items()))
             role = Role(self._config.role)
             publisher = Publisher(fronts.engine_id, bits, core, adapters, role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -12,10 +13,11 @@ _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 1 << 12
 
 
-def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
-    """The bit class of an engine with these stages."""
+async def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
+    """The bit class of an engine with these stages. Reads beside the event loop: from slow storage
+    it takes minutes, in which a scheduler that shows no life is taken for hung."""
     return BitClass(
-        model=_weights_of(spec),
+        model=await asyncio.to_thread(_weights_of, spec),
         dtype=info.dtype,
         backend=info.backend,
         instruction_set=info.instruction_set,

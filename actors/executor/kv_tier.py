@@ -16,7 +16,7 @@ from actors.transport.shares import MEMORY, shares_root
 _LAYOUT = 2  # to be increased when the byte layout of a block changes
 
 
-def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
+async def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
     """One per rank, stage after stage; empty without a second tier.
 
     An engine finds the blocks of earlier engines whose computation was the same.
@@ -26,7 +26,8 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
     stage, kv = config.stage, config.kv
     root = Path(kv.disk_cache_path) if kv.disk_cache_path else cache_folder() / "kv"
     versions = (_LAYOUT, _version("legato-serve"), _version("torch"))
-    same = repr((bit_class_of(stage, info), versions, stage.block_size, stage.num_stages))
+    bits = await bit_class_of(stage, info)
+    same = repr((bits, versions, stage.block_size, stage.num_stages))
     name = f"{Path(stage.model_path).name}-{hashlib.sha256(same.encode()).hexdigest()[:16]}"
     specs = []
     for number in range(stage.num_stages):

@@ -90,7 +90,7 @@ class StageSet:
         info, num_blocks = await self._load()
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
-        self._tier_specs = tier_specs(self._config, info)
+        self._tier_specs = await tier_specs(self._config, info)
         await self._open(in_haste=self._config.is_rebuild)
         return info, num_blocks, swap
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import actors.executor.bit_class as module
 from actors.executor.bit_class import bit_class_of
 from actors.fleet.snapshot import BitClass
 from actors.stage.spec import StageSpec
@@ -27,7 +30,7 @@ def folder(path: Path, size: int = 300_000) -> StageSpec:
 
 
 def class_of(spec: StageSpec, **report: Any) -> BitClass:
-    return bit_class_of(spec, info(**report))
+    return asyncio.run(bit_class_of(spec, info(**report)))
 
 
 def test_a_copy_elsewhere_is_of_the_same_class(tmp_path: Path) -> None:
@@ -102,3 +105,20 @@ def test_weights_that_are_drawn_differ_by_their_seed_alone(tmp_path: Path) -> No
     assert class_of(replace(spec, seed=1)) != before
     flip(Path(spec.model_path) / "model-1.safetensors", 0)  # is not read
     assert class_of(spec) == before
+
+
+def test_weights_are_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which shows meanwhile that the scheduler is alive."""
+    readers: list[threading.Thread] = []
+    read = module._weights_of
+
+    def weights_of(spec: StageSpec) -> str:
+        readers.append(threading.current_thread())
+        return read(spec)
+
+    monkeypatch.setattr(module, "_weights_of", weights_of)
+    class_of(folder(tmp_path / "m"))
+    assert len(readers) == 1
+    assert readers[0] is not threading.current_thread()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def engine(tmp_path: Path) -> EngineConfig:
 
 
 def specs(engine: EngineConfig, **report: Any) -> list[TierSpec]:
-    return tier_specs(engine, info(**report))
+    return asyncio.run(tier_specs(engine, info(**report)))
 
 
 def test_every_rank_has_a_folder_of_its_own(engine: EngineConfig) -> None:
