@@ -177,3 +177,14 @@ async def _meeting_place(ranks: Sequence[Any]) -> str | None:
     nodes = await asyncio.gather(*[actor.node_id.remote() for actor in ranks])
     address: str = await ranks[0].free_address.remote(len(set(nodes)) == 1)
     return address
+
+
+async def processes_here(flat: Sequence[Any], pids: Sequence[int]) -> list[psutil.Process]:
+    """Of these actors' processes, those on this node."""
+    nodes = await asyncio.gather(*[actor.node_id.remote() for actor in flat])
+    here, found = ray.get_runtime_context().get_node_id(), []
+    for pid, node in zip(pids, nodes, strict=True):
+        if node == here:
+            with suppress(psutil.Error):  # it has died: the pipeline reports it
+                found.append(psutil.Process(pid))
+    return found

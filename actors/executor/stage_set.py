@@ -20,6 +20,7 @@ from actors.executor.placement import (
     find_stages,
     kill_stages,
     load_stages,
+    processes_here,
     unused,
 )
 from actors.scheduling.events import TierChange
@@ -142,9 +143,10 @@ class StageSet:
         try:
             async with running_timeout(self._config.load_timeout_s):
                 infos = await load_stages(self._actors)
-            pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
-            self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
-            self.here = await self._processes_here()
+            pids = await asyncio.gather(*[actor.pid.remote() for actor in flat])
+            each = iter(pids)
+            self.pids = [[next(each) for _ in ranks] for ranks in self._actors]
+            self.here = await processes_here(flat, pids)
             for slot, folder in list(self.adapters.items()):
                 problem = await self._fill_slot(slot, folder)
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
@@ -182,15 +184,6 @@ class StageSet:
                 return
             if min(shares) < 1.0:
                 logger.info("loading weights: %.0f %%", 100 * min(shares))
-
-    async def _processes_here(self) -> list[psutil.Process]:
-        nodes = await asyncio.gather(*[actor.node_id.remote() for actor in self._flat()])
-        here, found = ray.get_runtime_context().get_node_id(), []
-        for pid, node in zip([pid for ranks in self.pids for pid in ranks], nodes, strict=True):
-            if node == here:
-                with contextlib.suppress(psutil.Error):  # it has died: the pipeline reports it
-                    found.append(psutil.Process(pid))
-        return found
 
     async def _open(self, in_haste: bool = True) -> None:
         """in_haste: leave the first grammar, and waiting for memory, for later."""
@@ -279,10 +272,15 @@ class StageSet:
         return problem
 
     async def _fill_slot(self, slot: int, folder: str) -> str | None:
-        flat = self._flat()
-        problems = await asyncio.gather(
-            *[actor.load_adapter.remote(slot, folder) for actor in flat]
-        )
+        """An error message, also when late, or None."""
+        flat, limit_s = self._flat(), self._config.load_timeout_s
+        try:
+            async with running_timeout(limit_s):
+                problems = await asyncio.gather(
+                    *[actor.load_adapter.remote(slot, folder) for actor in flat]
+                )
+        except TimeoutError:
+            return f"{folder}: not loaded within {limit_s:.0f} s"
         return next((problem for problem in problems if problem is not None), None)
 
     def _flat(self, begin: int = 0) -> list[Any]:

@@ -106,6 +106,7 @@ async def test_stages_that_die_while_they_load_are_started_again(
         ({"load": raised(ValueError("model.safetensors: cut off"))}, "model.safetensors: cut off"),
         ({"load": ENDLESS}, "loading took over 0 s"),
         ({"load_adapter": "no adapter_config.json"}, "no adapter_config.json"),
+        ({"load_adapter": ENDLESS}, "folder: not loaded within 0 s"),
         ({"allocate": raised(MemoryError("too large"))}, "(?s)could not be connected: .*too large"),
         ({"open_tier": raised(OSError("kv.disk_cache_path: read-only"))}, "^kv.disk_cache_path"),
     ],

@@ -15,6 +15,7 @@ from actors.engine.config import KVMemory
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.plan import Slice, StepPlan
 from tests.actors.executor.paper_ranks import (
+    ENDLESS,
     HERE,
     Cluster,
     Rank,
@@ -122,6 +123,19 @@ async def test_adapters_are_loaded_into_new_stages(
         rank.answers["load_adapter"] = died()
     with pytest.raises(StagesFailed):
         await stages.load_adapter(4, "fourth")
+    stages.close()
+
+
+async def test_an_adapter_that_never_loads_costs_a_rebuild_that_adapter_alone(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from a folder of a network that hangs."""
+    stages = stage_set(cluster, adapters=((1, "first"), (2, "second")), load_timeout_s=0.2)
+    await stages.build()
+    cluster.answers = [{"load_adapter": [ENDLESS, None]}]
+    await stages.rebuild()
+    assert "adapter slot 1 is lost: first: not loaded within 0 s" in caplog.text
+    assert stages.adapters == {2: "second"}
     stages.close()
 
 
