@@ -172,8 +172,12 @@ class SchedulerChannel:
     def _lost(self) -> None:
         if self._socket is None:
             return  # known already, or not yet open
+        self._forget()
+        self._owner.on_lost()
+
+    def _forget(self) -> None:
+        """From now on there is no scheduler."""
         self._socket = None
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("the scheduler has ended"))
-        self._owner.on_lost()

@@ -51,7 +51,8 @@ class EngineFailed(RuntimeError):
 
 
 class Membership(Protocol):
-    """An engine's entry for the fronts of its fleet; each new scheduler joins again."""
+    """An engine's entry for the fronts of its fleet; each new scheduler joins again. Its owner
+    repeats the latest one from time to time."""
 
     def new_front_address(self) -> FrontAddress:
         """The address at which the next scheduler accepts fronts."""
@@ -167,6 +168,15 @@ class SchedulerLink(SchedulerChannel):
             await self._actor.serve.remote()
         self._lost()  # without effect if the socket has closed before
 
+    async def join(self, membership: Membership) -> None:
+        """Let fronts find it. A failure costs nothing: the entry is repeated (`Membership`)."""
+        if self.fronts is None:
+            return
+        try:
+            await membership.join(self.fronts, self.tcp_address)
+        except Exception:  # of Ray, while the GCS is away
+            logger.exception("fronts cannot be told of the scheduler yet")
+
     async def check(self) -> None:
         """Kill a scheduler that is alive but does not answer; its loss starts a rebuild."""
         if not self.is_open:
@@ -202,6 +212,14 @@ class SchedulerLink(SchedulerChannel):
     def tell(self, message: str) -> None:
         """A line of this engine for whoever runs the server."""
         notify(message, None if self.fronts is None else self.fronts.engine_id)
+
+    def discard(self) -> None:
+        """Kill it, for another one to take its place: it delivers nothing more, and its end is not
+        reported, which would begin one more rebuild."""
+        if (socket := self._socket) is not None:
+            self._forget()
+            socket.abort()
+        self.kill()
 
     def kill(self) -> None:
         """End it at once, and the stages that were created with it."""

@@ -93,8 +93,8 @@ class LiveEngine:
         self._is_building, link = True, self._link
         try:
             self._info, self._num_blocks = await link.open()
-            if self._membership is not None and link.fronts is not None:
-                await self._membership.join(link.fronts, link.tcp_address)
+            if self._membership is not None:
+                await link.join(self._membership)
         finally:
             self._is_building = False
         if not link.is_open:
@@ -144,7 +144,8 @@ class LiveEngine:
     async def _replace_scheduler(self) -> None:
         begin_s = time.monotonic()
         while True:
-            self._link.kill()
+            self._ready.clear()
+            self._link.discard()
             self._rebuilds += 1
             if self._rebuilds > self._max_rebuilds:
                 self._link.tell(f"giving up: {_NOT_REBUILT}, {self.num_open} requests fail")

@@ -178,11 +178,12 @@ class Member:
         )
 
     async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
-        await self.part()
         entry = EngineEntry(
             fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid()
         )
-        self._entry = entry
+        former, self._entry = self._entry, entry  # first, for `confirm`, should the store be away
+        if former is not None:
+            await self._registry.drop(former.engine_id)
         await self._registry.put(entry)
 
     async def part(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import ray
 
 import app.engine_client.link as link
 import app.engine_client.live as live
@@ -170,6 +171,26 @@ async def test_a_rebuild_that_raises_fails_the_engine_where_its_health_check_see
     assert engine.failure == "the scheduler could not be rebuilt"
     with pytest.raises(EngineUnavailable, match="could not be rebuilt"):
         await Reader(engine, wanted()).done
+
+
+async def test_the_late_end_of_a_failed_rebuild_does_not_begin_another(
+    cluster: Cluster, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [KeyError("tbt_s")]
+
+    async def read_objective() -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(engine, "_read_objective", read_objective)
+    monkeypatch.setattr(ray, "kill", lambda scheduler: None)  # it takes time
+    cluster.last.die()
+    await until(lambda: engine._rebuilding is not None and engine._rebuilding.done())
+    cluster.schedulers[1].die()
+    reader = Reader(engine, wanted())
+    await reader.done
+    assert reader.tokens == [answer()]
+    assert len(cluster.schedulers) == 3
 
 
 async def test_one_failed_rebuild_is_followed_by_another(

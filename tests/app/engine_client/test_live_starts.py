@@ -47,6 +47,28 @@ async def test_a_scheduler_that_dies_while_it_starts_is_started_again(
     await engine.close()
 
 
+class NoCluster:
+    """Of a fleet whose GCS is away."""
+
+    def new_front_address(self) -> FrontAddress:
+        return FrontAddress("e", "@e", None, b"")
+
+    async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
+        raise ray.exceptions.RpcError("the GCS does not answer")
+
+    async def part(self) -> None:
+        """No front was told."""
+
+
+async def test_a_cluster_that_is_away_costs_no_scheduler(cluster: Cluster) -> None:
+    """The replica repeats its entry."""
+    engine = LiveEngine(settings(), "name", membership=NoCluster())
+    await engine.start()
+    cluster.last.die()
+    await until(lambda: len(cluster.schedulers) == 2 and engine.is_ready())
+    await engine.close()
+
+
 class Membership:
     """Of a fleet that the engine joins once its scheduler has died."""
 

@@ -1,0 +1,53 @@
+"""An engine's entry among its fleet's: it is kept for `confirm` while the store is away."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+import app.fleet.registry as module
+from actors.engine.peers import FrontAddress
+from app.fleet.registry import EngineEntry, Member, Registry
+
+
+class Store:
+    """Of one key each, while `is_away` of none."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.is_away = False
+
+    async def put(self, entry: EngineEntry) -> None:
+        await self._ask()
+        self.ids.append(entry.engine_id)
+
+    async def drop(self, engine_id: str) -> None:
+        await self._ask()
+        self.ids.remove(engine_id)
+
+    async def _ask(self) -> None:
+        if self.is_away:
+            raise ConnectionError
+
+
+async def test_an_engine_that_joins_while_the_store_is_away_is_there_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "this_node", lambda: "node")
+    store = Store()
+    member = Member(cast(Registry, store), "replica")
+    for engine_id, is_away in (("first", False), ("second", True)):
+        store.is_away = is_away
+        joins = member.join(FrontAddress(engine_id, "@e", None, b""), None)
+        if is_away:
+            with pytest.raises(ConnectionError):
+                await joins
+        else:
+            await joins
+    assert store.ids == ["first"]
+    store.is_away = False
+    await member.confirm()
+    assert store.ids == ["first", "second"]
+    await member.part()
+    assert store.ids == ["first"]  # fronts cannot reach it, and drop it
