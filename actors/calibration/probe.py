@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport.messages import StepError
+from actors.transport.running_time import running_timeout
 
 ANSWER_WITHIN_S = 120.0
 
@@ -31,7 +32,8 @@ class PipelineProbe:
         answer = self._answer = asyncio.get_running_loop().create_future()
         self._submit(plan)
         try:
-            return await asyncio.wait_for(answer, ANSWER_WITHIN_S)
+            async with running_timeout(ANSWER_WITHIN_S):
+                return await answer
         except TimeoutError:
             raise ProbeFailed(f"no answer within {ANSWER_WITHIN_S:.0f} s") from None
 

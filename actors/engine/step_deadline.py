@@ -50,19 +50,19 @@ class StepDeadline:
     @property
     def is_half_over(self) -> bool:
         """Whether the oldest step in flight has taken half of what is the least limit."""
-        return bool(self._core.in_flight) and self._clock() - self._since_s >= self._floor_s / 2
+        return bool(self._core.in_flight) and self._look() >= self._floor_s / 2
 
-    @property
-    def _since_s(self) -> float:
-        """A step's time starts when the step before it is answered."""
-        return max(self._core.in_flight[0].planned_at_s, self._core.last_answer_s)
+    def _look(self) -> float:
+        """Seconds of the oldest step in flight: from when the step before it is answered."""
+        since_s = max(self._core.in_flight[0].planned_at_s, self._core.last_answer_s)
+        return self._ran.since(since_s, self._clock(), self._period_s)
 
     def _check(self) -> None:
         self.timer = None
         if not self._core.in_flight:
             return
         limit_s = self._limit_of(self._core.in_flight[0])
-        left_s = limit_s - self._ran.since(self._since_s, self._clock(), self._period_s)
+        left_s = limit_s - self._look()
         if left_s > 0:
             wait_s = min(left_s, self._period_s)
             self.timer = asyncio.get_running_loop().call_later(wait_s, self._check)

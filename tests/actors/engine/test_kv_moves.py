@@ -15,6 +15,7 @@ from actors.executor.stage_set import StagesFailed
 from actors.scheduling.events import Event, Fetch, FetchEarly, Moved, Save, TierChange, TierHolds
 from actors.stage.spec import StageSpec
 from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
+from actors.transport.running_time import LOOKS
 from tests.actors.engine import paper_engine
 from tests.actors.engine.paper_engine import background
 from tests.actors.scheduling import short_lives
@@ -137,7 +138,9 @@ async def test_steps_that_go_on_beside_a_move_that_hangs_are_not_suspects(
     engine = paper_engine.Engine()
     engine.submit(one := short_lives.request(1, prompt=4, output=6))
     engine.stages.answer()
-    engine.now_s += step_s
+    for _ in range(LOOKS):  # of the deadline's timer
+        engine.now_s += step_s / LOOKS
+        engine.loop._deadline._look()
     engine.loop._moves._lost("no answer to a move of KV within 20.0 s", is_hung)
     await background()
     assert sum(map(len, engine.core.trials)) == num_suspects

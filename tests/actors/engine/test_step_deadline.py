@@ -170,6 +170,16 @@ def test_time_in_which_the_engine_stood_still_is_no_time_of_a_step(
     assert engine.lost == [LATE]
 
 
+def test_a_step_is_half_over_once_the_engine_has_run_for_so_long(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    loop.stand_still(9 * FLOOR_S)
+    assert not engine.deadline.is_half_over
+    loop.pass_time(FLOOR_S / 2)
+    assert engine.deadline.is_half_over
+    engine.answer()
+    assert not engine.deadline.is_half_over
+
+
 def test_a_stuck_step_is_found_after_the_engine_stood_still(loop: _Loop) -> None:
     engine = _Engine(loop)
     loop.stand_still(9 * FLOOR_S)

@@ -12,7 +12,7 @@ from app.fleet.registry import EngineEntry, Member, Registry
 
 
 class Store:
-    """Of one key each, while `is_away` of none."""
+    """Keeps ids; while `is_away` it raises."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
