@@ -164,11 +164,14 @@ class Recovery:
         try:
             self._on_lost()
             while True:
+                line, _, rest = reason.partition("\n")
+                if rest:  # e.g. the traceback of a rank
+                    logger.error("stages lost: %s", reason)
                 self.num_rebuilds_in_a_row += 1
                 if self.num_rebuilds_in_a_row > self._max_rebuilds:
-                    self._give_up(f"{reason}; {self._max_rebuilds} rebuilds did not help")
+                    self._give_up(f"{line}; {self._max_rebuilds} rebuilds did not help")
                 notify(
-                    f"stages lost ({reason}): rebuilding them, {self._num_requests()} requests "
+                    f"stages lost ({line}): rebuilding them, {self._num_requests()} requests "
                     f"wait (rebuild {self.num_rebuilds_in_a_row} of {self._max_rebuilds})",
                     self._engine_id,
                 )

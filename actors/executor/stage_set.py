@@ -42,16 +42,17 @@ _NO_STAGES = "there are no stages: they are being rebuilt"
 _FOR_MEMORY_S = 3.0  # before calibration; what is left is backed while the engine is idle
 
 
-def _ignore(name: str) -> None:
-    pass
-
-
 class StagesFailed(Exception):
     """The stages could not be built; the message is theirs."""
 
 
 class StageDied(StagesFailed):
     """A process died while starting or connecting, without an error: worth a retry."""
+
+
+def _first_line(error: ray.exceptions.RayError) -> str:
+    """Clients get it: the rest of what Ray says is about its actors and their hosts."""
+    return str(getattr(error, "cause", None) or error).partition("\n")[0]
 
 
 class StageSet:
@@ -61,7 +62,7 @@ class StageSet:
         """actors: [stage][rank], created but not loaded: the first set."""
         self._config = config
         self._listeners: tuple[OnAnswer, OnLost] | None = None
-        self._on_standby_taken: Callable[[str], None] = _ignore
+        self._on_standby_taken: Callable[[str], None] = lambda name: None
         self._actors = actors
         self.pipeline: Pipeline | None = None  # takes plans; None without stages
         self._sizes = (0, 0)
@@ -117,7 +118,7 @@ class StageSet:
     ) -> None:
         """Set the callbacks of this pipeline and of later ones."""
         self._listeners = (on_answer, on_lost)
-        self._on_standby_taken = on_standby_taken or _ignore
+        self._on_standby_taken = on_standby_taken or (lambda name: None)
         if self.pipeline is not None:
             self.pipeline.listen(on_answer, on_lost)
 
@@ -249,7 +250,7 @@ class StageSet:
             async with running_timeout(_COMPILE_LIMIT_S):
                 return await self._flat(-1)[0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
-            raise StagesFailed(str(error)) from error
+            raise StagesFailed(_first_line(error)) from error
         except TimeoutError as error:
             raise StagesFailed(f"grammar not compiled within {_COMPILE_LIMIT_S:.0f} s") from error
 
@@ -264,7 +265,7 @@ class StageSet:
         try:
             problem = await self._fill_slot(slot, folder)
         except ray.exceptions.RayError as error:
-            raise StagesFailed(str(error)) from error
+            raise StagesFailed(_first_line(error)) from error
         if self.pipeline is not pipeline:  # what was filled is gone
             raise StagesFailed(_NO_STAGES)
         if problem is None:

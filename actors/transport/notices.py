@@ -19,7 +19,8 @@ def notify(message: str, engine_id: str | None = None) -> Future[None] | None:
     """Log a line and publish it. Returns what is done once it is out, within seconds; None outside
     a cluster, or without a thread for it, where there is only the log. Raises nothing: it tells of
     what goes wrong. engine_id: of one engine among several."""
-    text = message if engine_id is None else f"engine {engine_id}: {message}"
+    line = " ".join(message.split())  # an error's message may have several
+    text = line if engine_id is None else f"engine {engine_id}: {line}"
     logger.warning("%s", text)
     ray: Any = sys.modules.get("ray")  # the command reads `KIND` before Ray may be imported
     is_inside = ray is not None and ray.is_initialized()

@@ -72,6 +72,21 @@ async def test_a_full_disk_for_a_while_costs_two_rebuilds(
     assert re.fullmatch(r"engine a7: stages rebuilt in 0\.\d s: 5 requests go on", lines[3])
 
 
+async def test_a_rank_that_fails_with_a_traceback_is_told_of_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recovery, _, rebuilt = _recovery(0)
+    recovery.lose("a rank failed: ValueError: 7\nTraceback (most recent call last):\n  here")
+    await rebuilt.wait()
+    told, whole = [
+        [record.getMessage() for record in caplog.records if record.name == name]
+        for name in ("legato.notices", "legato.recovery")
+    ]
+    assert "stages lost (a rank failed: ValueError: 7): rebuilding them" in told[0]
+    assert "Traceback" not in told[0]
+    assert whole[0].endswith("\n  here")
+
+
 async def test_a_full_disk_for_good_ends_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

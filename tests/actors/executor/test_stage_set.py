@@ -177,6 +177,9 @@ async def test_a_grammar_is_compiled_where_tokens_are_sampled(
     monkeypatch.setattr(module, "_COMPILE_LIMIT_S", 60.0)
     monkeypatch.setattr(module, "_PREPARE_LIMIT_S", 0.01)
     await stages.prepare({GRAMMAR})  # returns: a step compiles what is left
+    last.answers["compile_grammar"] = raised(OSError("no memory\nfor it"))
+    with pytest.raises(StagesFailed, match=r"^no memory$"):
+        await stages.compile_grammar(GRAMMAR)
     last.die()
     with pytest.raises(StagesFailed):
         await stages.prepare({GRAMMAR})

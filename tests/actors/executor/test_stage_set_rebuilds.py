@@ -119,10 +119,15 @@ async def test_adapters_are_loaded_into_new_stages(
         assert rank.called("load_adapter") == [(1, "first"), (2, "second")]
     assert "adapter slot 2 is lost: its folder is gone" in caplog.text
     assert stages.adapters == {1: "first"}
-    for rank in flat(cluster.sets[1]):
-        rank.answers["load_adapter"] = died()
-    with pytest.raises(StagesFailed):
-        await stages.load_adapter(4, "fourth")
+    for error, line in (
+        (raised(ValueError("no room\nfor it")), "no room"),
+        (died(), "The actor died unexpectedly before finishing this task."),
+    ):
+        for rank in flat(cluster.sets[1]):
+            rank.answers["load_adapter"] = error
+        with pytest.raises(StagesFailed) as caught:
+            await stages.load_adapter(4, "fourth")
+        assert str(caught.value) == line
     stages.close()
 
 

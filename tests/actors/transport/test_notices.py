@@ -51,3 +51,8 @@ def test_a_line_for_which_no_thread_can_be_started_is_in_the_log(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert notify("stages lost") is None
     assert caplog.messages == ["stages lost", "the cluster is not told: can't start new thread"]
+
+
+def test_a_notice_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    notify("stages lost: The actor died.\n\tclass_name: Stage\n", "a7")
+    assert caplog.messages == ["engine a7: stages lost: The actor died. class_name: Stage"]
