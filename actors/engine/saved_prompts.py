@@ -12,11 +12,13 @@ from actors.transport.messages import KVSaved
 
 @dataclass(slots=True)
 class _Prompt:
-    """num_blocks: full ones. num_told: of these, from the first."""
+    """num_blocks: full ones. num_told: of these, from the first. num_queued: of the save queue
+    when it ended; what is not settled by then was given up."""
 
     state: RequestState
     num_blocks: int
     num_told: int = 0
+    num_queued: int | None = None
 
 
 class SavedPrompts:
@@ -52,15 +54,16 @@ class SavedPrompts:
         if not self._open:
             return
         queue = self._tier.queue
-        num_settled = queue.num_settled
-        is_new, is_last = num_settled != self._num_settled, num_settled == queue.num_queued
-        self._num_settled = num_settled
+        is_new = queue.num_settled != self._num_settled
+        self._num_settled = queue.num_settled
         for request_id, prompt in list(self._open.items()):
-            is_over = is_last and prompt.state.status is RequestStatus.ENDED
+            if prompt.num_queued is None and prompt.state.status is RequestStatus.ENDED:
+                prompt.num_queued = queue.num_queued
+            is_over = prompt.num_queued is not None and self._num_settled >= prompt.num_queued
             if is_new or is_over:
                 self._tell(request_id)
             if is_over:
-                self._open.pop(request_id, None)  # the rest was given up
+                self._open.pop(request_id, None)
 
     def _tell(self, request_id: int) -> None:
         prompt = self._open[request_id]

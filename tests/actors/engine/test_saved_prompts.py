@@ -94,6 +94,24 @@ def test_an_aborted_prompt_is_forgotten() -> None:
     assert told.saved.num_open == 0
 
 
+def test_an_aborted_prompt_is_forgotten_while_others_are_saved() -> None:
+    """A busy engine may always have something to save."""
+    told = Told()
+    told.submit(1)
+    told.answer()
+    told.submit(2, kind=2)
+    told.driver.abort(1)
+    for _ in range(3):
+        told.answer()
+    assert told.saved.num_open == 2
+    while told.saved.num_open == 2:
+        assert told.driver.moves, "all is saved"
+        told.answer_move()
+    assert told.driver.moves
+    told.drain()
+    assert told.of(2) == prefix_digests(request(2, kind=2).prompt, 4)
+
+
 def test_prompts_that_leave_nothing_to_save_are_forgotten_as_they_end() -> None:
     """With no save to follow: aborted in the first step, or once all blocks so far are saved."""
     told = Told()
