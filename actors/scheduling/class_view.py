@@ -78,6 +78,14 @@ class ClassView:
         num = waiting.num_background_tokens
         return (num if self._class else waiting.num_tokens - num) - held
 
+    @property
+    def num_shared_tokens(self) -> int:
+        waiting = self._requests.waiting
+        num = waiting.num_background_shared
+        if self._class is None:
+            return waiting.num_shared_tokens
+        return num if self._class else waiting.num_shared_tokens - num
+
     def head(self) -> RequestState | None:
         """The next request to start of all, if it is one of them."""
         state = self._requests.head()

@@ -180,7 +180,8 @@ class Core:
 
     def _submit(self, event: Submit, out: list[Instruction]) -> None:
         request = event.request
-        refusal = self.limits.on_submit(request, self.requests)
+        joins = request.group in self.requests.waiting.groups
+        refusal = self.limits.on_submit(request, self.requests, joins)
         if refusal is not None:
             out.append(refusal)
             return

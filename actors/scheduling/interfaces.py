@@ -91,8 +91,11 @@ class EngineView(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def num_shared_tokens(self) -> int: ...
+    @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
+        """Known tokens of all waiting requests (prompts, and outputs to be recomputed), with
+        `num_shared_tokens` of prompts that another of their group (n > 1) computes for them."""
         ...
 
     @property
@@ -209,8 +212,7 @@ class TokenBudget(Protocol):
     @property
     def holds_starts(self) -> bool:
         """Whether, in the last plan, requests waited because one more decode would miss an
-        objective.
-        """
+        objective."""
         ...
 
     def may_start(self, engine: EngineView) -> bool:
@@ -242,8 +244,7 @@ class TokenBudget(Protocol):
 
     def room_for_loads_s(self, shape: StepShape) -> float:
         """For how long adapters may be loaded beside the step, once it is planned. Never 0: every
-        load ends.
-        """
+        load ends."""
         ...
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
@@ -298,7 +299,7 @@ class Admission(Protocol):
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         """Called once, before the request is queued (after the core's own limits), and not for
-        one that was accepted before (`Request.was_accepted`)."""
+        one that was accepted before (`Request.was_accepted`), or with the first of its group."""
         ...
 
     def turned_away(self, refused: Sequence[MayReturn], now_s: float) -> None:

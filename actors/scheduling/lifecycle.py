@@ -89,6 +89,10 @@ class LiveRequests:
     def num_waiting_tokens(self) -> int:
         return self.waiting.num_tokens
 
+    @property
+    def num_shared_tokens(self) -> int:
+        return self.waiting.num_shared_tokens
+
     def found_by(self, priority: int, tenant: str | None = None) -> EngineView:
         kind = None if priority < 0 or not self.num_background else False
         has_cap = self.config.max_running_per_tenant is not None

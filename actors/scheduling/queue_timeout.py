@@ -56,14 +56,14 @@ class QueueTimeout:
             arrived = [(state.request.arrival_s, state) for state in fresh]
             self._arrivals = deque(sorted([*self._arrivals, *arrived], key=itemgetter(0)))
         if len(self._arrivals) > 2 * self._requests.num_waiting + _FEW:  # else all would be kept
-            self._arrivals = deque([one for one in self._arrivals if not _is_settled(one[1])])
+            self._arrivals = deque([one for one in self._arrivals if not self._is_settled(one[1])])
 
     def _overdue(self, timeout_s: float) -> Iterator[RequestState]:
         """Remove from the arrivals overdue requests, and those that have started or ended."""
         arrivals, now_s = self._arrivals, self._requests.now_s
         while arrivals:
             arrived_s, state = arrivals[0]
-            is_settled = _is_settled(state)
+            is_settled = self._is_settled(state)
             if not is_settled and arrived_s + timeout_s > now_s:
                 return
             arrivals.popleft()
@@ -74,7 +74,9 @@ class QueueTimeout:
             ):
                 yield state
 
-
-def _is_settled(state: RequestState) -> bool:
-    """Whether it has started or ended."""
-    return state.admitted or state.status is RequestStatus.ENDED
+    def _is_settled(self, state: RequestState) -> bool:
+        """Whether it has started or ended, or another of its group has started, whose stream a
+        refusal would end too."""
+        if state.admitted or state.status is RequestStatus.ENDED:
+            return True
+        return self._requests.waiting.groups.have_started(state.request.group)

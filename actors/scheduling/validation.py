@@ -32,6 +32,7 @@ def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestStat
     waiting, finishing = by_status[RequestStatus.WAITING], by_status[RequestStatus.FINISHING]
     assert queue.num_requests == len(waiting)
     assert queue.num_tokens == sum(s.num_tokens for s in waiting)
+    assert queue.num_shared_tokens == sum(queue.shared_tokens_of(s) for s in waiting)
     assert requests.running.num_finishing == len(finishing)
     assert requests.running.num_finishing_blocks == sum(len(s.block_table) for s in finishing)
     assert requests.num_in_flight <= core.config.depth

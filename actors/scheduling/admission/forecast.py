@@ -87,7 +87,7 @@ class Predictor:
         """What the engine looks like now; valid until its next event."""
         return Situation(
             engine,
-            ahead=pending_tokens(engine),
+            ahead=pending_tokens(engine) - engine.num_shared_tokens,
             begin_s=self._begin_s(engine, now_s),
             share=self._granted_share(engine),
             finish_rate=self.finish_rate(engine),
@@ -243,8 +243,8 @@ class Predictor:
             return 0.0
         running = len(decoding) + len(engine.prefilling)
         slots = engine.num_waiting + 1 - (self.max_requests - running)
-        tokens = engine.num_waiting_tokens + num_tokens - there.free_tokens
-        return max(slots / len(decoding), tokens / there.held_tokens)
+        tokens = engine.num_waiting_tokens - engine.num_shared_tokens + num_tokens
+        return max(slots / len(decoding), (tokens - there.free_tokens) / there.held_tokens)
 
     def ended_s(self, engine: EngineView, count: float) -> float:
         """Seconds until `count` (positive) running requests have ended."""

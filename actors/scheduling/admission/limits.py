@@ -27,14 +27,15 @@ class QueueLimits:
         self.admission = admission
         self.cost = cost
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
+    def on_submit(self, request: Request, engine: EngineView, joins: bool = False) -> Refuse | None:
         """The refusal of this request, or None. Called once per request.
 
         One that was accepted before (its engine was lost, or it has moved) is not judged anew:
-        a refusal would end a stream that its client is reading.
+        a refusal would end a stream that its client is reading. Likewise one that joins a group
+        that is here: it was accepted with its first member, which computes the prompt of all.
         """
         refusal = self.impossible(request, engine)
-        if refusal is not None or request.was_accepted:
+        if refusal is not None or request.was_accepted or joins:
             return refusal
         return self.overload(request, engine) or self.admission.on_submit(
             request, engine.found_by(request.priority, request.tenant)
@@ -121,7 +122,7 @@ class QueueLimits:
         limit = config.max_queued_tokens
         num_tokens = len(request.prompt) + len(request.output)
         # An empty queue takes any prompt: otherwise a long one could never be served.
-        if limit is not None and 0 < engine.num_waiting_tokens > limit - num_tokens:
+        if limit is not None and 0 < _to_compute(engine) > limit - num_tokens:
             return Refuse(name, f"{limit} tokens wait already", None, self._retry_s(engine))
         limit = config.max_queued_per_tenant
         if limit is not None and engine.num_waiting_of(request.tenant) >= limit:
@@ -133,7 +134,11 @@ class QueueLimits:
         """Time to compute half of the waiting tokens at the present rate."""
         if engine.tokens_per_s <= 0:
             return 1.0
-        return min(60.0, max(0.1, engine.num_waiting_tokens / engine.tokens_per_s / 2))
+        return min(60.0, max(0.1, _to_compute(engine) / engine.tokens_per_s / 2))
+
+
+def _to_compute(engine: EngineView) -> int:
+    return engine.num_waiting_tokens - engine.num_shared_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class _Group:
     ready: list[RequestState] = field(default_factory=list)  # RUNNING, prompt computed
     leader: RequestState | None = None  # computes the prompt for those held back
     num_members: int = 0
+    has_started: bool = False
 
 
 class Groups:
@@ -28,6 +29,18 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __contains__(self, name: str | None) -> bool:
+        return name in self._groups
+
+    def started(self, name: str) -> None:
+        """Record that a member has started for the first time."""
+        if name in self._groups:
+            self._groups[name].has_started = True
+
+    def have_started(self, name: str | None) -> bool:
+        """Whether a member of this group has started: its client may read output already."""
+        return name in self._groups and self._groups[name].has_started
 
     def join(self, state: RequestState) -> bool:
         """Add a new request of a group. False: it is held back for the leader."""

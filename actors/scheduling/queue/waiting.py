@@ -25,18 +25,24 @@ class WaitingQueue:
         self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
-        self.num_background = self.num_background_tokens = 0  # see `Request.priority`
+        self.num_shared_tokens = 0  # of these, those that another of a group computes
+        # See `Request.priority`
+        self.num_background = self.num_background_tokens = self.num_background_shared = 0
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
-        # The same by class (`RequestState.is_background`) and tenant: requests and their tokens
+        # The same by class (`RequestState.is_background`) and tenant: requests, and their tokens
+        # but for shared ones
         self._waiting: dict[tuple[bool, str], tuple[int, int]] = {}
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first
         self.parked: dict[str, list[RequestState]] = {}
+        self._sharing: set[RequestState] = set()  # whose prompt another of their group computes
 
     def add(self, state: RequestState, now_s: float) -> None:
         """Add a new request."""
-        self._count(state, 1)
         enters = state.request.group is None or self.groups.join(state)
+        if not enters or self.donor(state) is not None:
+            self._sharing.add(state)
+        self._count(state, 1)
         if state.suspicion is not None:  # its trial starts it
             self.order.adopt(state)
         elif enters:
@@ -52,25 +58,35 @@ class WaitingQueue:
         """Remove a waiting request that has ended; orders skip it by its status."""
         self._count(state, -1)
 
+    def shared_tokens_of(self, state: RequestState) -> int:
+        """All but the last one of a prompt that another computes."""
+        return state.num_tokens - 1 if state in self._sharing else 0
+
     def _count(self, state: RequestState, sign: int) -> None:
-        tenant = state.request.tenant
+        tenant, num_tokens = state.request.tenant, sign * state.num_tokens
+        num_shared = sign * self.shared_tokens_of(state)
+        if sign < 0:
+            self._sharing.discard(state)
         self.num_requests += sign
-        self.num_tokens += sign * state.num_tokens
+        self.num_tokens += num_tokens
+        self.num_shared_tokens += num_shared
         if state.is_background:
             self.num_background += sign
-            self.num_background_tokens += sign * state.num_tokens
+            self.num_background_tokens += num_tokens
+            self.num_background_shared += num_shared
         self.waiting_of[tenant] += sign
         if self.waiting_of[tenant] == 0:
             del self.waiting_of[tenant]
         key = state.is_background, tenant
-        num_requests, num_tokens = self._waiting.get(key, (0, 0))
-        self._waiting[key] = num_requests + sign, num_tokens + sign * state.num_tokens
+        num_requests, of_tenant = self._waiting.get(key, (0, 0))
+        self._waiting[key] = num_requests + sign, of_tenant + num_tokens - num_shared
         if num_requests + sign == 0:
             del self._waiting[key]
 
     def held_back(self, tenant: str, is_background: bool | None) -> tuple[int, int]:
-        """Waiting requests, and their tokens, of other tenants that wait for others of these to
-        end, as their tenant's cap does not let all of them run. is_background: of that class."""
+        """Waiting requests, and their tokens but for shared ones, of other tenants that wait for
+        others of these to end, as their tenant's cap does not let all of them run. is_background:
+        of that class."""
         cap, num_held, num_tokens = self.config.max_running_per_tenant, 0, 0
         for (of_class, other), (num_waiting, tokens) in self._waiting.items():
             if cap is None or other == tenant or is_background not in (None, of_class):
@@ -99,6 +115,8 @@ class WaitingQueue:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""
         if not state.admitted:
             state.admitted = True
+            if state.request.group is not None:
+                self.groups.started(state.request.group)
             if self.follows_service:
                 self.order.admit(state)
         self._count(state, -1)
@@ -178,6 +196,8 @@ class WaitingQueue:
         """The request has left; another member of its group may have to compute the prompt."""
         if state.request.group is not None:
             for leader in self.groups.ended(state):
+                self._count(leader, -1)  # it shares no longer
+                self._count(leader, 1)
                 self.order.push(leader, now_s)
 
     # ---- another order ------------------------------------------------------------------

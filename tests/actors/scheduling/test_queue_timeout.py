@@ -99,6 +99,20 @@ def test_a_timeout_applies_to_requests_that_waited_before_there_was_one() -> Non
     driver.check_everyone_finished()
 
 
+def test_no_choice_of_a_request_is_refused_once_another_has_started() -> None:
+    """Its client reads that one's stream already, which a refusal would end."""
+    driver = Driver(config(max_requests=1, queue_timeout_s=5.0, token_budget=4))
+    for number in range(3):
+        driver.submit(request(number, tokens=(1,) * 20, group="n", arrival_s=0.0))
+    for number in (8, 9):
+        driver.submit(request(number, tokens=(1,) * 20, group="later", arrival_s=0.0))
+    driver.answer()
+    driver.send(Tick(), after_s=6.0)
+    assert refused(driver) == [8, 9]
+    driver.drain()
+    driver.check_everyone_finished()
+
+
 @pytest.mark.parametrize("timeout_s", [None, 3600.0])
 def test_requests_that_have_ended_are_not_kept(timeout_s: float | None) -> None:
     """However long the one before them may wait."""

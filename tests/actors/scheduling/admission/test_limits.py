@@ -124,6 +124,30 @@ def test_what_was_accepted_before_is_not_refused_by_a_limit(limit: dict[str, Any
     driver.drain()
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"max_queued_requests": 2},
+        {"max_queued_tokens": 70},
+        {"max_queued_per_tenant": 2},
+        {"admission": "predictive", "ttft_s": 0.5},
+    ],
+)
+def test_choices_are_accepted_with_the_first_whose_prompt_they_share(limit: dict[str, Any]) -> None:
+    costs = CostModel("m", ((1, 0.1), (64, 0.2)), kv_tokens=60_000, max_model_len=128)
+    settings = config(max_model_len=128, num_blocks=200, **limit)
+    driver = Driver(settings, build_core(settings, cost_model=OnlineCostModel(costs)))
+    for number in range(8):
+        driver.submit(request(number, tokens=(1,) * 60, group="n", arrival_s=0.0))
+    view = driver.core.view
+    assert view.num_waiting_tokens - view.num_shared_tokens == 7  # their prompt counts once
+    driver.abort(0)
+    driver.answer()  # the next one computes the prompt
+    assert view.num_waiting_tokens - view.num_shared_tokens == 6
+    driver.drain()
+    assert not [number for number in range(8) if driver.callers[number].refused]
+
+
 class Picky:
     """Refuses odd ids; lets no request start beside another."""
 
