@@ -92,7 +92,7 @@ def _first_token(
         )
         return Refuse(name, message, "slo.ttft_ms")
     wait_s = admission.retry_after_s(request, forecast, now_s)
-    if forecast.alone:  # only running decodes delay it
+    if forecast.alone and engine.decoding:  # only these delay it
         wait_s = admission.predictor.ended_s(engine, len(engine.decoding))
     return Refuse(name, late(forecast), "slo.ttft_ms", wait_s)
 

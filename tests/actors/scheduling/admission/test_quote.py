@@ -88,6 +88,23 @@ def test_a_quote_of_low_priority_leaves_half_of_the_objectives() -> None:
     assert core.quote(background, driver.now_s).can_serve_now is True
 
 
+def test_beside_the_background_alone_any_objective_is_judged() -> None:
+    """Also one between the time on an idle engine and that behind a step of the background."""
+    core = core_of()
+    for number in range(4):
+        background = Request(number, (number,) * 3000, SamplingParams(60), 0.0, priority=-1)
+        core.handle(Submit(background), 0.0)
+    free = core.quote(USUAL, 0.0)
+    assert free.ttft_s is not None
+    assert free.least_ttft_s is not None
+    assert free.least_ttft_s < free.ttft_s
+    between = Objective(None, (free.least_ttft_s + free.ttft_s) / 2)
+    late = core.quote(replace(USUAL, objective=between), 0.0)
+    assert (late.can_serve_now, late.param) == (False, "slo.ttft_ms")
+    assert late.retry_after_s is not None
+    assert 0.0 < late.retry_after_s < 1.0
+
+
 def test_background_requests_hold_up_no_live_one() -> None:
     core = core_of(tbt_s=0.03, ttft_s=2.0, admission="predictive", budget="adaptive")
     driver = Driver(core.config, core)
