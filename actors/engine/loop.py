@@ -116,6 +116,7 @@ class EngineLoop:
         hands_over = core.tier is not None and core.config.hands_over
         self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
         self._sent_suspects = False
+        self._first_dropped: int | None = None  # step of those dropped during this rebuild
         stages.listen(self._answered, self._recovery.pipeline_lost, self._standby_taken)
         self._moves.start()
 
@@ -224,7 +225,9 @@ class EngineLoop:
 
     def _stages_rebuilt(self) -> None:
         self._send_readiness(True)
-        self._handle(PipelineLost(self._stages.tier, self._recovery.steps_are_suspect))
+        first_dropped, self._first_dropped = self._first_dropped, None
+        are_suspect = self._recovery.steps_are_suspect
+        self._handle(PipelineLost(self._stages.tier, are_suspect, first_dropped))
 
     def _standby_taken(self, name: str) -> None:
         self.peers.send(OWNER, StandbyTaken(name))
@@ -268,6 +271,8 @@ class EngineLoop:
 
     def _execute(self, instruction: Execute) -> None:
         if self._recovery.is_rebuilding:
+            if self._first_dropped is None:
+                self._first_dropped = instruction.plan.step_id
             return  # PipelineLost follows the rebuild and plans this work again
         if self._deadline.timer is None:
             self._deadline.watch()

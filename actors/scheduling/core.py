@@ -249,7 +249,7 @@ class Core:
         self.in_flight.clear()
         if self.tier is not None:
             self.tier.lost(event.tier)
-        out += Emit.of(self.faults.pipeline_lost(steps if event.steps_are_suspect else []))
+        out += Emit.of(self.faults.pipeline_lost(steps, event))
 
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)

@@ -51,10 +51,12 @@ class PipelineLost:
     tier: as `TierHolds.ranks`, if there is a second tier.
     steps_are_suspect: False where steps that had failed before, or a move of KV that hung beside
     steps that went on, made the engine give the stages up: those in flight have not lost them.
+    first_dropped: id of the first step that no stage got, planned while they were being rebuilt.
     """
 
     tier: tuple[tuple[bytes, ...], ...] = ()
     steps_are_suspect: bool = True
+    first_dropped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isqrt
 
-from actors.scheduling.events import Output
+from actors.scheduling.events import Output, PipelineLost
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES
-from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus, Suspicion
+from actors.scheduling.state import NEVER, Fate, InFlight, RequestState, RequestStatus, Suspicion
 from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
@@ -221,10 +221,17 @@ class Faults:
 
     # ---- a lost pipeline --------------------------------------------------------------
 
-    def pipeline_lost(self, steps: Sequence[InFlight]) -> list[Output]:
-        """Drop all state but known tokens and order keys, and requeue all running requests."""
+    def pipeline_lost(self, steps: Sequence[InFlight], event: PipelineLost) -> list[Output]:
+        """Drop all state but known tokens and order keys, and requeue all running requests.
+
+        steps: all that were in flight."""
         requests, outputs = self.requests, list[Output]()
         self.num_failures_in_a_row = 0
+        first = NEVER if event.first_dropped is None else event.first_dropped
+        for step in steps:
+            if step.plan.step_id >= first:
+                _wait_on(step)
+        steps = [s for s in steps if event.steps_are_suspect and s.plan.step_id < first]
         num_members = len({state for step in steps for state in step.members()})
         once, again = list[RequestState](), list[RequestState]()
         for state in sorted(self._suspect(steps), key=lambda state: state.order_key):
@@ -251,6 +258,13 @@ class Faults:
         self._try_in(once, isqrt(len(once)))
         self._try_in(again, 1)
         return outputs
+
+
+def _wait_on(dropped: InFlight) -> None:
+    """No stage got this step: what it would have begun has not been queued any less."""
+    for state in dropped.members():
+        if state.first_planned_s == dropped.planned_at_s:
+            state.first_planned_s = None
 
 
 def _lost_twice(state: RequestState) -> bool:

@@ -117,6 +117,24 @@ async def test_lost_stages_cost_no_token_and_double_none(lookahead: bool, num_an
     assert records[-1].num_recoveries == 1
 
 
+async def test_a_request_that_arrives_during_a_rebuild_is_no_suspect_of_the_loss() -> None:
+    engine, early = Engine(lookahead=True), request(1, output=2)
+    engine.submit(early)
+    engine.stages.answer()
+    assert len(engine.loop._core.in_flight) == 1
+    engine.stages.may_go_on.clear()
+    engine.stages.lose("a stage died")
+    engine.submit(request(2))  # alone in its step, which no stage gets
+    engine.submit(request(3))
+    assert len(engine.loop._core.in_flight) == 2
+    engine.stages.may_go_on.set()
+    await background()
+    assert engine.told(Suspects)[-1].losses == ((1, 1),)
+    engine.stages.answer_all()
+    engine.check_complete(early, request(2), request(3))
+    engine.check_empty()
+
+
 async def test_new_stages_compile_the_grammars_of_live_requests_first() -> None:
     engine, one = Engine(), with_grammar(1)
     engine.submit(one, request(2))

@@ -77,7 +77,7 @@ FULL_REQUEST = Request(
             )
         ),
         StepFailed(1, "why"),
-        PipelineLost(),
+        PipelineLost((), steps_are_suspect=False, first_dropped=3),
         Reconfigure({"policy": "vllm", "policy_options": {"max_batched_tokens": 64}}),
         Tick(),
     ],

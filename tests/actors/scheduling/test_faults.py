@@ -185,6 +185,20 @@ def test_an_abort_ends_a_trial() -> None:
     driver.check_everyone_finished()
 
 
+def test_what_was_planned_for_stages_that_were_gone_is_no_suspect() -> None:
+    """And it has waited until it is planned again."""
+    driver = begin(0)
+    driver.submit(request(1, arrival_s=0.0))
+    driver.outstanding.clear()
+    driver.now_s = 5.0
+    driver.send(PipelineLost(driver.stages.lose(), first_dropped=0))
+    assert not driver.core.trials
+    driver.drain()
+    first = driver.callers[1].first
+    assert first is not None
+    assert first.queued_s > 5.0
+
+
 def test_streams_of_a_lost_engine_are_recomputed_within_the_budget() -> None:
     """Short ones go on before long ones are through, and running ones wait for no long step."""
     driver = begin(8, output=60, token_budget=128)
