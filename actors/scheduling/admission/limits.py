@@ -114,8 +114,10 @@ class QueueLimits:
         return max(least_s, self.cost.latency_s(StepShape(1, num_prompt_tokens + 1)))
 
     def overload(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Refuse because of a full queue; a retry may succeed."""
+        """Refuse because of a full queue; a retry may succeed. What waits in the background fills
+        no live request's queue."""
         config, name = self.config, request.request_id
+        engine = engine.found_by(request.priority)
         limit = config.max_queued_requests
         if limit is not None and engine.num_waiting >= limit:
             return Refuse(name, f"{limit} requests wait already", None, self._retry_s(engine))

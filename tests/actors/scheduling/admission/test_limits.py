@@ -85,6 +85,21 @@ def test_queued_tokens_are_limited_but_one_always_fits() -> None:
     driver.drain()
 
 
+@pytest.mark.parametrize(
+    ("limit", "most"), [({"max_queued_requests": 2}, 2), ({"max_queued_tokens": 16}, 4)]
+)
+def test_the_background_fills_no_queue_of_live_requests(limit: dict[str, Any], most: int) -> None:
+    driver = Driver(config(max_requests=2, num_blocks=200, **limit))
+    for number in range(6):
+        driver.submit(request(number, output=40, priority=-1, arrival_s=0.0))
+    assert driver.callers[5].refused is not None
+    for number in range(10, 16):
+        driver.submit(request(number, output=40, arrival_s=0.0))
+    refused = [number for number in range(10, 16) if driver.callers[number].refused]
+    assert refused == list(range(10 + most, 16))
+    driver.drain()
+
+
 def test_tenants_have_caps() -> None:
     driver = Driver(config(max_running_per_tenant=1, max_queued_per_tenant=2))
     for number in range(6):
