@@ -72,14 +72,8 @@ class Predictor:
         given = config.budget == "auto" and config.token_budget is not None
         if given or config.budget in CONSTANT_BUDGETS:
             step_tokens = int(config.budget_options.get("tokens", config.constant_budget))
-        return cls(
-            cost,
-            config.tbt_s,
-            step_tokens,
-            config.max_step_tokens,
-            config.max_requests,
-            peak or PredictedPeak(),
-        )
+        limits = config.max_step_tokens, config.max_requests
+        return cls(cost, config.tbt_s, step_tokens, *limits, peak or PredictedPeak())
 
     # ---- to the first token -----------------------------------------------------------
 
@@ -279,8 +273,9 @@ class Predictor:
         return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else self.tbt_s or 0.0)
 
     def least_ttft_s(self, num_tokens: int) -> float:
-        """Seconds to the first token of a prompt of which nothing is cached, by an idle engine."""
-        return self._steps_s(num_tokens, Mix(), *self._full_step(Mix(), None))
+        """Seconds to the first token of a prompt without cached tokens, on an idle engine."""
+        steps_s = self._steps_s(num_tokens, Mix(), *self._full_step(Mix(), None))
+        return steps_s * math.exp(-self.cost.slowness)  # the usual time
 
     # ---- between tokens ---------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import MayReturn, Refuse
 from actors.scheduling.interfaces import (
     Admission,
@@ -96,7 +98,7 @@ class QueueLimits:
         # With a cached prefix, as little as one block has to be computed.
         most = self.config.block_size if self.config.prefix_cache else self.config.max_step_tokens
         chunk = min(num_prompt, most)
-        least_s = self.cost.latency_s(StepShape(prefills=((num_prompt - chunk, chunk),)))
+        least_s = self._usual_latency_s(StepShape(prefills=((num_prompt - chunk, chunk),)))
         if objective.ttft_s < least_s:
             return Refuse(
                 name,
@@ -108,10 +110,16 @@ class QueueLimits:
 
     def least_tbt_s(self, num_prompt_tokens: int) -> float:
         """The tightest TBT objective possible after such a prompt."""
-        least_s = self.config.min_tbt_s or 0.0
+        shape = StepShape(1, num_prompt_tokens + 1)
+        return max(self.config.min_tbt_s or 0.0, self._usual_latency_s(shape))
+
+    def _usual_latency_s(self, shape: StepShape) -> float:
+        """Without what the newest steps took longer: a refusal that names no time to retry after
+        must not hang on a moment. 0.0 without a cost model."""
         if self.cost is None:
-            return least_s
-        return max(least_s, self.cost.latency_s(StepShape(1, num_prompt_tokens + 1)))
+            return 0.0
+        slowness = self.cost.slowness if isinstance(self.cost, OnlineCostModel) else 0.0
+        return self.cost.latency_s(shape) * math.exp(-slowness)
 
     def overload(self, request: Request, engine: EngineView) -> Refuse | None:
         """Refuse because of a full queue; a retry may succeed. What waits in the background fills

@@ -88,6 +88,28 @@ def test_a_quote_of_low_priority_leaves_half_of_the_objectives() -> None:
     assert core.quote(background, driver.now_s).can_serve_now is True
 
 
+def test_a_slow_moment_makes_no_objective_unachievable() -> None:
+    """Steps take half as long again for 0.6 s; a lone decode usually takes 10 ms."""
+    core = core_of()
+    driver = Driver(core.config, core)
+    driver.submit(Request(1, (1,) * 8, SamplingParams(2000), 0.0))
+    for _ in range(300):
+        driver.answer()
+    tight = QuoteRequest(800, 60, Objective(0.0115, 0.1))
+    before = core.quote(tight, driver.now_s)
+    for _ in range(40):
+        driver.now_s += 0.005
+        driver.answer()
+    slow = core.quote(tight, driver.now_s)
+    assert slow.ttft_s is not None
+    assert before.ttft_s is not None
+    assert slow.ttft_s > 1.2 * before.ttft_s
+    for name in ("least_ttft_s", "least_tbt_s"):
+        assert getattr(slow, name) < 1.1 * getattr(before, name), name
+    driver.submit(Request(2, (1,) * 8, SamplingParams(5), driver.now_s, objective=tight.objective))
+    assert driver.callers[2].refused is None
+
+
 def test_beside_the_background_alone_any_objective_is_judged() -> None:
     """Also one between the time on an idle engine and that behind a step of the background."""
     core = core_of()
