@@ -56,11 +56,10 @@ from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
-_ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
-_BUDGET_KEYS = (
-    "admission", "budget", "budget_options", "token_budget", "delivery_s",
-    "max_requests", "tbt_s", "ttft_s",
+_BOTH_KEYS = (  # an admission predicts the steps of the budget
+    "admission", "budget", "budget_options", "token_budget", "max_requests", "tbt_s", "ttft_s",
 )  # fmt: skip
+_ADMISSION_KEYS, _BUDGET_KEYS = ("admission_options", *_BOTH_KEYS), ("delivery_s", *_BOTH_KEYS)
 
 
 class Core:

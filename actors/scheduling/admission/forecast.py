@@ -68,12 +68,13 @@ class Predictor:
     def build(
         cls, config: SchedulerConfig, cost: OnlineCostModel, peak: PredictedPeak | None = None
     ) -> Predictor:
-        step_tokens = None
-        given = config.budget == "auto" and config.token_budget is not None
-        if given or config.budget in CONSTANT_BUDGETS:
-            step_tokens = int(config.budget_options.get("tokens", config.constant_budget))
-        limits = config.max_step_tokens, config.max_requests
-        return cls(cost, config.tbt_s, step_tokens, *limits, peak or PredictedPeak())
+        step_tokens, most = None, config.max_step_tokens
+        name = "most" if config.budget == "throttled" else "tokens"
+        given = config.budget_options.get(name, config.token_budget)
+        if config.budget in CONSTANT_BUDGETS or (config.budget == "auto" and given is not None):
+            step_tokens = min(int(given or config.constant_budget), most)
+        peak = peak or PredictedPeak()
+        return cls(cost, config.tbt_s, step_tokens, most, config.max_requests, peak)
 
     # ---- to the first token -----------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from actors.scheduling.admission import build_admission
@@ -11,7 +13,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.events import MayReturn, Refuse, Submit, TurnedAway
+from actors.scheduling.events import MayReturn, Reconfigure, Refuse, Submit, TurnedAway
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.scheduling.modeled import modeled
 
@@ -29,6 +31,34 @@ def test_bad_settings_are_named() -> None:
         )
     built = build_admission(SchedulerConfig(num_blocks=8, admission="predicted_peak"), None)
     assert isinstance(built, PredictedPeak)
+
+
+@pytest.mark.parametrize(
+    ("budget", "step_tokens"),
+    [
+        ({"budget": "auto"}, None),
+        ({"budget": "auto", "token_budget": 64}, 64),
+        ({"budget": "auto", "budget_options": {"tokens": 96}}, 96),
+        ({"budget": "fixed", "token_budget": 80}, 80),
+        ({"budget": "throttled", "budget_options": {"most": 128}}, 128),
+        ({"budget": "adaptive"}, None),
+    ],
+    ids=str,
+)
+def test_steps_are_predicted_of_the_budget_s_size(
+    budget: dict[str, Any], step_tokens: int | None
+) -> None:
+    """At startup, and after a change while running."""
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    settings: dict[str, Any] = {"admission": "predictive", "tbt_s": 0.06, "ttft_s": 2.0}
+    other = "fixed" if step_tokens is None else "adaptive"
+    fresh = build_core(modeled(model, **settings, **budget))
+    changed = build_core(modeled(model, **settings, budget=other))
+    changed.handle(Reconfigure(budget), 0.0)
+    for core in (fresh, changed):
+        admission = core.limits.admission
+        assert isinstance(admission, PredictiveAdmission)
+        assert admission.predictor.step_tokens == step_tokens
 
 
 def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> None:
