@@ -148,8 +148,8 @@ class Faults:
         """Make new groups of these, tried after the current group."""
         trials = self.requests.trials
         moved = set(suspects)
-        if trials:
-            trials[0] = [state for state in trials[0] if state not in moved]
+        for group in trials:
+            group[:] = [state for state in group if state not in moved]
         for begin in range(0, len(suspects), max(1, group_size)):
             trials.append(suspects[begin : begin + group_size])
 

@@ -41,6 +41,21 @@ def test_a_killer_costs_three_losses_whatever_the_others_do(
     driver.check_everyone_finished(but_errors=[culprit])
 
 
+def test_a_killer_that_was_in_a_failed_step_before_costs_three_losses_too() -> None:
+    """It is tried in one group at a time, also where its loss is that of another group's step."""
+    driver = begin(8, output=30, lookahead=True)
+    for _ in range(6):
+        driver.answer()
+    driver.fail(applied=True)
+    driver.killers[7] = lambda part: True  # the driver allows three losses
+    while driver.outstanding:
+        driver.answer()
+        tried = [state.request_id for group in driver.core.trials for state in group]
+        assert len(tried) == len(set(tried))
+    assert driver.num_kills == {7: 3}
+    driver.check_everyone_finished(but_errors=[7])
+
+
 @pytest.mark.parametrize("num_requests", [1, 5])
 def test_a_killing_late_chunk_is_found(num_requests: int) -> None:
     driver = begin(num_requests)
