@@ -105,6 +105,10 @@ class LiveRequests:
     def num_waiting_of(self, tenant: str) -> int:
         return self.waiting.waiting_of.get(tenant, 0)
 
+    def num_held_of(self, request_id: int) -> int:
+        state = self.by_id[request_id]
+        return self.running.num_held_of(state, self.waiting.donor(state))
+
     @property
     def num_free_blocks(self) -> int:
         return self.running.block_manager.num_free

@@ -16,19 +16,25 @@ from actors.scheduling.registry import within
 from actors.scheduling.request import Request
 
 
-def peak_kv_tokens(requests: Iterable[tuple[int, int]]) -> int:
+def peak_kv_tokens(requests: Iterable[tuple[int, int]], num_saved: int = 0) -> int:
     """Most KV tokens ever held by requests (tokens now, tokens still to come) that run together.
 
     All grow by one token per step, and a finished one frees its tokens. Peaks occur only when a
     request finishes, so it suffices to sort by remaining tokens and go through from the longest.
+    num_saved: tokens that need no memory, as requests share them. A prefix that n of them share
+    saves its length n - 1 times, so fewer requests save in proportion to theirs.
 
     >>> peak_kv_tokens([(10, 5), (4, 2)])
     18
+    >>> peak_kv_tokens([(10, 5), (10, 2)], num_saved=8)
+    16
     """
+    ordered = sorted(requests, key=lambda r: -r[1])
     peak = held = 0
-    for count, (now, left) in enumerate(sorted(requests, key=lambda r: -r[1]), start=1):
+    for count, (now, left) in enumerate(ordered, start=1):
         held += now
-        peak = max(peak, held + count * left)
+        saved = num_saved * (count - 1) // max(1, len(ordered) - 1)
+        peak = max(peak, held + count * left - saved)
     return peak
 
 
@@ -63,10 +69,16 @@ class PredictedPeak:
 
     def free_tokens(self, engine: EngineView, *starting: RequestView) -> float:
         """KV tokens that stay free at the predicted peak of running and starting requests."""
-        held = [self._growth(view) for view in (*engine.decoding, *engine.prefilling, *starting)]
+        running = (*engine.decoding, *engine.prefilling)
+        held = [self._growth(view) for view in (*running, *starting)]
+        num_used = (engine.num_blocks - engine.num_free_blocks) * engine.block_size
+        # What they have computed lies in blocks; those of prompts may still lack some.
+        computed = sum([min(view.num_tokens, view.num_computed_tokens) for view in running])
+        num_saved = max(0, computed - num_used)
+        num_saved += sum([engine.num_held_of(view.request_id) for view in starting])
         capacity = engine.num_blocks * engine.block_size * (1.0 - self.reserve)
         # Requests occupy whole blocks, of which half a block is unused on average.
-        return capacity - peak_kv_tokens(held) - len(held) * engine.block_size / 2
+        return capacity - peak_kv_tokens(held, num_saved) - len(held) * engine.block_size / 2
 
     def _growth(self, view: RequestView) -> tuple[int, int]:
         """(tokens held once its prompt is in, tokens expected beyond them)."""

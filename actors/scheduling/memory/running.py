@@ -143,6 +143,12 @@ class RunningRequests:
         table = donor.block_table
         return table[:num_full], begin, table[num_full] if rest else None
 
+    def num_held_of(self, state: RequestState, donor: RequestState | None) -> int:
+        """Tokens of a waiting request in blocks that it would share with others."""
+        shared = self._reusable(state, donor)[0]
+        num_held = len(shared) - self.block_manager.num_unreferenced(shared)
+        return num_held * self.config.block_size
+
     def _is_cached_now(self, state: RequestState) -> bool:
         """Whether the block that was missing when the request was refused memory is cached."""
         digest = state.awaited_digest

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.admission.peak import peak_kv_tokens
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.modeled import modeled
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=8))
@@ -18,3 +23,39 @@ def test_peak_equals_a_walk_step_by_step(requests: list[tuple[int, int]]) -> Non
         peak = max(peak, sum(held))
         step += 1
     assert peak_kv_tokens(requests) == peak
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=8),
+    st.integers(1, 40),
+)
+def test_a_prefix_that_all_share_is_held_once(requests: list[tuple[int, int]], prefix: int) -> None:
+    peak, step = 0, 0
+    while True:
+        held = [now + step for now, left in requests if left >= step]
+        if not held:
+            break
+        peak = max(peak, prefix + sum(held))
+        step += 1
+    whole = [(prefix + now, left) for now, left in requests]
+    assert peak_kv_tokens(whole, prefix * (len(requests) - 1)) == peak
+
+
+@pytest.mark.parametrize("admission", ["predicted_peak", "predictive"])
+def test_requests_that_share_a_prompt_run_together(admission: str) -> None:
+    """Of 10,000 tokens their prompt takes 2000, and each then at most 420 of its own."""
+    model = CostModel("m", ((1, 0.010), (2048, 0.200)), kv_tokens=10_000, max_model_len=4096)
+    driver = Driver(
+        modeled(model, admission=admission, ttft_s=30.0, prefix_cache=True, token_budget=512)
+    )
+    for number in range(14):
+        tokens = (7,) * 2000 + (number,) * 20
+        driver.submit(Request(number, tokens, SamplingParams(400), driver.now_s))
+        for _ in range(4):
+            driver.answer()
+    for _ in range(20):
+        driver.answer()
+    assert driver.core.requests.running.num_requests == 14
+    assert not any(caller.refused for caller in driver.callers.values())
+    driver.drain()
+    assert driver.core.num_preemptions == 0
