@@ -53,8 +53,7 @@ class VirtualTokenCounter(Order):
         tenant = state.request.tenant
         self.adopt(state)
         if tenant not in self._queues:
-            least = self._least_counter()
-            floor = self._last_counter if least is None else least
+            floor = self._floor()
             if len(self.counters) >= _MAX_NAMES:
                 self._forget(floor)
             self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
@@ -73,7 +72,7 @@ class VirtualTokenCounter(Order):
         state.order_key = (state.request.counts_from_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        self.counters.setdefault(state.request.tenant, self._last_counter)
+        self._known(state.request.tenant)
         self._enter(state.request.tenant).appendleft(state)
 
     def _enter(self, tenant: str) -> deque[RequestState]:
@@ -130,8 +129,19 @@ class VirtualTokenCounter(Order):
             self._charge(state.request.tenant, self.output_weight)
 
     def _charge(self, tenant: str, cost: float) -> None:
-        counters = self.counters
-        counters[tenant] = counters.get(tenant, 0.0) + cost / self.weights.get(tenant, 1.0)
+        self.counters[tenant] = self._known(tenant) + cost / self.weights.get(tenant, 1.0)
+
+    def _known(self, tenant: str) -> float:
+        """Its counter. One that was forgotten while its requests ran begins at the floor, or
+        all that are known would wait until it has caught up."""
+        if tenant not in self.counters:
+            self.counters[tenant] = self._floor()
+        return self.counters[tenant]
+
+    def _floor(self) -> float:
+        """What the counter of a tenant that begins to wait is raised to."""
+        least = self._least_counter()
+        return self._last_counter if least is None else least
 
     def drain(self) -> list[RequestState]:
         waiting: list[RequestState] = []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.fair import VirtualTokenCounter
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.state import RequestState, RequestStatus
 from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.queue.waiting_states import CONFIG, state
 
 
 @given(
@@ -71,6 +75,42 @@ def test_counters_count_what_was_served() -> None:
     counters = driver.core.requests.waiting.order.live.counters  # type: ignore[attr-defined]
     assert counters["a"] == 10 + 4 * 3
     assert counters["b"] - 10 >= (10 + 4 * 3) / 2
+
+
+def test_a_tenant_whose_counter_was_forgotten_goes_before_none_for_long() -> None:
+    """Its request runs while thousands of names come by; others have been served much before."""
+    order = VirtualTokenCounter(CONFIG)
+    number = itertools.count()
+
+    def push(tenant: str) -> RequestState:
+        pushed = state(next(number), tenant=tenant)
+        order.push(pushed, 0.0)
+        return pushed
+
+    def start() -> RequestState:
+        head = order.peek(0.0)
+        assert head is not None
+        assert order.pop() is head
+        head.status = RequestStatus.RUNNING
+        order.admit(head)
+        return head
+
+    running = push("long")
+    assert start() is running
+    push("old")
+    order.serve([start()] * 50_000)
+    push("old")
+    start()
+    waiting = push("old")
+    for index in range(4200):
+        push(f"name {index}")
+    assert "long" not in order.counters
+    order.serve([running] * 10)
+    running.status = RequestStatus.WAITING
+    order.restore(running, 0.0)
+    push("new")
+    assert min(order.counters.values()) >= order.counters["old"] - 100
+    assert waiting.status is RequestStatus.WAITING
 
 
 def test_a_returning_tenant_has_saved_no_credit() -> None:
