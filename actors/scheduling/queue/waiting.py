@@ -249,8 +249,11 @@ class HeapOrder(Order):
             order_key, _, state = heap[0]
             if state.status is RequestStatus.WAITING and state.order_key == order_key:
                 return state
-            heapq.heappop(heap)
+            self._dropped(heapq.heappop(heap)[2])
         return None
+
+    def _dropped(self, state: RequestState) -> None:
+        """An entry of this one has left the heap, as it no longer counts."""
 
     def pop(self) -> RequestState:
         return heapq.heappop(self._heap)[2]

@@ -6,7 +6,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.mlfq import FeedbackLevels
 from actors.scheduling.state import RequestStatus
-from tests.actors.scheduling.queue.waiting_states import pop_all, state
+from tests.actors.scheduling.queue.waiting_states import CONFIG, pop_all, state
 
 
 def test_levels_skip_join_and_promote() -> None:
@@ -22,6 +22,31 @@ def test_levels_skip_join_and_promote() -> None:
     assert order.peek(11.0) is not long or long.level == 0
     assert long.level == 0  # waited 10 s
     assert pop_all(order, 11.0)[0] == 1  # oldest of the top level
+
+
+def test_what_is_set_aside_is_promoted_but_waits_in_one_place() -> None:
+    """At its tenant's cap, or while its KV is fetched."""
+    order = build_order("mlfq", CONFIG)
+    aside, other = state(1, prompt=400), state(2, prompt=400)
+    order.push(aside, 0.0)
+    assert order.peek(0.0) is aside
+    assert order.pop() is aside
+    order.push(other, 30.0)
+    assert order.peek(31.0) is other  # 1 has waited so long that it is at the top level, once back
+    order.restore(aside, 32.0)
+    assert pop_all(order, 32.0) == [1, 2]
+
+
+def test_those_that_have_left_are_not_kept() -> None:
+    order = build_order("mlfq", CONFIG)
+    assert isinstance(order, FeedbackLevels)
+    for number in range(500):
+        left = state(number, prompt=400)
+        order.push(left, 20.0 * number)
+        order.peek(20.0 * number + 15.0)  # promoted
+        left.status = RequestStatus.ENDED
+        assert order.peek(20.0 * number + 16.0) is None
+    assert not order._here
 
 
 def test_those_that_have_started_are_not_kept_for_a_promotion() -> None:
