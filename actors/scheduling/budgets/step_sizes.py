@@ -48,6 +48,12 @@ class StepSizes:
         self._dent = dent
         self._beyond = beyond
 
+    def like(self, efficiency: float, dent: float = DENT, beyond: bool = False) -> StepSizes:
+        """Others, for the same profile and ratios: their rates take milliseconds to compute."""
+        other = StepSizes(self._profile, self._most, efficiency, dent, self._ratios, beyond)
+        other._rates = self._rates
+        return other
+
     def at_most(self, num_tokens: int) -> int:
         """The longest step up to num_tokens with (nearly) the least time per token.
 
@@ -92,10 +98,20 @@ class StepSizes:
         return self._profile.linear_s(num_tokens) * self._ratios[num_tokens.bit_length()]
 
     @cached_property
+    def _rates(self) -> list[float]:
+        """Tokens per second, by the number of tokens."""
+        overhead_s, linear_s, ratios = (
+            self._profile.overhead_s,
+            self._profile.linear_s,
+            self._ratios,
+        )
+        sizes = range(self._most + 1)
+        return [_rate(n, overhead_s + linear_s(n) * ratios[n.bit_length()]) for n in sizes]
+
+    @cached_property
     def _cheapest(self) -> list[int]:
         """The size for each number of tokens, without longer ones."""
-        profile, most = self._profile, self._most
-        rates = [_rate(n, profile.overhead_s + self._linear_s(n)) for n in range(most + 1)]
+        most, rates = self._most, self._rates
         enough = self._efficiency * max(rates)
         if not enough:  # a fit with almost no time per token
             return list(range(most + 1))
@@ -138,10 +154,9 @@ class SizeChoice:
         if self.follow_learnt:
             self._ratios = self.cost.size_ratios(most)
         self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
-        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
+        self.fastest = self.usual.like(1.0, 0.0, beyond=self.follow_learnt)
         self.efficient_tokens = self.usual.at_most(most)
-        short = StepSizes(profile, most, BACKGROUND_EFFICIENCY, ratios=self._ratios)
-        self._background_tokens = short.at_most(most)
+        self._background_tokens = self.usual.like(BACKGROUND_EFFICIENCY).at_most(most)
 
     def look_again(self) -> None:
         """Call every `LOOK_EVERY` answered steps."""

@@ -32,3 +32,18 @@ def test_time_that_every_step_takes_makes_longer_ones_worth_it() -> None:
     assert 1024 < chosen <= 2048
     assert longer.at_most(chosen) == chosen
     assert all(0 < longer.at_most(n) <= n for n in range(1, 2049))
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "dent", "beyond"), [(0.8, 0.05, False), (1.0, 0.0, False), (1.0, 0.0, True)]
+)
+def test_sizes_that_share_their_rates_are_those_of_their_own(
+    efficiency: float, dent: float, beyond: bool
+) -> None:
+    profile = CostModel("flat", ((1, 0.001), (256, 0.025), (2048, 0.202)))
+    ratios = [1.0 + 0.1 * (length % 3) for length in range(13)]
+    usual = StepSizes(profile, 2048, 0.95, ratios=ratios)
+    shared = usual.like(efficiency, dent, beyond)
+    assert shared._rates is usual._rates
+    own = StepSizes(profile, 2048, efficiency, dent, ratios, beyond)
+    assert [shared.at_most(n) for n in range(2049)] == [own.at_most(n) for n in range(2049)]
