@@ -210,7 +210,7 @@ class EngineLoop:
         self._moves.forget()
         if self.publication is not None and self._recovery.steps_are_suspect:
             # Fronts move their streams at once, and `PipelineLost` comes after the rebuild.
-            suspects, ends = suspects_of_loss(self._core)
+            suspects, ends = suspects_of_loss(self._core, self._first_dropped)
             self.peers.broadcast(suspects)
             self._sent_suspects = True
             if ends:

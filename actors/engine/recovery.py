@@ -53,11 +53,13 @@ def suspects_of(core: Core) -> Suspects:
     )
 
 
-def suspects_of_loss(core: Core) -> tuple[Suspects, list[OutputRow]]:
+def suspects_of_loss(core: Core, first_dropped: int | None) -> tuple[Suspects, list[OutputRow]]:
     """What `PipelineLost` will make of the steps in flight, for fronts, which send these requests
-    elsewhere before it: who is suspect then, and the end of one that has lost too many."""
+    elsewhere before it: who is suspect then, and the end of one that has lost too many.
+    first_dropped: as there."""
     losses = dict(suspects_of(core).losses)
-    members = dict.fromkeys([state for step in core.in_flight for state in step.members()])
+    steps = [s for s in core.in_flight if first_dropped is None or s.plan.step_id < first_dropped]
+    members = dict.fromkeys([state for step in steps for state in step.members()])
     ends: list[OutputRow] = []
     for state in members:
         if state.status is RequestStatus.FINISHING and state.fate is Fate.END:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.settings.model_folder import model_folder
+from app.settings.model_folder import hub_model, model_description, model_folder
 from app.terminal import WRONG_USAGE, fail
 
 
@@ -34,15 +34,14 @@ def check(
     reason if it would not. Of a name on the hub, its weights are downloaded, once its config and
     tokenizer would do."""
     from actors.stage.folder_check import check_folder
-    from actors.stage.models.read import load_config
     from app.text.chat_template import TemplateBusy, TemplateError
     from app.text.processor import check_templates
 
     try:
-        found = model_folder(str(folder))
-        load_config(found)
-        check_templates(str(found))
-        found = model_folder(str(folder), with_weights=True)
+        if hub_model(name := str(folder)) is not None:  # what is small first
+            model_description(name, name)
+            check_templates(str(model_folder(name)))
+        found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
         typer.echo(f"{folder}: ok. {described}")
     except ValueError as error:
