@@ -117,7 +117,7 @@ def _max_model_len(model: ModelSettings, config: DecoderConfig) -> int:
         raise SettingsError(
             f"model.max_model_len: {model.max_model_len} exceeds the model's {limit} positions"
         )
-    return model.max_model_len or limit
+    return model.max_model_len or min(limit, 1 << 20)  # whose positions take 512 MiB
 
 
 def _stage(settings: Settings, scheduler: SchedulerConfig, config: DecoderConfig) -> StageSpec:

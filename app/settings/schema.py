@@ -51,7 +51,9 @@ class ModelSettings(_Section):
         "nothing here.",
     )
     max_model_len: int | None = Field(
-        None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
+        None,
+        gt=0,
+        description="Longest prompt plus output, in tokens; if absent the model's own, up to 2^20.",
     )
     chat_template: str | None = Field(
         None, description="File of a Jinja chat template; the model's own if absent."

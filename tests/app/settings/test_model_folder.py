@@ -116,3 +116,12 @@ def test_sizes_are_those_of_the_model_that_the_stages_build(tmp_path: Path, name
         resolve(parse(too_long))
     with pytest.raises(SettingsError, match="3 stages for 2 layers"):
         resolve(parse({**args, "parallel": {"pipeline_stages": 3}}))
+
+
+def test_the_longest_contexts_are_served_on_demand(tmp_path: Path) -> None:
+    content = {**_LENGTHS["yarn"][0], "max_position_embeddings": 10 << 20, "rope_scaling": None}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = {"path": str(tmp_path)}
+    assert resolve(parse({"model": model})).stage.max_model_len == 1 << 20
+    whole = {**model, "max_model_len": 10 << 20}
+    assert resolve(parse({"model": whole})).stage.max_model_len == 10 << 20
