@@ -120,14 +120,16 @@ class HandleCalls:
         self,
         prompt: str | list[int],
         *,
-        pooling: str = "mean",
+        pooling: str | None = None,
         normalize: bool = True,
         model: str | None = None,
     ) -> list[float]:
-        """A hidden state of the model as a vector. pooling: mean or last."""
+        """A hidden state of the model as a vector. pooling: mean or last; None: as its folder says,
+        else mean."""
+        engine, text = self._served(model)
+        pooling = pooling or text.pooling
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling: mean or last, not {pooling!r}")
-        engine, text = self._served(model)
         card: ModelCard = engine.card
         if not card.supports_embeddings:
             raise ValueError("this model gives no embeddings")

@@ -21,7 +21,8 @@ from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_tokenizer import write_tokenizer
 
-_FORMAT = 2  # of the folders made here: another one makes them anew
+_LAST = 3  # llama.cpp's number of this pooling
+_FORMAT = 3  # of the folders made here: another one makes them anew
 
 
 def gguf_in(path: Path) -> Path | None:
@@ -73,6 +74,10 @@ def _make_from(opened: GgufFile, file: Path, folder: Path) -> None:
         generation = {"eos_token_id": config["eos_token_id"]}
         (made / "config.json").write_text(json.dumps(config, indent=1))
         (made / "generation_config.json").write_text(json.dumps(generation))
+        if opened.metadata.get(f"{opened.metadata['general.architecture']}.pooling_type") == _LAST:
+            pooling = made / "1_Pooling"  # as in folders of embedding models
+            pooling.mkdir()
+            (pooling / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
         (made / GGUF_LINK).symlink_to(file)
         made.chmod(0o755)
         os.rename(made, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,7 @@ class TextProcessor:
         except TemplateBroken as broken:
             self.template_problem = str(broken)
         self.grammars = GrammarChecker(self.model_path)
+        self.pooling = _pooling(Path(self.model_path))
 
     # ---- text to tokens ---------------------------------------------------------------
 
@@ -233,6 +235,20 @@ def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:
     if not found:
         return {}
     return {"default": found} if isinstance(found, str) else dict(found)
+
+
+def _pooling(folder: Path) -> str | None:
+    """How the model's embeddings are made where a request does not say: as sentence-transformers
+    reads it, mean where there is nothing to read; None for a way that there is not."""
+    try:
+        said = dict(json.loads((folder / "1_Pooling/config.json").read_text()))
+    except OSError:
+        return "mean"
+    except (ValueError, TypeError):
+        return None
+    modes = {key for key, value in said.items() if key.startswith("pooling_mode_") and value}
+    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+    return known.get(modes.pop()) if len(modes) == 1 else None
 
 
 def check_templates(folder: str) -> None:

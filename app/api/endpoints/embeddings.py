@@ -31,6 +31,9 @@ class Embeddings:
         context = self._context.of(body.model)
         if not context.engine.card.supports_embeddings:
             raise invalid("This model gives no embeddings.", "model", "unsupported_model")
+        pooling = body.pooling or context.text.pooling
+        if pooling is None:
+            raise invalid("This model's own pooling is not supported: ask for another.", "pooling")
         given = as_list(
             body.input, "input", context.options.max_embedding_inputs, "api.max_embedding_inputs"
         )
@@ -48,7 +51,7 @@ class Embeddings:
                 priority=call.check_priority(body.priority),
                 objective=objective_of(body),
                 arrived_s=call.arrived_s,
-                pooling=body.pooling or "mean",
+                pooling=pooling,
             )
             for number, prompt in enumerate(prompts)
         ]

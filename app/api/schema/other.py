@@ -22,7 +22,9 @@ class EmbeddingRequest(ScheduleFields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: None = Field(default=None, description="Refused: vectors are given whole.")
     pooling: Literal["mean", "last"] | None = Field(
-        default=None, description="How token states become one vector; default mean (extension)."
+        default=None,
+        description="How token states become one vector; default as the model's folder says, else "
+        "mean (extension).",
     )
     normalize: bool | None = Field(
         default=None, description="To length 1; default true (extension)."

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import gguf
 import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.serve_config import load_config
 from app.settings.load import parse, resolve
-from app.settings.model_folder import SettingsError
+from app.settings.model_folder import SettingsError, model_folder
 from app.settings.models import served_name
 from tests.actors.stage.weights import gguf_files
 
@@ -33,6 +35,16 @@ def test_its_settings_are_those_of_a_folder(file: Path) -> None:
     assert folder.parent == file.parent / "cache" / "gguf"
     assert (folder / "model.gguf").resolve() == file
     assert resolve(parse({**args, "model": {"path": str(file.parent)}})).stage == config.stage
+
+
+def test_how_a_model_of_embeddings_pools_is_kept(file: Path) -> None:
+    assert not (model_folder(str(file)) / "1_Pooling").exists()
+    last = gguf.PoolingType.LAST
+    gguf_files.write(
+        file, "qwen2", gguf_files.Kind.Q8_0, tune=lambda writer: writer.add_pooling_type(last)
+    )
+    said = (model_folder(str(file)) / "1_Pooling/config.json").read_text()
+    assert json.loads(said) == {"pooling_mode_lasttoken": True}
 
 
 def test_a_file_that_cannot_be_read_names_the_setting(file: Path) -> None:

@@ -48,3 +48,26 @@ async def test_many_short_texts_leave_the_event_loop_free(byte_level: TextProces
     assert ran == ["encoding", "decoding"]
     assert await byte_level.encode_all([]) == []
     assert await byte_level.decode_all([]) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "pooling"),
+    [
+        (None, "mean"),
+        ('{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": false}', "mean"),
+        ('{"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}', "last"),
+        ('{"pooling_mode_cls_token": true}', None),
+        ('{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": true}', None),
+        ("[1]", None),
+    ],
+)
+def test_embeddings_are_pooled_as_the_folder_says(
+    tmp_path: Path, content: str | None, pooling: str | None
+) -> None:
+    folder = byte_level_folder(tmp_path)
+    if content is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling/config.json").write_text(content)
+    text = TextProcessor(folder)
+    text.close()
+    assert text.pooling == pooling

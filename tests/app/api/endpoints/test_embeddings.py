@@ -15,6 +15,7 @@ from app.api.events import RequestInfo, RequestOutcome, RequestTiming
 from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
 from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.records import RecordLog, read_records
+from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
 
 
@@ -35,6 +36,23 @@ async def test_embeddings_as_they_are(server: Server) -> None:
     )
     assert answer.json()["data"][0]["embedding"] == [195.0, 1.0, 2.0, 4.0]
     assert server.engine.seen[-1].pooling == "last"
+
+
+@pytest.mark.parametrize(("own", "code"), [("last", 200), (None, 400)])
+async def test_the_models_own_pooling_is_the_default(
+    server: Server,
+    text: TextProcessor,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str | None,
+    code: int,
+) -> None:
+    monkeypatch.setattr(text, "pooling", own)
+    answer = await server.http.post("/v1/embeddings", json={"model": MODEL, "input": "ab"})
+    assert answer.status_code == code
+    if own is None:
+        assert answer.json()["error"]["param"] == "pooling"
+    else:
+        assert server.engine.seen[-1].pooling == own
 
 
 async def test_models_without_embeddings_say_so(start_server: StartServer) -> None:
