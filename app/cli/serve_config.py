@@ -38,7 +38,7 @@ def load_config(target: Path) -> dict[str, Any]:
         path = str(target if is_name else found.resolve())
         return _of_args({"model": {"path": path}, "slo": {"tbt_ms": tbt_ms}})
     if not found.exists():
-        raise SettingsError(f"no config file or model folder {str(target)!r}")
+        raise SettingsError(f"no config file, model folder or GGUF file {str(target)!r}")
     return _read(found)
 
 

@@ -21,7 +21,7 @@ from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.fleet import FleetSettings
-from app.settings.messages import dotted, in_section, suggestion
+from app.settings.messages import in_section, message_of
 from app.settings.model_folder import (
     SettingsError,
     hub_name,
@@ -49,15 +49,7 @@ def parse(args: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(args)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key = dotted(problem["loc"])
-            message = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-                message = f"unknown setting{suggestion(problem['loc'])}"
-            if problem["type"] == "string_pattern_mismatch" and key == "listen":
-                message = f"must be host:port, such as 127.0.0.1:8000, not {problem['input']!r}"
-            lines.append(f"{key}: {message}")
+        lines = [message_of(problem) for problem in error.errors()]
         raise SettingsError("; ".join(lines)) from error
 
 

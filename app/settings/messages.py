@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from actors.scheduling.config import SETTINGS
 from app.api.http.keys import shown_key
 from app.settings.schema import Settings, fields_of
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+# Of sections and values that must be mappings
+_EXAMPLES = {
+    "model": "{path: org/name}",
+    "slo": "{tbt_ms: 100}",
+    "api.api_keys": "{env:NAME: {}}",
+    "listen": "127.0.0.1:8000",
+}
+_NO_MAPPING = ("dataclass_type", "dict_type", "mapping_type", "model_attributes_type", "model_type")
+
+
+def message_of(problem: ErrorDetails) -> str:
+    """One of pydantic's problems with the settings, as a line that begins with the key."""
+    key, message = dotted(problem["loc"]), problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        message = f"unknown setting{suggestion(problem['loc'])}"
+    elif problem["type"] in _NO_MAPPING:
+        example = _EXAMPLES.get(key)
+        message = (
+            f"must be a mapping{f', such as {example}' if example else '; {} is an empty one'}"
+        )
+    elif key == "listen":
+        message = f"must be host:port, such as {_EXAMPLES[key]}, not {problem['input']!r}"
+    return f"{key}: {message}"
 
 
 def dotted(location: tuple[int | str, ...]) -> str:

@@ -205,7 +205,7 @@ def test_the_files_that_are_looked_for_are_named_as_given(tmp_path: Path) -> Non
     for missing in ("no/such.yaml", "configs/serve/no.yaml"):
         checked = runner.invoke(app, ["config", "check", missing])
         assert checked.exit_code == 2
-        assert f"no config file or model folder '{missing}'" in checked.output
+        assert f"no config file, model folder or GGUF file '{missing}'" in checked.output
 
 
 def test_models_and_folders(tmp_path: Path) -> None:
