@@ -43,6 +43,7 @@ def check(
             check_templates(str(model_folder(name)))
         found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
+        check_templates(str(found))
         typer.echo(f"{folder}: ok. {described}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)

@@ -33,7 +33,7 @@ def message_of(problem: ErrorDetails) -> str:
         message = (
             f"must be a mapping{f', such as {example}' if example else '; {} is an empty one'}"
         )
-    elif key == "listen":
+    elif key == "listen" and problem["type"].startswith("string_"):
         message = f"must be host:port, such as {_EXAMPLES[key]}, not {problem['input']!r}"
     return f"{key}: {message}"
 
