@@ -39,7 +39,7 @@ def check(
 
     try:
         if hub_model(name := str(folder)) is not None:  # what is small first
-            model_description(name, name)
+            model_description(name)
             check_templates(str(model_folder(name)))
         found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
