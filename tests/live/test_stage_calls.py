@@ -42,10 +42,9 @@ def loaded(stage: Any) -> list[int]:
     return found
 
 
-async def test_a_grammar_does_not_wait_for_adapters(ray_cluster: None, tmp_path: Path) -> None:
+async def test_a_grammar_does_not_wait_for_adapters(ray_cluster: None) -> None:
     """Beside busy steps a load may take tens of seconds. Loads keep their order."""
-    (tmp_path / "config.json").write_text("{}")
-    settings = parse({"model": {"path": str(tmp_path)}, "parallel": {"device": "cpu"}})
+    settings = parse({"model": {"path": "configs/models/demo"}, "parallel": {"device": "cpu"}})
     ((actor,),) = create_stages(resolve(settings), None)
     try:
         async with asyncio.timeout(60):
