@@ -187,7 +187,9 @@ class ChatTemplate:
         for name in ("tool_use", "default") if has_tools else ("default",):
             if name in self._templates:
                 return name
-        raise TemplateMissing("this model has no chat template: set model.chat_template, or use /v1/completions")
+        raise TemplateMissing(
+            "this model has no chat template: set model.chat_template, or use /v1/completions"
+        )
 
 
 def _words(template: str) -> Iterator[str]:
