@@ -128,6 +128,8 @@ class HandleCalls:
         else mean."""
         engine, text = self._served(model)
         pooling = pooling or text.pooling
+        if pooling is None:
+            raise ValueError("pooling: this model's own is not supported: mean or last")
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling: mean or last, not {pooling!r}")
         card: ModelCard = engine.card

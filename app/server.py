@@ -61,8 +61,9 @@ class LLMServer(HttpReplica):
             self.engine = adapters = AdapterEngine(config, name, self.settings.adapter_names)
         self.engines = [self.engine]
         self.user_config = UserConfig(self.engine, config.scheduler)
-        await self.engine.start()
-        self.models = {name: ServedModel(self.engine, await text_task, adapters)}
+        # A template that will not do ends the start before the model has loaded.
+        _, text = await asyncio.gather(self.engine.start(), text_task)
+        self.models = {name: ServedModel(self.engine, text, adapters)}
         await self.open([config])
         freeze_gc_heap()
         shorten_time_slices()

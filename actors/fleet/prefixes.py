@@ -53,7 +53,9 @@ class PrefixIndex:
 
     def retract(self, engine_id: str, digests: Iterable[bytes]) -> None:
         """A request of these blocks is no longer to come, or not to be computed, there."""
-        expected, gone = self._expected.get(engine_id, {}), []
+        if engine_id not in self._expected:  # it has left
+            return
+        expected, gone = self._expected[engine_id], []
         for digest in digests:
             if (number := expected.get(digest, 0)) > 1:
                 expected[digest] = number - 1

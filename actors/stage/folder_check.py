@@ -86,6 +86,16 @@ def _describe(spec: StageSpec, refuse_unknown: bool) -> DecoderConfig:
     return config
 
 
+def check_config(
+    folder: Path, tensor_ranks: int = 1, num_stages: int = 1
+) -> tuple[DecoderConfig, StageSpec]:
+    """What `check_folder` does without weights."""
+    config = load_config(folder)
+    spec = StageSpec(str(folder), tensor_ranks=tensor_ranks, num_stages=num_stages)
+    split(config, spec)
+    return config, spec
+
+
 def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> str:
     """One line about the model. Raises ModelError, naming file and cause, for one that would not
     load, or not be split so."""
@@ -94,9 +104,7 @@ def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> st
     from actors.stage.weights.folder import open_folder
     from actors.stage.weights.names import all_shapes
 
-    config = load_config(folder)
-    spec = StageSpec(str(folder), tensor_ranks=tensor_ranks, num_stages=num_stages)
-    split(config, spec)
+    config, spec = check_config(folder, tensor_ranks, num_stages)
     with open_folder(folder, config, spec, torch.float32):
         pass  # opening checks the tensors' names and shapes
     shapes = all_shapes(config)

@@ -25,6 +25,7 @@ _NAME = re.compile(
 _OF_FILES = (".yaml", ".yml", ".json", ".gguf", ".safetensors")  # a path, where no model has it
 # Config and tokenizer; and the card, as the library warns where nothing matches.
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt", "README.md"]
+_NOT_SMALL = ["*/*/*", "[!1]*/*", "1[!_]*/*"]  # folders, but for 1_Pooling of embedding models
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"  # read even beside an index
 
@@ -119,8 +120,8 @@ def _snapshot(model: HubModel) -> Path:
             return Path(path.removesuffix(model.file))
         folder = Path(
             snapshot_download(
-                model.repo, revision=model.revision, allow_patterns=_SMALL, ignore_patterns="*/*",
-                tqdm_class=functools.partial(tqdm, disable=True),
+                model.repo, revision=model.revision, allow_patterns=_SMALL,
+                ignore_patterns=_NOT_SMALL, tqdm_class=functools.partial(tqdm, disable=True),
             )
         )  # fmt: skip
         if not (folder / "config.json").is_file():

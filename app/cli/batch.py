@@ -91,9 +91,13 @@ async def _run(
 ) -> Totals:
     timeout = httpx.Timeout(give_up_s or None, connect=10.0)
     limits = httpx.Limits(max_connections=concurrency + 1)
-    async with httpx.AsyncClient(
-        base_url=root, headers=bearer(api_key), timeout=timeout, limits=limits
-    ) as client:
+    try:
+        made = httpx.AsyncClient(
+            base_url=root, headers=bearer(api_key), timeout=timeout, limits=limits
+        )
+    except ImportError as error:  # of a SOCKS proxy
+        unreachable(root, error)
+    async with made as client:
         try:
             answer = await client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -106,7 +106,7 @@ def reach_this_machine_directly() -> None:
     if not any(os.environ.get(name) for name in _PROXIES):
         return
     left_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if "*" not in left_out:
+    if "*" not in [part.strip() for part in left_out.split(",")]:
         left_out = ",".join([*filter(None, [left_out]), "localhost", "127.0.0.1", "::1", "0.0.0.0"])
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = left_out
 

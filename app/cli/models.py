@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.settings.model_folder import hub_model, model_description, model_folder
+from app.settings.model_folder import hub_model, model_folder
 from app.terminal import WRONG_USAGE, fail
 
 
@@ -33,14 +33,14 @@ def check(
     """Say whether a model would load, and describe it, without loading it; exit 2 with the
     reason if it would not. Of a name on the hub, its weights are downloaded, once its config and
     tokenizer would do."""
-    from actors.stage.folder_check import check_folder
+    from actors.stage.folder_check import check_config, check_folder
     from app.text.chat_template import TemplateBusy, TemplateError
     from app.text.processor import check_templates
 
     try:
         if hub_model(name := str(folder)) is not None:  # what is small first
-            model_description(name)
-            check_templates(str(model_folder(name)))
+            check_config(found := model_folder(name), tensor_ranks, stages)
+            check_templates(str(found))
         found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
         check_templates(str(found))

@@ -107,6 +107,7 @@ class StreamPlacement:
             return
         self._not_begun(fleet_request, connection)
         if refusal.has_waited:
+            fleet_request.connection = None
             fleet_request.stream.fail(told(refusal))
         else:
             fleet_request.refused_by.add(connection.engine_id)

@@ -86,8 +86,12 @@ def model_folder(path: str, key: str = "model.path", with_weights: bool = False)
 
 def read_template(file: str | None) -> str | None:
     """The chat template of the settings, if there is one. Raises SettingsError."""
+    if file is None:
+        return None
     try:
-        return None if file is None else locate(file).read_text()
+        if not (text := locate(file).read_text()).strip():
+            raise ValueError("it is empty")
+        return text
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"model.chat_template: {file}: {reason}") from error

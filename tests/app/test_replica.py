@@ -41,6 +41,7 @@ async def test_a_chat_template_of_the_settings_takes_the_place_of_the_models(
     ("content", "said"),
     [
         ("{% if %}", "model.chat_template: the chat template (default) does not compile: line 1: "),
+        (" ", "model.chat_template: {file}: it is empty"),
         (None, "model.chat_template: {file}: No such file or directory"),
     ],
 )

@@ -29,15 +29,27 @@ def test_check_downloads_and_describes(hub: LocalHub, tmp_path: Path) -> None:
     assert sorted(hub.files_sent()) == sorted(_NAMES)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(b"NoSuchForCausalLM", "NoSuchForCausalLM"), (b'LlamaForCausalLM"], "x": ["y', "key x ")],
+)
 def test_weights_of_a_model_that_would_not_load_are_not_downloaded(
-    hub: LocalHub, tmp_path: Path
+    hub: LocalHub, tmp_path: Path, changed: bytes, said: str
 ) -> None:
     files = hub.models["org/demo"]["main"]
-    files["config.json"] = files["config.json"].replace(b"LlamaForCausalLM", b"NoSuchForCausalLM")
+    files["config.json"] = files["config.json"].replace(b"LlamaForCausalLM", changed)
     ran = run(hub, tmp_path, "-m", "app.cli.main", "check", "org/demo@main")
-    assert "NoSuchForCausalLM" in ran.stderr
+    assert said in ran.stderr
     assert ran.returncode == 2
     assert "model.safetensors" not in hub.files_sent()
+
+
+def test_how_a_model_of_embeddings_pools_is_downloaded(hub: LocalHub, tmp_path: Path) -> None:
+    pooling = {"1_Pooling/config.json": b"{}", "onnx/config.json": b"{}"}
+    hub.models["org/demo"]["main"].update(pooling)
+    ran = run(hub, tmp_path, "-m", "app.cli.main", "config", "show", "--resolved", "org/demo")
+    assert (Path(json.loads(ran.stdout)["stage"]["model_path"]) / "1_Pooling/config.json").is_file()
+    assert "onnx/config.json" not in hub.files_sent()
 
 
 def test_settings_need_no_weights(hub: LocalHub, tmp_path: Path) -> None:

@@ -227,6 +227,23 @@ async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> No
     assert len(client._fleet.prefixes) == 0
 
 
+async def test_one_that_has_waited_too_long_leaves_the_prefix_to_others() -> None:
+    client = front("round_robin", rebalance=False)
+    wire = Wire(client, "a", 1, prefix_cache=True)
+    wire.carry()
+    asked = [asyncio.create_task(ask(client, tuple(range(40)), 8)) for _ in range(2)]
+    await asyncio.sleep(0)
+    first, _ = wire.connection.open_requests
+    late = Refuse(first, "it has waited too long", None, 1.0, has_waited=True)
+    wire.connection._received(pack_kind(late))
+    (end,) = await asyncio.gather(asked[0], return_exceptions=True)
+    assert isinstance(end, RequestRefused)
+    assert len(client._fleet.prefixes) == 10
+    asked[1].cancel()
+    await asyncio.gather(asked[1], return_exceptions=True)
+    assert len(client._fleet.prefixes) == 0
+
+
 async def test_a_request_that_kills_the_stages_of_each_engine_ends_at_the_third() -> None:
     """Though its front takes it to another engine before the stages are there again."""
     client = front("round_robin", rebalance=False)
