@@ -79,7 +79,7 @@ class Publisher:
             num_received=num_received,
             num_running=len(decoding) + len(prefilling),
             num_waiting=engine.num_waiting,
-            num_prefill_tokens=engine.num_waiting_tokens + unfinished,
+            num_prefill_tokens=engine.num_waiting_tokens - engine.num_shared_tokens + unfinished,
             num_decode_tokens=sum([v.num_tokens for v in decoding]),
             num_output_tokens_left=left,
             num_prefilled_tokens=self._core.num_prefilled_tokens,

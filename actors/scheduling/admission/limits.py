@@ -123,7 +123,7 @@ class QueueLimits:
 
     def overload(self, request: Request, engine: EngineView) -> Refuse | None:
         """Refuse because of a full queue; a retry may succeed. What waits in the background fills
-        no live request's queue."""
+        no live request's queue, but counts for its tenant."""
         config, name = self.config, request.request_id
         engine = engine.found_by(request.priority)
         limit = config.max_queued_requests

@@ -21,8 +21,8 @@ def peak_kv_tokens(requests: Iterable[tuple[int, int]], num_saved: int = 0) -> i
 
     All grow by one token per step, and a finished one frees its tokens. Peaks occur only when a
     request finishes, so it suffices to sort by remaining tokens and go through from the longest.
-    num_saved: tokens that need no memory, as requests share them. A prefix that n of them share
-    saves its length n - 1 times, so fewer requests save in proportion to theirs.
+    num_saved: tokens that need no memory, as requests share them. Which ones do is not known, so
+    that those that have ended by then are taken to have saved as much as they held.
 
     >>> peak_kv_tokens([(10, 5), (4, 2)])
     18
@@ -30,11 +30,10 @@ def peak_kv_tokens(requests: Iterable[tuple[int, int]], num_saved: int = 0) -> i
     16
     """
     ordered = sorted(requests, key=lambda r: -r[1])
-    peak = held = 0
+    peak, held, ended = 0, 0, sum([now for now, _ in ordered])
     for count, (now, left) in enumerate(ordered, start=1):
-        held += now
-        saved = num_saved * (count - 1) // max(1, len(ordered) - 1)
-        peak = max(peak, held + count * left - saved)
+        held, ended = held + now, ended - now
+        peak = max(peak, held + count * left - max(0, num_saved - ended))
     return peak
 
 

@@ -60,7 +60,8 @@ class WaitingQueue:
 
     def shared_tokens_of(self, state: RequestState) -> int:
         """All but the last one of a prompt that another computes."""
-        return state.num_tokens - 1 if state in self._sharing else 0
+        num_prompt = min(state.num_tokens, state.num_prompt_tokens)
+        return num_prompt - 1 if state in self._sharing else 0
 
     def _count(self, state: RequestState, sign: int) -> None:
         tenant, num_tokens = state.request.tenant, sign * state.num_tokens

@@ -20,7 +20,7 @@ PACKED_ENDINGS = (".qweight", ".qzeros", ".scales", ".g_idx")
 # Keys that are read here, or without effect on the stored weights: how they were found, which
 # layers have them (as the tensors say), and how other implementations compute with them.
 _KNOWN = frozenset((
-    "quant_method", "bits", "group_size", "checkpoint_format", "format", "version",
+    "quant_method", "method", "bits", "group_size", "checkpoint_format", "format", "version",
     "is_marlin_format", "desc_act", "sym", "zero_point", "pack_dtype", "q_group_size", "w_bit",
     # how they were found
     "act_group_aware", "amp", "autoround_version", "batch_size", "block_name_to_quantize",

@@ -31,7 +31,10 @@ def test_check_downloads_and_describes(hub: LocalHub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [(b"NoSuchForCausalLM", "NoSuchForCausalLM"), (b'LlamaForCausalLM"], "x": ["y', "key x ")],
+    [
+        (b"NoSuchForCausalLM", "NoSuchForCausalLM"),
+        (b'LlamaForCausalLM"], "x": ["y', "is not known to have it"),
+    ],
 )
 def test_weights_of_a_model_that_would_not_load_are_not_downloaded(
     hub: LocalHub, tmp_path: Path, changed: bytes, said: str

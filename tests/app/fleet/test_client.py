@@ -229,18 +229,20 @@ async def test_a_request_that_no_engine_begins_leaves_no_prefix(ends: str) -> No
 
 async def test_one_that_has_waited_too_long_leaves_the_prefix_to_others() -> None:
     client = front("round_robin", rebalance=False)
-    wire = Wire(client, "a", 1, prefix_cache=True)
-    wire.carry()
-    asked = [asyncio.create_task(ask(client, tuple(range(40)), 8)) for _ in range(2)]
+    wires = [Wire(client, name, number, prefix_cache=True) for number, name in enumerate("ab", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = [asyncio.create_task(ask(client, tuple(range(40)), 8)) for _ in range(4)]
     await asyncio.sleep(0)
-    first, _ = wire.connection.open_requests
+    first, _ = wires[0].connection.open_requests
     late = Refuse(first, "it has waited too long", None, 1.0, has_waited=True)
-    wire.connection._received(pack_kind(late))
-    (end,) = await asyncio.gather(asked[0], return_exceptions=True)
-    assert isinstance(end, RequestRefused)
-    assert len(client._fleet.prefixes) == 10
-    asked[1].cancel()
-    await asyncio.gather(asked[1], return_exceptions=True)
+    wires[0].connection._received(pack_kind(late))
+    (ended,), others = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(ended.exception(), RequestRefused)
+    assert client._fleet.prefixes.num_held("a") == 10
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others)
     assert len(client._fleet.prefixes) == 0
 
 

@@ -29,7 +29,9 @@ def test_peak_equals_a_walk_step_by_step(requests: list[tuple[int, int]]) -> Non
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=8),
     st.integers(1, 40),
 )
-def test_a_prefix_that_all_share_is_held_once(requests: list[tuple[int, int]], prefix: int) -> None:
+def test_a_shared_prefix_never_counts_too_little(
+    requests: list[tuple[int, int]], prefix: int
+) -> None:
     peak, step = 0, 0
     while True:
         held = [now + step for now, left in requests if left >= step]
@@ -38,7 +40,12 @@ def test_a_prefix_that_all_share_is_held_once(requests: list[tuple[int, int]], p
         peak = max(peak, prefix + sum(held))
         step += 1
     whole = [(prefix + now, left) for now, left in requests]
-    assert peak_kv_tokens(whole, prefix * (len(requests) - 1)) == peak
+    assert peak <= peak_kv_tokens(whole, prefix * (len(requests) - 1)) <= peak_kv_tokens(whole)
+
+
+def test_requests_that_share_and_end_soon_save_nothing_for_others() -> None:
+    others, soon = [(300, 1000)] * 8, [(1520, 20)] * 12
+    assert peak_kv_tokens([*others, *soon], 11 * 1500) == peak_kv_tokens(others) == 8 * 1300
 
 
 @pytest.mark.parametrize("admission", ["predicted_peak", "predictive"])
