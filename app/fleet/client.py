@@ -142,7 +142,7 @@ class FleetClient(EngineClient):
                 # Without any engine yet, a front lacks the model's limits: it counts as one.
                 waiting = max(self._placement.num_unplaced, int(self._card is None))
                 await self._finder.report_waiting(waiting)
-            except Exception as error:
+            except Exception as error:  # of the store: it is told again
                 logger.warning("reporting requests that wait: %s: %s", type(error).__name__, error)
 
     # ---- EngineClient ------------------------------------------------------------------------
