@@ -48,6 +48,7 @@ def test_requests_that_share_and_end_soon_save_nothing_for_others() -> None:
     assert peak_kv_tokens([*others, *soon], 11 * 1500) == peak_kv_tokens(others) == 8 * 1300
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("admission", ["predicted_peak", "predictive"])
 def test_requests_that_share_a_prompt_run_together(admission: str) -> None:
     """Of 10,000 tokens their prompt takes 2000, and each then at most 420 of its own."""
