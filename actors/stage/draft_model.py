@@ -151,7 +151,8 @@ class DraftModel:
         return int(partial[0]) * self._block_size + int(filled[partial[0]])
 
     def _blocks(self, row: int) -> NDArray[np.int32]:
-        return self._input_batch.block_tables_RB[row, : self._input_batch.info(row).num_blocks]
+        batch = self._input_batch
+        return batch.block_tables_RB[row, : batch.columns.num_blocks_R[row]]
 
     @torch.inference_mode()
     def _draft(self, asking: list[_DraftRow]) -> tuple[dict[int, list[int]], list[float]]:

@@ -32,20 +32,26 @@ class RowInfo:
     request_id: int
     sampling: SamplingParams
     pooling: str | None
-    num_blocks: int = 0
     appended_step: int = -1
     blocks_before: int = 0
+
+
+class _Rows(dict[int, int]):
+    def __missing__(self, request_id: int) -> int:
+        raise KeyError(f"request {request_id} is not known to this stage")
 
 
 class Columns:
     """Request parameters, one array each, so that a step reads those of all its rows at once.
 
+    num_blocks_R: length of the block table; 0 in a free row.
     adjusts_R: logits are changed before the draw (bias, penalties, grammar).
     adapter_R: slot of the adapter, counted from 1.
     logprobs_R, prompt_logprobs_R: alternatives asked for; -1: no log-probabilities.
     """
 
     def __init__(self, num_rows: int) -> None:
+        self.num_blocks_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.num_prompt_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.min_tokens_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.adjusts_R: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
@@ -102,9 +108,9 @@ class Columns:
 class InputBatch:
     """The running requests. tokens_RP[row, position] and block_tables_RB[row, block index].
 
-    Invariants: a row is in `_free` or in `_rows`, never both; block table entries from num_blocks
-    on are 0; tokens are valid up to the last position started, fed or sampled (drafts, and draws
-    after wrong ones, may follow: they are overwritten before they are read).
+    Invariants: a row is in `_free` or in `_rows`, never both; block table entries after the blocks
+    in use are 0; tokens are valid up to the last position started, fed or sampled (drafts, and
+    draws after wrong ones, may follow: they are overwritten before they are read).
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class InputBatch:
         self.block_tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
         self.columns = Columns(0)
         self._device_tables: DeviceTables | None = None
-        self._rows: dict[int, int] = {}
+        self._rows = _Rows()
         self._info: dict[int, RowInfo] = {}
         self._free: list[int] = []
         self._grow(max(1, max_requests))
@@ -128,10 +134,7 @@ class InputBatch:
 
     def row(self, request_id: int) -> int:
         """A request's row; raises KeyError for a request that was never started here."""
-        try:
-            return self._rows[request_id]
-        except KeyError:
-            raise _unknown(request_id) from None
+        return self._rows[request_id]
 
     def info(self, row: int) -> RowInfo:
         return self._info[row]
@@ -146,7 +149,7 @@ class InputBatch:
         """Forget a request; nothing happens for one that is not here."""
         row = self._rows.pop(request_id, None)
         if row is not None:
-            self.block_tables_RB[row] = 0
+            self.block_tables_RB[row] = self.columns.num_blocks_R[row] = 0
             self._free.append(row)
             del self._info[row]
 
@@ -171,17 +174,18 @@ class InputBatch:
 
     def append_blocks(self, step_id: int, request_id: int, block_ids: tuple[int, ...]) -> None:
         """Extend a block table; a second time in the same step repeats, it does not double."""
-        info = self._info[self.row(request_id)]
+        row = self.row(request_id)
+        info = self._info[row]
         if info.appended_step != step_id:
-            info.appended_step, info.blocks_before = step_id, info.num_blocks
-        self._put_blocks(self.row(request_id), info.blocks_before, block_ids)
+            info.appended_step, info.blocks_before = step_id, int(self.columns.num_blocks_R[row])
+        self._put_blocks(row, info.blocks_before, block_ids)
 
     def trim(self, step_id: int, request_id: int, num_blocks: int) -> None:
         """Shorten a block table to its first `num_blocks`, before the same step extends it."""
         row = self.row(request_id)
-        info = self._info[row]
+        info, self.columns.num_blocks_R[row] = self._info[row], num_blocks
         self.block_tables_RB[row, num_blocks:] = 0
-        info.appended_step, info.blocks_before, info.num_blocks = step_id, num_blocks, num_blocks
+        info.appended_step, info.blocks_before = step_id, num_blocks
 
     def put_tokens(
         self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], tokens_S: NDArray[np.int64]
@@ -214,18 +218,18 @@ class InputBatch:
         outside their block table."""
         num_slices, rows, block_size = len(slices), self._rows, self._block_size
         ids, starts, lengths, samples = zip(*slices, strict=True)
-        try:
-            rows_S = np.array([rows[request_id] for request_id in ids], np.intp)
-        except KeyError as unknown:
-            raise _unknown(unknown.args[0]) from None
+        rows_S = np.array([rows[request_id] for request_id in ids], np.intp)
         starts_S, lengths_S = np.array(starts, np.int32), np.array(lengths, np.int32)
         ends_S = starts_S + lengths_S
         query_starts_S1 = np.zeros(num_slices + 1, dtype=np.int32)
         np.cumsum(lengths_S, out=query_starts_S1[1:])
         num_tokens = int(query_starts_S1[-1])
         max_kv_length = int(ends_S.max())
-        if max_kv_length > self._width * block_size:
-            raise ValueError(f"a slice reaches position {max_kv_length}, past the longest sequence")
+        blocks_S = self.columns.num_blocks_R[rows_S]
+        over = np.flatnonzero(ends_S > blocks_S * block_size)
+        if over.size:  # KV there would go to block 0, which is another's
+            have = f"request {ids[over[0]]} has {blocks_S[over[0]]} blocks of {block_size} tokens"
+            raise ValueError(f"{have}; its slice reaches position {ends_S[over[0]]}")
         if num_tokens == num_slices:
             rows_T, positions_T = rows_S, starts_S
         else:
@@ -292,13 +296,13 @@ class InputBatch:
         return geometry, tokens_T
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
-        info, end = self._info[row], first + len(block_ids)
+        request_id, end = self._info[row].request_id, first + len(block_ids)
         if end > self._width:
-            raise ValueError(f"request {info.request_id} has {end} blocks; {self._width} fit a row")
+            raise ValueError(f"request {request_id} has {end} blocks; {self._width} fit a row")
         self.block_tables_RB[row, first:end] = block_ids
         if self._device_tables is not None:
             self._device_tables.note(row, first, end)
-        info.num_blocks = end
+        self.columns.num_blocks_R[row] = end
 
     def _grow(self, num_rows: int) -> None:
         first = len(self.tokens_RP)
@@ -309,7 +313,3 @@ class InputBatch:
             setattr(self, name, new)
         self.columns = self.columns.grown(first + num_rows)
         self._free.extend(reversed(range(first, first + num_rows)))
-
-
-def _unknown(request_id: int) -> KeyError:
-    return KeyError(f"request {request_id} is not known to this stage")

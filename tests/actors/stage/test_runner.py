@@ -167,8 +167,17 @@ def test_errors_of_the_scheduler_are_named(tiny_model: Callable[..., Path]) -> N
     with pytest.raises(ValueError, match="request 7 has 65 blocks; 64 fit a row"):
         run(runner, StepPlan(1, (), started=(start(7, block_ids=tuple(range(65))),)))
     run(runner, StepPlan(2, (), started=(start(),)))
-    with pytest.raises(ValueError, match="position 257"):
-        run(runner, StepPlan(3, (Slice(1, 256, 1, True),)))
+    message = "request 1 has 16 blocks of 4 tokens; its slice reaches position 65"
+    past = StepPlan(3, (Slice(2, 0, 21, True), Slice(1, 60, 5, True)), started=(start(2),))
+    with pytest.raises(ValueError, match=message):
+        run(runner, past)
+    # A step fails before the table is extended: the blocks that it brought are missing.
+    run(runner, StepPlan(5, (Slice(1, 63, 1, True),)))
+    following, long = (Slice(1, 64, 1, True),), start(7, tokens=(1,) * 300)
+    with pytest.raises(ValueError, match="request 7 has 300 tokens"):
+        run(runner, StepPlan(6, following, started=(long,), new_blocks=((1, (20,)),)))
+    with pytest.raises(ValueError, match=message):
+        run(runner, StepPlan(7, following))
     loaded = StageRunner(runner.spec)
     with pytest.raises(RuntimeError, match="allocate the KV cache"):
         run(loaded, StepPlan(0, ()))

@@ -28,7 +28,7 @@ def in_use(batch: InputBatch, tables_SB: torch.Tensor, ids: list[int]) -> None:
     """Every entry in use is the host's."""
     for table_B, request_id in zip(tables_SB, ids, strict=True):
         row = batch.row(request_id)
-        count = batch.info(row).num_blocks
+        count = batch.columns.num_blocks_R[row]
         assert table_B[:count].tolist() == batch.block_tables_RB[row, :count].tolist()
 
 
