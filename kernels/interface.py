@@ -222,10 +222,6 @@ class Backend(Protocol):
         """A host copy of one block, for swapping; opaque to the caller."""
         ...
 
-    def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
-        """Restore a copy that `read_block` returned."""
-        ...
-
     def read_blocks(
         self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
     ) -> None:
@@ -236,7 +232,7 @@ class Backend(Protocol):
     def write_blocks(
         self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
     ) -> None:
-        """`write_block` of all layers; a GPU reads pinned places when its stream gets there."""
+        """The reverse of `read_blocks`; a GPU reads pinned places when its stream gets there."""
         ...
 
     def rope_and_cache(

@@ -154,9 +154,6 @@ class TritonBackend(TorchBackend):
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
         return cache.read_block(paged(layer), block)
 
-    def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
-        cache.write_block(paged(layer), block, data)
-
     def rope_and_cache(
         self,
         qkv_TX: torch.Tensor,

@@ -63,8 +63,3 @@ def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> i
 
 def read_block(layer: PagedKV, block: int) -> torch.Tensor:
     return torch.stack((layer.keys[block], layer.values[block])).cpu()
-
-
-def write_block(layer: PagedKV, block: int, data: torch.Tensor) -> None:
-    layer.keys[block].copy_(data[0])
-    layer.values[block].copy_(data[1])

@@ -42,7 +42,7 @@ def cache(request: pytest.FixtureRequest) -> KVCache:
         for layer in made.layers:
             like = backend.read_block(layer, block)
             drawn = torch.randint(0, 100, like.shape, generator=generator)
-            backend.write_block(layer, block, drawn.to(like.dtype))
+            backend.write_blocks([layer], [block], [drawn.to(like.dtype)[None]])
     return made
 
 

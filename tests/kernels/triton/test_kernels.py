@@ -92,7 +92,7 @@ def test_blocks_survive_copies_and_a_trip_to_the_host(backend: TritonBackend) ->
     assert host.nbytes == backend.kv_block_bytes(16, shape, HALF)
     backend.copy_blocks(layers, [(1, 2), (2, 3)])  # in order: 3 receives what 2 just got
     first.keys[1] = 0
-    backend.write_block(layers[0], 4, host)
+    backend.write_blocks(layers[:1], [4], [host[None]])
     for block in (2, 3, 4):
         assert torch.equal(first.keys[block], kept_k)
         assert torch.equal(first.values[block], kept_v)
