@@ -193,15 +193,18 @@ class Backend(Protocol):
 
     # ---- KV cache and attention ------------------------------------------------------------
 
-    def allocate_kv(
-        self,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        shape: AttentionShape,
-        dtype: torch.dtype,
+    def measure_attention(
+        self, shapes: Sequence[AttentionShape], kv_dtype: torch.dtype, block_size: int,
         device: torch.device,
-    ) -> list[KVLayer]:
+    ) -> None:  # fmt: skip
+        """Time the ways that attention of these layers can take, before the cache has the memory.
+        Without a measurement, the usual way is taken."""
+        ...
+
+    def allocate_kv(
+        self, num_layers: int, num_blocks: int, block_size: int, shape: AttentionShape,
+        dtype: torch.dtype, device: torch.device,
+    ) -> list[KVLayer]:  # fmt: skip
         """Zeroed caches, one per layer. dtype: the model's or one of `kv_dtypes`. Raises ValueError
         for a shape without a kernel."""
         ...

@@ -40,6 +40,7 @@ class LoadedModel:
     block_size: int
     max_model_len: int
     num_parameters: int
+    measures_attention: bool = True
 
     @property
     def kv_block_bytes(self) -> int:
@@ -49,6 +50,11 @@ class LoadedModel:
 
     def make_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
         """A KV cache of this many device and host blocks, which the decoder uses from now on."""
+        if self.measures_attention:
+            device = self.decoder.device
+            self.backend.measure_attention(
+                self.decoder.shapes, self.kv_dtype, self.block_size, device
+            )
         cache = KVCache(
             self.backend, len(self.weights.layers), num_blocks, num_host_blocks, self.block_size,
             self.shape, self.kv_dtype, self.decoder.device,
@@ -106,6 +112,7 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
         block_size=spec.block_size,
         max_model_len=max_model_len,
         num_parameters=loader.num_parameters,
+        measures_attention=spec.one_launch_attention,
     )
 
 

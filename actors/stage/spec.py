@@ -23,6 +23,7 @@ class StageSpec:
     graph_tokens: largest captured hybrid batch, 0 for decodes only. Larger ones run launch by
         launch, for their kernels take longer than their launches.
     symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
+    one_launch_attention: attention of decodes and chunks in one launch where that measures faster.
     max_adapters, max_adapter_rank: LoRA slots of every layer, and the most rows of an A; 0: none.
     draft_model_path: folder of a model that drafts for this one; None: there is none.
     max_drafts: most drafts of one request in a step.
@@ -53,6 +54,7 @@ class StageSpec:
     cuda_graphs: bool = True
     graph_tokens: int = 2048
     symmetric_memory: bool = False
+    one_launch_attention: bool = True
     max_adapters: int = 0
     max_adapter_rank: int = 0
     draft_model_path: str | None = None

@@ -75,6 +75,10 @@ def resolve(settings: Settings) -> EngineConfig:
     accelerator = _accelerator(parallel, gpus)
     if parallel.symmetric_memory and parallel.device != "cuda":
         raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
+    is_triton = parallel.device == "cuda" and parallel.backend in ("auto", "triton")
+    if not parallel.one_launch_attention and not is_triton:
+        needed = "parallel.device: cuda and parallel.backend: triton or auto"
+        raise SettingsError(f"parallel.one_launch_attention: has no effect without {needed}")
     fraction = kv.memory_fraction or KV_FRACTIONS[parallel.device]
     activation_bytes = 4 * config.hidden_size * scheduler.max_step_tokens
     return EngineConfig(
@@ -140,6 +144,7 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: DecoderConfig
         cuda_graphs=parallel.cuda_graphs,
         graph_tokens=parallel.graph_tokens,
         symmetric_memory=parallel.symmetric_memory,
+        one_launch_attention=parallel.one_launch_attention,
         max_adapters=0 if adapters is None else adapters.max_adapters,
         max_adapter_rank=0 if adapters is None else adapters.max_rank,
         draft_model_path=scheduler.draft_model,

@@ -105,6 +105,11 @@ class ParallelSettings(_Section):
     symmetric_memory: bool = Field(
         False, description="Small all-reduces of a stage's GPUs by torch's symmetric memory."
     )
+    one_launch_attention: bool = Field(
+        True,
+        description="Attention of decodes and chunks in one launch where that measures faster at "
+        "start (backend triton); false: always in two.",
+    )
 
 
 _AnySection = TypeVar("_AnySection", bound=_Section)

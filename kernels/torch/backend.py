@@ -153,6 +153,12 @@ class TorchBackend:
     def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
         return moe.moe(self, x_TH, experts, form)
 
+    def measure_attention(
+        self, shapes: Sequence[AttentionShape], kv_dtype: torch.dtype, block_size: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """There is one way."""
+
     def allocate_kv(
         self,
         num_layers: int,

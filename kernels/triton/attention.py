@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn import functional
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import FLOAT8, PagedKV, allocate, block_bytes
@@ -98,6 +99,15 @@ class Attention:
         return is_new
 
 
+Variant = tuple[AttentionShape, bool, bool]
+
+
+def variant_of(shape: AttentionShape) -> Variant:
+    """Layers of one variant have the same kernels: the dimensions, whether there are sinks, and
+    ALiBi."""
+    return shape, shape.sinks_N is None, shape.alibi_NP is None
+
+
 def one_launch_is_faster(
     shape: AttentionShape,
     kv_dtype: torch.dtype,
@@ -106,14 +116,17 @@ def one_launch_is_faster(
     time_s: Callable[[Sequence[Callable[[], object]]], float],
 ) -> bool:
     """Whether a typical hybrid batch takes less time in one launch than in two, and gives the same
-    bits on this GPU.
+    bits on this GPU, in layers of this shape.
 
-    time_s: device seconds per call, given the same call over several layers.
+    time_s: device seconds per call, given the same call over several layers. Raises what a kernel
+    raised after which the GPU computes nothing more.
     """
     dtype = torch.bfloat16 if kv_dtype == FLOAT8 else kv_dtype
     if not fits(shape, dtype):
         return False
-    shape = replace(shape, sinks_N=None, alibi_NP=None)  # of a layer, and of as many positions
+    if shape.alibi_NP is not None:  # the model may have fewer positions
+        missing = max(0, max(_CHUNK, _CONTEXT + 1) - shape.alibi_NP.shape[1])
+        shape = replace(shape, alibi_NP=functional.pad(shape.alibi_NP, (0, missing)))
     one_block = block_bytes(block_size, shape, kv_dtype)
     num_decodes = decodes_within(_DECODES, _CONTEXT, block_size, one_block)
     batch, num_blocks = typical_batch(num_decodes, _CONTEXT, _CHUNK, block_size, device)
@@ -135,10 +148,24 @@ def one_launch_is_faster(
             return False
         two_s, one_s = time_s(two), time_s(one)
     except Exception as error:  # of any kind, by a kernel's first run: it can be done without
+        if not _computes(device):
+            raise
         _log.error("attention in one launch fails, and is not used: %s", error)
         return False
     _log.info(
-        "attention of %d tokens beside %d decodes: %.0f us a layer in one launch, %.0f in two",
-        _CHUNK, num_decodes, 1e6 * one_s, 1e6 * two_s,
+        "attention of %d tokens beside %d decodes (window %s, sinks %s, ALiBi %s, softcap %s): "
+        "%.0f us a layer in one launch, %.0f in two",
+        _CHUNK, num_decodes, shape.sliding_window, shape.sinks_N is not None,
+        shape.alibi_NP is not None, shape.softcap, 1e6 * one_s, 1e6 * two_s,
     )  # fmt: skip
     return one_s < two_s
+
+
+def _computes(device: torch.device) -> bool:
+    """Whether the device still works; after an illegal access every call fails."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return bool(torch.ones(1, device=device).item() == 1)
+    except Exception:  # of any kind: the error that came first says more
+        return False

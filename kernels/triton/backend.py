@@ -26,7 +26,7 @@ from kernels.torch.sampling import gather_logprobs
 from kernels.triton import adapters, blocks, cache, logits, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
-from kernels.triton.attention import Attention, one_launch_is_faster
+from kernels.triton.attention import Attention, Variant, one_launch_is_faster, variant_of
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.dense import DenseLinear
 from kernels.triton.grouped import is_grouped
@@ -54,9 +54,10 @@ class TritonBackend(TorchBackend):
 
     def __init__(self, one_launch: bool | None = None) -> None:
         """one_launch: decodes and chunks of a hybrid batch share a launch of attention; None: where
-        that is faster, measured when the cache is allocated on a GPU."""
+        `measure_attention` has found that faster."""
         self._attention = Attention()
         self.one_launch = one_launch
+        self._is_faster: dict[Variant, bool] = {}  # one launch, by kind of layer
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
@@ -116,6 +117,19 @@ class TritonBackend(TorchBackend):
     def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
         return mixture.moe(self, x_TH, experts, form)
 
+    def measure_attention(
+        self, shapes: Sequence[AttentionShape], kv_dtype: torch.dtype, block_size: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        if self.one_launch is not None or device.type != "cuda":
+            return
+        time_s = partial(graph_time_s, repeats=3)
+        for shape in shapes:
+            variant = variant_of(shape)
+            if variant not in self._is_faster:  # once, so that all graphs have the same kernels
+                faster = one_launch_is_faster(shape, kv_dtype, block_size, device, time_s)
+                self._is_faster[variant] = faster
+
     def allocate_kv(
         self,
         num_layers: int,
@@ -125,10 +139,6 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
-        if self.one_launch is None and self.captures_hybrid and device.type == "cuda":
-            # Before the cache takes the memory. Once, so that all graphs have the same kernels.
-            time_s = partial(graph_time_s, repeats=3)
-            self.one_launch = one_launch_is_faster(shape, dtype, block_size, device, time_s)
         layers = cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)
         if device.type == "cuda":  # other kernels are compiled by the step that measures memory
             logits.warm(device)
@@ -172,7 +182,10 @@ class TritonBackend(TorchBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        return self._attention(q_TND, batch, paged(layer), shape, self.one_launch or False)
+        one_launch = self.one_launch
+        if one_launch is None:
+            one_launch = self._is_faster.get(variant_of(shape), False)
+        return self._attention(q_TND, batch, paged(layer), shape, one_launch)
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(

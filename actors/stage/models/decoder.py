@@ -78,7 +78,7 @@ class Decoder:
         self._group = group
         self._kv: Sequence[KVLayer] = ()
         self._stack: DecoderStack | None = None
-        self._shapes = [
+        self.shapes = [
             replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
             for w in weights.layers
         ]
@@ -135,7 +135,7 @@ class Decoder:
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
         residual_TH, part_TH, out_norm_H = x_TH, None, None
-        for w, kv, shape in zip(self._weights.layers, self._kv, self._shapes, strict=True):
+        for w, kv, shape in zip(self._weights.layers, self._kv, self.shapes, strict=True):
             input_TH = self._reduced_normed(
                 part_TH, out_norm_H, residual_TH, w.input_norm_H, w.input_norm_bias_H
             )

@@ -11,6 +11,7 @@ import torch
 from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.spec import StageSpec
+from kernels.interface import AttentionShape
 
 
 def test_a_block_of_its_cache_has_the_size_it_says(tiny_model: Callable[..., Path]) -> None:
@@ -35,3 +36,27 @@ def test_types_that_do_not_exist_are_refused(
     spec = StageSpec(str(tiny_model("llama")), backend="torch", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=message):
         load_model(spec, lambda _: None)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_attention_of_every_layer_is_measured_before_the_cache_is_there(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, variant: str, asked: bool
+) -> None:
+    folder = str(tiny_model(variant))
+    spec = StageSpec(folder, backend="torch", max_model_len=64, one_launch_attention=asked)
+    model, calls = load_model(spec, lambda _: None), list[object]()
+    allocate = model.backend.allocate_kv
+
+    def measure(shapes: list[AttentionShape], *rest: object) -> None:
+        calls.append([shape.sinks_N is not None for shape in shapes])
+
+    def noted(*arguments: object) -> object:
+        calls.append("allocate")
+        return allocate(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model.backend, "measure_attention", measure)
+    monkeypatch.setattr(model.backend, "allocate_kv", noted)
+    model.make_cache(num_blocks=3)
+    kinds = [variant == "gpt-oss"] * model.config.num_layers
+    assert calls == ([kinds, "allocate"] if asked else ["allocate"])

@@ -242,6 +242,14 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
         ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
         (
+            {"parallel": {"one_launch_attention": False}},
+            "one_launch_attention: has no effect without parallel.device: cuda",
+        ),
+        (
+            {"parallel": {"one_launch_attention": False, "device": "cuda", "backend": "torch"}},
+            "and parallel.backend: triton or auto",
+        ),
+        (
             {"parallel": {"activations": "accelerator"}},
             "accelerator needs parallel.device: cuda and",
         ),

@@ -55,6 +55,14 @@ def test_what_is_timed_are_the_two_ways(
     monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
 ) -> None:
     launched = note_launches(monkeypatch, alike=True)
+    shapes: list[AttentionShape] = []
+    noting = attention.hybrid_attention
+
+    def keep(*arguments: Any) -> None:
+        shapes.append(arguments[4])
+        noting(*arguments)
+
+    monkeypatch.setattr(attention, "hybrid_attention", keep)
 
     def time_s(works: Sequence[Callable[[], object]]) -> float:
         assert len(works) == 2, "one layer alone could stay in the GPU's cache"
@@ -63,11 +71,16 @@ def test_what_is_timed_are_the_two_ways(
         timed.append(launched[:2])
         return 1.0
 
-    # Sinks and ALiBi cover a model's heads and positions, not those of the batch.
-    shape = replace(SHAPE, sinks_N=torch.zeros(2), alibi_NP=torch.zeros(2, 1))
+    # ALiBi covers a model's positions, which may be fewer than those of the batch.
+    sinks_N, alibi_NP = torch.zeros(2), torch.zeros(2, 1)
+    shape = replace(SHAPE, sliding_window=9, softcap=5.0, sinks_N=sinks_N, alibi_NP=alibi_NP)
     timed: list[list[str]] = []
     one_launch_is_faster(shape, kv_dtype, 16, DEVICE, time_s)
     assert timed == [["decode_attention", "prefill_attention"], ["hybrid_attention"]]
+    for seen in shapes:
+        assert (seen, seen.sinks_N) == (shape, sinks_N)
+        assert seen.alibi_NP is not None
+        assert seen.alibi_NP.shape == (2, 41)
 
 
 def wrong(*arguments: Any) -> None:
@@ -91,6 +104,40 @@ def test_one_launch_that_is_wrong_or_fails_here_is_not_used(
     times = iter((2.0, 1.0))
     assert not one_launch_is_faster(SHAPE, torch.float16, 16, DEVICE, lambda works: next(times))
     assert message in caplog.text
+
+
+def test_a_gpu_that_computes_no_more_ends_the_start_with_what_ruined_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After an illegal access every later call fails, and none of them says why."""
+    monkeypatch.setattr(attention, "Attention", lambda: failing)
+    ruined = torch.device("meta")  # of which no number comes back
+    with pytest.raises(RuntimeError, match="out of resource"):
+        one_launch_is_faster(SHAPE, torch.float16, 16, ruined, lambda works: 1.0)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"sliding_window": 9},
+        {"softcap": 5.0},
+        {"sinks_N": torch.ones(2)},
+        {"alibi_NP": torch.ones(2, 50)},
+    ],
+    ids=str,
+)
+def test_every_kind_of_layer_compares_its_own_bits(variant: dict[str, Any]) -> None:
+    timed: list[float] = []
+    shape = replace(
+        SHAPE, **{k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in variant.items()}
+    )
+
+    def time_s(works: Sequence[Callable[[], object]]) -> float:
+        timed.append(2.0 - len(timed))
+        return timed[-1]
+
+    assert one_launch_is_faster(shape, torch.float16, 16, DEVICE, time_s)
 
 
 def test_what_one_launch_leaves_out_is_compiled_beside_the_first_of_a_kind(
@@ -132,24 +179,33 @@ def test_a_shape_without_the_choice_is_not_timed() -> None:
     assert not one_launch_is_faster(shape, torch.float32, 16, DEVICE, time_s)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_a_backend_measures_once_when_a_gpu_holds_its_cache(
-    monkeypatch: pytest.MonkeyPatch, faster: bool
+def test_a_backend_measures_each_kind_of_layer_once_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    windowed, with_sinks = replace(SHAPE, sliding_window=9), replace(SHAPE, sinks_N=torch.ones(2))
     measured: list[AttentionShape] = []
 
     def measure(shape: AttentionShape, *rest: Any) -> bool:
         measured.append(shape)
-        return faster
+        return shape.sliding_window is None
+
+    def ways(made: TritonBackend) -> list[bool]:
+        chosen: list[bool] = []
+        layer = PagedKV(torch.zeros(1, 16, 1, 32), torch.zeros(1, 16, 1, 32))
+        batch, _ = typical_batch(3, 40, 20, 16, DEVICE)
+        monkeypatch.setattr(made, "_attention", lambda *arguments: chosen.append(arguments[-1]))
+        for shape in (SHAPE, windowed, with_sinks):
+            made.attention(torch.zeros(23, 2, 32), batch, layer, shape)
+        return chosen
 
     monkeypatch.setattr(backend, "one_launch_is_faster", measure)
-    monkeypatch.setattr(backend.cache, "allocate", lambda *arguments: [])
-    for module in (backend.logits, backend.blocks):
-        monkeypatch.setattr(module, "warm", lambda *arguments: None)
+    layers = [SHAPE, windowed, replace(with_sinks, sinks_N=torch.zeros(2)), with_sinks, SHAPE]
     made = TritonBackend()
-    for device, times, chosen in (("cpu", 0, None), ("cuda", 1, faster), ("cuda", 1, faster)):
-        made.allocate_kv(1, 1, 16, SHAPE, torch.float16, torch.device(device))
-        assert (len(measured), made.one_launch) == (times, chosen)
-    given = TritonBackend(not faster)
-    given.allocate_kv(1, 1, 16, SHAPE, torch.float16, torch.device("cuda"))
-    assert (len(measured), given.one_launch) == (1, not faster)
+    for device, times, chosen in (
+        ("cpu", 0, [False] * 3), ("cuda", 3, [True, False, True]), ("cuda", 3, [True, False, True])
+    ):  # fmt: skip
+        made.measure_attention(layers, torch.float16, 16, torch.device(device))
+        assert (len(measured), ways(made)) == (times, chosen)
+    given = TritonBackend(one_launch=True)
+    given.measure_attention(layers, torch.float16, 16, torch.device("cuda"))
+    assert (len(measured), ways(given)) == (3, [True] * 3)
