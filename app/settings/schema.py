@@ -192,7 +192,9 @@ class KVSettings(_Section):
         "between CPUs; 0: none.",
     )
     dtype: Literal["auto", "int8", "fp8"] = Field(
-        "auto", description="Keys and values as they are stored; auto is the model's dtype."
+        "auto",
+        description="Keys and values as they are stored; auto is the model's dtype. fp8 (e4m3) has "
+        "no scale: numbers beyond 448 are stored as 448.",
     )
 
 
