@@ -1,10 +1,13 @@
 """Memory of a GPU that is free for the KV cache, found by running steps.
 
 Beside weights, memory is held by CUDA graphs, by library workspaces allocated at the first call,
-and by the ranks' communicators, allocated at the first collective. The largest step is therefore
+and by the ranks' communicator, allocated at the first collective. The largest step is therefore
 run and all graphs captured with a cache of one block. The cache gets the memory then free, minus
 the temporary memory of the largest step. The graphs are captured again with the real cache, as
 they contain its addresses.
+
+Communicators between stages (activations from GPU to GPU) are made after the cache, so
+they are not measured: their memory comes from what `kv.memory_fraction` leaves.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class KVSettings(_Section):
         gt=0,
         le=0.98,
         description="Of the memory that weights, graphs and the largest step leave; 0.9 on GPUs "
-        "and 0.25 on CPUs if absent.",
+        "and 0.25 on CPUs if absent. Between GPUs of several stages, NCCL takes from the rest.",
     )
     swap_gib: float = Field(0.0, ge=0, description="Host memory for swapped-out requests.")
     host_cache_gib: float = Field(

@@ -93,7 +93,8 @@ class CostModel:
 
     tokens_s: knots (tokens, seconds) of everything that depends on the token count alone,
         the stage's tensor-parallel all-reduces included.
-    transfer_s: knots of sending that many tokens' activations to the next stage.
+    transfer_s: knots of sending that many tokens' activations to the next stage. Calibration
+        measures none, so that it is free by a calibrated model.
     last_stage_s: knots of what only the last stage does (the vocabulary projection), by slices.
     attention_window: positions a token sees at most (sliding window), 0 for all.
     ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
