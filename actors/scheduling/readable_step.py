@@ -130,7 +130,7 @@ class ReadableStep:
     @property
     def is_place_coming(self) -> bool:
         """Whether a step in flight frees a slot and memory at its end."""
-        return self._running.num_finishing > 0
+        return bool(self._running.finishing)
 
     def draftable(self, states: Sequence[RequestState]) -> Sequence[RequestState]:
         """Those of them that may carry drafts, which lengthen a step: beside live requests no

@@ -13,7 +13,7 @@ def statistics(core: Core) -> dict[str, float]:
         "num_waiting_tokens": requests.num_waiting_tokens,
         "num_decoding": len(requests.decoding),
         "num_prefilling": len(requests.prefilling),
-        "num_finishing": running.num_finishing,
+        "num_finishing": len(running.finishing),
         "num_in_flight": len(core.in_flight),
         "num_steps": core.num_steps,
         "num_forced_steps": core.num_forced_steps,

@@ -33,7 +33,7 @@ def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestStat
     assert queue.num_requests == len(waiting)
     assert queue.num_tokens == sum(s.num_tokens for s in waiting)
     assert queue.num_shared_tokens == sum(queue.shared_tokens_of(s) for s in waiting)
-    assert requests.running.num_finishing == len(finishing)
+    assert len(requests.running.finishing) == len(finishing)
     assert requests.running.num_finishing_blocks == sum(len(s.block_table) for s in finishing)
     assert requests.num_in_flight <= core.config.depth
     assert queue.waiting_of == Counter(s.request.tenant for s in waiting)

@@ -64,17 +64,21 @@ class PredictedPeak:
         """It refuses none."""
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        return self.free_tokens(engine, request) >= 0.0
+        free = self.free_tokens(engine, request)
+        if not -request.num_tokens <= free < 0.0:  # whatever it shares
+            return free >= 0.0
+        num_held = engine.num_held_of(request.request_id)
+        return num_held > 0 and self.free_tokens(engine, request, num_held=num_held) >= 0.0
 
-    def free_tokens(self, engine: EngineView, *starting: RequestView) -> float:
-        """KV tokens that stay free at the predicted peak of running and starting requests."""
+    def free_tokens(self, engine: EngineView, *starting: RequestView, num_held: int = 0) -> float:
+        """KV tokens that stay free at the predicted peak of running and starting requests, of which
+        the starting ones share num_held with running ones."""
         running = (*engine.decoding, *engine.prefilling)
         held = [self._growth(view) for view in (*running, *starting)]
         num_used = (engine.num_blocks - engine.num_free_blocks) * engine.block_size
         # What they have computed lies in blocks; those of prompts may still lack some.
         computed = sum([min(view.num_tokens, view.num_computed_tokens) for view in running])
-        num_saved = max(0, computed - num_used)
-        num_saved += sum([engine.num_held_of(view.request_id) for view in starting])
+        num_saved = max(0, computed - num_used) + num_held
         capacity = engine.num_blocks * engine.block_size * (1.0 - self.reserve)
         # Requests occupy whole blocks, of which half a block is unused on average.
         return capacity - peak_kv_tokens(held, num_saved) - len(held) * engine.block_size / 2

@@ -8,23 +8,26 @@ blocks are free.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
 
     `version` grows whenever memory is freed: a refused allocation need not be tried again before.
+    `num_let_go` grows whenever one that holds blocks which can be found holds them no longer.
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
-                 "_references", "num_blocks", "num_evictions", "version")  # fmt: skip
+                 "_known_held", "_references", "num_blocks", "num_evictions", "num_let_go",
+                 "version")  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.version = 0
+        self.version = self.num_let_go = 0
         self.num_evictions = 0
         self._completed: list[bytes] | None = None  # see `pop_completed`
+        self._known_held: tuple[object, int] = (None, 0)  # the last answer of `num_held`
         self.reset()
 
     def reset(self) -> None:
@@ -36,6 +39,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
         self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
         self.version += 1
+        self.num_let_go += 1
 
     @property
     def num_free(self) -> int:
@@ -89,6 +93,7 @@ class BlockManager:
             if self._references[block] == 0:
                 if block in self._digest_of:
                     self._cached[block] = None
+                    self.num_let_go += 1
                 else:
                     self._empty.append(block)
 
@@ -101,6 +106,25 @@ class BlockManager:
                 break
             found.append(block)
         return found
+
+    def num_held(
+        self, name: object, digest_of: Callable[[int], bytes], most: int, leaving: Mapping[int, int]
+    ) -> int:
+        """How many of the first `most` digests are of held blocks, not counting the references in
+        `leaving`: until a block is let go, those known to be are not looked at again.
+
+        name: tells one sequence of digests from another.
+        """
+        when, known = self._known_held
+        if when != (name, self.num_let_go):
+            when, known = (name, self.num_let_go), 0
+        while known < most:
+            block = self._by_digest.get(digest_of(known))
+            if block is None or self._references[block] <= leaving.get(block, 0):
+                break
+            known += 1
+        self._known_held = when, known
+        return known
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are free now and would be held after `share`."""

@@ -6,7 +6,9 @@ It is independent of the queue: `lifecycle` moves requests between the two.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 
 from actors.scheduling.config import SchedulerConfig
@@ -32,7 +34,7 @@ class RunningRequests:
         self.swap = Swapper(config, cost_model)
         self.decoding: list[RequestState] = []  # their prompt is planned to its end
         self.prefilling: list[RequestState] = []  # with prompt (or recomputation) left
-        self.num_finishing = 0
+        self.finishing: list[RequestState] = []
         self.num_finishing_blocks = 0  # at most these are freed by answers in flight
         self.claimant: RequestState | None = None  # waits for a block that others will free
 
@@ -47,7 +49,7 @@ class RunningRequests:
     @property
     def num_slots_taken(self) -> int:
         """Sequence slots in use: a FINISHING request keeps its own until it is drained."""
-        return len(self.decoding) + len(self.prefilling) + self.num_finishing
+        return len(self.decoding) + len(self.prefilling) + len(self.finishing)
 
     # ---- starting ---------------------------------------------------------------------
 
@@ -144,10 +146,16 @@ class RunningRequests:
         return table[:num_full], begin, table[num_full] if rest else None
 
     def num_held_of(self, state: RequestState, donor: RequestState | None) -> int:
-        """Tokens of a waiting request in blocks that it would share with others."""
-        shared = self._reusable(state, donor)[0]
-        num_held = len(shared) - self.block_manager.num_unreferenced(shared)
-        return num_held * self.config.block_size
+        """Tokens of a waiting request in blocks of running requests, which it would share."""
+        size, num_tokens = self.config.block_size, state.num_tokens
+        if state.host_blocks or not (state.cacheable or donor):
+            return 0
+        if donor is not None:
+            return (state.num_prompt_tokens - 1) // size * size
+        leaving = Counter([block for other in self.finishing for block in other.block_table])
+        name, most = (state.request_id, num_tokens), (num_tokens - 1) // size
+        digest_of = partial(state.block_hash, block_size=size)
+        return size * self.block_manager.num_held(name, digest_of, most, leaving)
 
     def _is_cached_now(self, state: RequestState) -> bool:
         """Whether the block that was missing when the request was refused memory is cached."""
@@ -252,7 +260,8 @@ class RunningRequests:
             self.claimant = None
         state.status = RequestStatus.FINISHING
         state.slow_path_at = 0  # its results take the slow path
-        self.num_finishing += 1
+        self.finishing.append(state)
+        self.block_manager.num_let_go += 1
         self.num_finishing_blocks += len(state.block_table)
 
     def release(self, state: RequestState, keep_kv: bool) -> bool:
@@ -260,7 +269,7 @@ class RunningRequests:
 
         keep_kv: move its KV to the host if that pays; returns whether it was.
         """
-        self.num_finishing -= 1
+        self.finishing.remove(state)
         self.num_finishing_blocks -= len(state.block_table)
         if state.on_stages:
             self.released.append(state.request_id)

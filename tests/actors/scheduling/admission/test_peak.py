@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from actors.scheduling.admission.peak import peak_kv_tokens
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
@@ -67,3 +68,26 @@ def test_requests_that_share_a_prompt_run_together(admission: str) -> None:
     assert not any(caller.refused for caller in driver.callers.values())
     driver.drain()
     assert driver.core.num_preemptions == 0
+
+
+def test_what_a_request_shares_is_asked_for_only_where_it_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = CostModel("m", ((1, 0.010), (2048, 0.200)), kv_tokens=10_000, max_model_len=8192)
+    driver = Driver(modeled(model, admission="predicted_peak", prefix_cache=True, token_budget=512))
+    asked: list[int] = []
+    num_held_of = LiveRequests.num_held_of
+
+    def counted(requests: LiveRequests, request_id: int) -> int:
+        asked.append(request_id)
+        return num_held_of(requests, request_id)
+
+    monkeypatch.setattr(LiveRequests, "num_held_of", counted)
+    # It fits, fits by none of its own tokens, and fits only if others hold enough of them.
+    for number, (num_prompt, most) in enumerate([(4000, 1000), (100, 100), (100, 8000), (6000, 9)]):
+        driver.submit(Request(number, (number,) * num_prompt, SamplingParams(most), driver.now_s))
+        for _ in range(12):
+            driver.answer()
+        if number == 2:
+            driver.abort(number)
+    assert set(asked) == {3}

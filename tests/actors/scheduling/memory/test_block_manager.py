@@ -97,6 +97,31 @@ def test_a_second_block_of_the_same_content_stays_private() -> None:
     assert not is_shared(manager, second)
 
 
+def test_blocks_known_to_be_held_are_not_looked_at_again_until_some_are_let_go() -> None:
+    manager, looked_at = BlockManager(8), list[int]()
+
+    def num_held() -> int:
+        looked_at.clear()
+
+        def digest_of(index: int) -> bytes:
+            looked_at.append(index)
+            return name(index)
+
+        return manager.num_held("asking", digest_of, 4, {})
+
+    blocks = manager.allocate(3)
+    for number, block in enumerate(blocks):
+        manager.commit(block, name(number))
+    assert (num_held(), looked_at) == (3, [0, 1, 2, 3])
+    assert (num_held(), looked_at) == (3, [3])
+    manager.free(manager.allocate(1))  # nothing that can be found
+    assert (num_held(), looked_at) == (3, [3])
+    manager.free(blocks[2:])
+    assert (num_held(), looked_at) == (2, [0, 1, 2])
+    manager.share(blocks[2:])
+    assert (num_held(), looked_at) == (3, [2, 3])
+
+
 def test_host_blocks_have_one_owner() -> None:
     pool = HostPool(3)
     held = pool.allocate(2)

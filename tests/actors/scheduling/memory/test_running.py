@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from actors.scheduling.build import build_core
+from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
-from actors.scheduling.state import RequestStatus
+from actors.scheduling.state import RequestState, RequestStatus
 from actors.scheduling.statistics import statistics
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
@@ -232,3 +233,35 @@ def test_a_prefix_cached_meanwhile_lets_in_a_request_refused_memory() -> None:
     assert driver.core.requests.by_id[2].status is RequestStatus.RUNNING
     driver.drain()
     driver.check_everyone_finished()
+
+
+def test_what_a_waiting_request_would_share_is_what_running_ones_hold() -> None:
+    """The answer is remembered: each way in which it grows or shrinks."""
+    settings = config(block_size=4, num_blocks=40, watermark=0.0, prefix_cache=True)
+    requests, tokens = LiveRequests(settings, "fcfs", None), tuple(range(17))
+    first, second, asking = (
+        RequestState(request(number, tokens=tokens), number, max_model_len=64)
+        for number in (1, 2, 3)
+    )
+    for state in (first, second, asking):
+        requests.add(state)
+
+    def start(state: RequestState) -> None:
+        assert requests.start(state, 64, reserve=False)
+        state.num_computed_tokens = state.num_tokens
+        requests.running.to_decoding(state)
+
+    start(first)
+    assert requests.num_held_of(3) == 0  # nothing is computed
+    requests.running.commit(first, 9)
+    assert requests.num_held_of(3) == 8
+    requests.running.commit(first, 17)
+    assert requests.num_held_of(3) == 16
+    start(second)
+    requests.end(first)
+    assert requests.num_held_of(3) == 16  # the second holds them
+    second.in_flight = 1
+    requests.end(second)
+    assert second.status is RequestStatus.FINISHING
+    assert requests.num_held_of(3) == 0  # they will be free
+    assert requests.num_free_blocks < settings.num_blocks
