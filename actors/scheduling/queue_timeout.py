@@ -32,12 +32,12 @@ class QueueTimeout:
         timeout_s = self._requests.config.queue_timeout_s
         if timeout_s is None:
             return []
-        self._watch_new()
         out: list[Instruction] = []
         for state in self._overdue(timeout_s):
             self._requests.drop_waiting(state)
             message = f"waited {timeout_s} s without starting"
             out.append(Refuse(state.request_id, message, None, 1.0, has_waited=True))
+        self._watch_new()  # after it: one that comes too late from another engine may start now
         if self._arrivals and (wake_at_s := self._arrivals[0][0] + timeout_s) != self._wake_at_s:
             self._wake_at_s = wake_at_s
             out.append(WakeAt(wake_at_s))
@@ -50,10 +50,12 @@ class QueueTimeout:
         if not fresh:
             return
         self._newest = fresh[0].sequence_number
-        if len(fresh) == 1:
+        if len(fresh) == 1 and not fresh[0].request.is_replayed:
             self._arrivals.append((self._requests.now_s, fresh[0]))
         else:
-            arrived = [(state.request.arrival_s, state) for state in fresh]
+            arrived = [
+                (state.request.arrival_s, state) for state in fresh if not self._is_settled(state)
+            ]
             self._arrivals = deque(sorted([*self._arrivals, *arrived], key=itemgetter(0)))
         if len(self._arrivals) > 2 * self._requests.num_waiting + _FEW:  # else all would be kept
             self._arrivals = deque([one for one in self._arrivals if not self._is_settled(one[1])])
@@ -77,6 +79,6 @@ class QueueTimeout:
     def _is_settled(self, state: RequestState) -> bool:
         """Whether it has started or ended, or another of its group has started, whose stream a
         refusal would end too."""
-        if state.admitted or state.status is RequestStatus.ENDED:
+        if state.admitted or state.request.has_started or state.status is RequestStatus.ENDED:
             return True
         return self._requests.waiting.groups.have_started(state.request.group)

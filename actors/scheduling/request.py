@@ -84,6 +84,7 @@ class Request:
     num_losses: earlier engines that were lost while running it: it is then a suspect, tried apart
     from others until it is cleared.
     is_replayed: accepted before its engine was lost, or it left it, whether or not a token came.
+    has_started: there, so that it counts as waiting no longer.
     """
 
     request_id: int
@@ -100,6 +101,7 @@ class Request:
     num_losses: int = 0
     adapter: int = 0
     is_replayed: bool = False
+    has_started: bool = False
 
     @property
     def counts_from_s(self) -> float:

@@ -99,7 +99,7 @@ class LiveEngine:
             self._is_building = False
         if not link.is_open:
             raise EngineFailed("the scheduler died once it had started")
-        if again := [replace(entry.resumed(), is_replayed=True) for entry in self._open.values()]:
+        if again := [entry.replayed() for entry in self._open.values()]:
             link.submit(again)  # before `_ready`, which lets new requests in
         self._ready.set()
         await self._read_objective()

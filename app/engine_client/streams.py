@@ -141,6 +141,10 @@ class OpenRequest:
         output = (*self.request.output, *self.delivered)
         return replace(self.request, output=output, num_losses=self.num_losses)
 
+    def replayed(self) -> Request:
+        """The same for one that takes the place of a scheduler that had accepted it."""
+        return replace(self.resumed(), is_replayed=True, has_started=self.has_started)
+
 
 class OpenRequests(dict[int, OpenRequest]):
     """Every open request of a replica, by its id at the scheduler."""

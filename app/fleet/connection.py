@@ -64,7 +64,8 @@ class FleetRequest(OpenRequest):
     def place(self, connection: Connection) -> None:
         """Assign it to this engine. What another has accepted is judged by no limit again."""
         if self.last_engine_id and self.last_engine_id not in self.refused_by:
-            self.request = replace(self.request, is_replayed=True)
+            begun = self.has_started or self.request.has_started
+            self.request = replace(self.request, is_replayed=True, has_started=begun)
         now_s = time.monotonic()
         if self.connection is not None:
             self.unplace(now_s)

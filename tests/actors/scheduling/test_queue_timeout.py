@@ -127,3 +127,30 @@ def test_requests_that_have_ended_are_not_kept(timeout_s: float | None) -> None:
         if driver.callers[1].finish is not None:
             break
     assert len(driver.core.timeout._arrivals) < 100
+
+
+def test_a_request_of_another_engine_has_waited_since_it_arrived_there() -> None:
+    driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
+    driver.now_s = 100.0
+    driver.submit(request(1, output=30))
+    driver.submit(request(2, arrival_s=100.0))
+    driver.submit(request(3, arrival_s=98.0, is_replayed=True))
+    driver.submit(request(4, arrival_s=80.0, is_replayed=True, has_started=True))
+    assert driver.wake_at_s == pytest.approx(103.0)
+    driver.send(Tick(), after_s=3.0)
+    assert refused(driver) == [3]
+    driver.send(Tick(), after_s=3.0)
+    assert refused(driver) == [2, 3]
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_a_request_that_comes_too_late_from_another_engine_starts_where_it_can() -> None:
+    driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
+    driver.now_s = 100.0
+    driver.submit(request(1, arrival_s=80.0, is_replayed=True))
+    driver.submit(request(2, arrival_s=80.0, is_replayed=True))
+    driver.send(Tick(), after_s=0.0)
+    assert refused(driver) == [2]
+    driver.drain()
+    driver.check_everyone_finished()

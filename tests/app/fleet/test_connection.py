@@ -26,3 +26,15 @@ def test_what_an_engine_has_accepted_is_judged_by_no_limit_of_the_next() -> None
     waiting.refused_by.add("full")
     waiting.place(engine("last"))
     assert waiting.resumed().was_accepted
+
+
+def test_what_an_engine_has_begun_waits_at_no_other() -> None:
+    """It may be refused nowhere for a wait that has ended."""
+    waiting = FleetRequest(Request(1, (5, 6), SamplingParams(9), 0.0), 0, Stream())
+    waiting.place(engine("first"))
+    waiting.place(engine("second"))
+    assert not waiting.resumed().has_started
+    waiting.has_started = True
+    for name in ("third", "fourth"):
+        waiting.place(engine(name))
+        assert waiting.resumed().has_started
