@@ -129,7 +129,6 @@ class AdaptiveBudget:
         self._way = WayToClient(self.headroom, self.delivery_s)
         shares_steps = self.follow_learnt and self.cost.profile.num_stages == 1
         self._arrivals = ArrivalCost(self.delivery_s if shares_steps else None)
-        self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
@@ -185,7 +184,8 @@ class AdaptiveBudget:
         return load_s(self._slack.tightest_s, self._limit_s * self._share() - step_s)
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:
-        """The core itself updates the shared cost model."""
+        """The core itself updates the shared cost model, next."""
+        self.cost.stands_in = self.follow_learnt  # not as it is built: the change may be refused
         self._outside.answered(shape, duration_s + drafting_s)
         self._arrivals.answered(duration_s, self.cost.usual_s(shape))
         self._sizes.num_answered += 1

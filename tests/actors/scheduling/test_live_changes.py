@@ -10,13 +10,14 @@ import pytest
 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError
-from actors.scheduling.events import (
-    Reconfigure,
-)
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Reconfigure
 from actors.scheduling.live_changes import merged
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.validation import validate
 from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.modeled import modeled
 from tests.actors.scheduling.short_lives import config, request
 
 
@@ -164,3 +165,21 @@ def test_another_ttft_objective_undoes_no_order_that_knows_none() -> None:
     assert min(levels) > 0
     driver.send(Reconfigure({"slo.ttft_ms": 700}))
     assert [state.level for state in driver.core.live_requests.values()] == levels
+
+
+def test_a_refused_change_of_the_budget_leaves_the_cost_model_as_it_was() -> None:
+    model = CostModel("m", ((1, 0.010), (2048, 0.200)), kv_tokens=10_000, max_model_len=4096)
+    driver = Driver(modeled(model, token_budget=64, tbt_s=0.1))
+    driver.submit(request(1, output=8))
+    core = driver.core
+    assert isinstance(core.cost_model, OnlineCostModel)
+    for option in ("admission", "order"):
+        changes = {"budget": "auto", "token_budget": None, f"{option}_options": {"unheard_of": 1}}
+        with pytest.raises(ConfigError):
+            core.handle(Reconfigure(changes), driver.now_s)
+        driver.answer()
+        assert not core.cost_model.stands_in
+    driver.send(Reconfigure({"budget": "auto", "token_budget": None}))
+    driver.answer()
+    assert core.cost_model.stands_in
+    driver.drain()
