@@ -128,6 +128,7 @@ class Recovery:
         self.steps_are_suspect = True  # those in flight at the latest loss, as in `PipelineLost`
         self._num_overflows = 0  # in a row, when last told
         self._lost_anew: list[str] = []  # why the stages that are being prepared are lost too
+        self._preparing: asyncio.Task[None] | None = None
         self.num_recoveries = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
@@ -149,6 +150,8 @@ class Recovery:
     def pipeline_lost(self, reason: str) -> None:
         """As `lose`, for what a pipeline says: during a rebuild only that of new stages speaks."""
         self._lost_anew.append(reason)
+        if self._preparing is not None:
+            self._preparing.cancel()
         self.lose(reason)
 
     def lose(self, reason: str, steps_are_suspect: bool = True) -> None:
@@ -181,7 +184,8 @@ class Recovery:
                 try:
                     await self._stages.rebuild()
                     self._on_built()
-                    await self._stages.prepare(self._grammars())
+                    if not self._lost_anew:
+                        await self._prepare()
                     if not self._lost_anew:
                         break
                     reason = self._lost_anew[0]
@@ -198,6 +202,15 @@ class Recovery:
         except Exception:  # of any type: a half-rebuilt engine serves nothing
             logger.exception("recovery failed")
             self._give_up("recovery itself failed")
+
+    async def _prepare(self) -> None:
+        """Not to its end where a stage dies: the last one may wait long for a grammar."""
+        preparing = asyncio.create_task(self._stages.prepare(self._grammars()))
+        self._preparing = preparing
+        await asyncio.wait([preparing])
+        self._preparing = None
+        if not preparing.cancelled():
+            preparing.result()
 
     def _give_up(self, reason: str) -> NoReturn:
         """End this process. The replica then builds a new scheduler, or is replaced itself."""

@@ -194,5 +194,8 @@ class Engine:
 
 
 async def background() -> None:
-    """Wait for every task of the loop."""
-    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    """Wait for every task of the loop; one may be cancelled."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended

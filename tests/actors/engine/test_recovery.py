@@ -122,6 +122,24 @@ async def test_a_recovery_that_cannot_even_say_so_ends_the_scheduler(
     assert gone == [1]
 
 
+async def test_stages_that_die_while_a_grammar_hangs_are_rebuilt_at_once() -> None:
+    recovery, told, rebuilt = _recovery(0)
+    stages: Any = recovery._stages
+    hangs, prepare = asyncio.Event(), stages.prepare
+
+    async def hang(grammars: set[Grammar]) -> None:
+        stages.prepare = prepare
+        hangs.set()
+        await asyncio.Event().wait()
+
+    stages.prepare = hang
+    recovery.lose("a stage died")
+    await hangs.wait()
+    recovery.pipeline_lost("another died")
+    await rebuilt.wait()
+    assert told == ["lost", "built", "built", [{GRAMMAR}]]
+
+
 async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
     recovery, _, rebuilt = _recovery(0)
     for num_in_a_row in (1, 2, 3):
