@@ -23,6 +23,7 @@ from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.spec import StageInfo, StageSpec
 from actors.transport.pipeline import StageHandles
+from actors.transport.running_time import running_timeout
 
 logger = logging.getLogger("legato.stages")
 
@@ -155,6 +156,19 @@ def _environment(config: EngineConfig) -> dict[str, Any]:
     # Symmetric memory needs every rank to see all GPUs of the stage under different numbers;
     # Ray makes only one GPU visible per rank, always as number 0.
     return {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}}
+
+
+async def leave_loads(flat: Sequence[Any]) -> None:
+    """Have ranks leave the adapter that they are loading, as it takes too long: the next one then
+    begins at once."""
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        async with running_timeout(_ANSWERS_WITHIN_S):
+            await asyncio.gather(*[actor.leave_load.remote() for actor in flat])
+
+
+def first_line(error: ray.exceptions.RayError) -> str:
+    """Clients get it: the rest of what Ray says is about its actors and their hosts."""
+    return str(getattr(error, "cause", None) or error).partition("\n")[0]
 
 
 async def load_stages(stages: Sequence[Sequence[Any]]) -> list[StageInfo]:

@@ -18,7 +18,9 @@ from actors.executor.placement import (
     create_stages,
     current_group,
     find_stages,
+    first_line,
     kill_stages,
+    leave_loads,
     load_stages,
     processes_here,
     unused,
@@ -38,6 +40,7 @@ _SILENT_S = 30.0  # a stage that answers nothing for so long while it starts is 
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
+_ADAPTER_LIMIT_S = 600.0  # no client waits longer
 _NO_STAGES = "there are no stages: they are being rebuilt"
 _FOR_MEMORY_S = 3.0  # before calibration; what is left is backed while the engine is idle
 
@@ -48,11 +51,6 @@ class StagesFailed(Exception):
 
 class StageDied(StagesFailed):
     """A process died while starting or connecting, without an error: worth a retry."""
-
-
-def _first_line(error: ray.exceptions.RayError) -> str:
-    """Clients get it: the rest of what Ray says is about its actors and their hosts."""
-    return str(getattr(error, "cause", None) or error).partition("\n")[0]
 
 
 class StageSet:
@@ -70,6 +68,7 @@ class StageSet:
         self.tier: tuple[tuple[bytes, ...], ...] = ()  # initial digests of each rank's store
         self.pids: list[list[int]] = []
         self.adapters = dict(config.adapters)  # folder by slot, of those that are loaded
+        self._loads = asyncio.Lock()  # of adapters by `load_adapter`, one at a time
         self.here: list[psutil.Process] = []  # processes of the stages on this node
         self._standby: tuple[str, StageHandles] | None = None  # name, actors: for a rebuild
 
@@ -250,7 +249,7 @@ class StageSet:
             async with running_timeout(_COMPILE_LIMIT_S):
                 return await self._flat(-1)[0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
-            raise StagesFailed(_first_line(error)) from error
+            raise StagesFailed(first_line(error)) from error
         except TimeoutError as error:
             raise StagesFailed(f"grammar not compiled within {_COMPILE_LIMIT_S:.0f} s") from error
 
@@ -259,28 +258,30 @@ class StageSet:
 
         Raises StagesFailed also during a rebuild, which fills the slots as they were at its start.
         """
-        if (pipeline := self.pipeline) is None:
-            raise StagesFailed(_NO_STAGES)
-        self.adapters.pop(slot, None)
-        try:
-            problem = await self._fill_slot(slot, folder)
-        except ray.exceptions.RayError as error:
-            raise StagesFailed(_first_line(error)) from error
-        if self.pipeline is not pipeline:  # what was filled is gone
-            raise StagesFailed(_NO_STAGES)
-        if problem is None:
-            self.adapters[slot] = folder
-        return problem
+        async with self._loads:
+            if (pipeline := self.pipeline) is None:
+                raise StagesFailed(_NO_STAGES)
+            self.adapters.pop(slot, None)
+            try:
+                problem = await self._fill_slot(slot, folder)
+            except ray.exceptions.RayError as error:
+                raise StagesFailed(first_line(error)) from error
+            if self.pipeline is not pipeline:  # what was filled is gone
+                raise StagesFailed(_NO_STAGES)
+            if problem is None:
+                self.adapters[slot] = folder
+            return problem
 
     async def _fill_slot(self, slot: int, folder: str) -> str | None:
         """An error message, also when late, or None."""
-        flat, limit_s = self._flat(), self._config.load_timeout_s
+        flat, limit_s = self._flat(), min(self._config.load_timeout_s, _ADAPTER_LIMIT_S)
         try:
             async with running_timeout(limit_s):
                 problems = await asyncio.gather(
                     *[actor.load_adapter.remote(slot, folder) for actor in flat]
                 )
         except TimeoutError:
+            await leave_loads(flat)
             return f"{folder}: not loaded within {limit_s:.0f} s"
         return next((problem for problem in problems if problem is not None), None)
 

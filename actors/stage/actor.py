@@ -28,6 +28,7 @@ from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.hub_folder import on_this_node
+from actors.stage.load_pace import Loads
 from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.stage.warm_up import import_all
 from actors.transport.addresses import free_address
@@ -65,8 +66,8 @@ class StageActor:
         self._next: Sender | None = None
         self._step_times: StepTimes | None = None
         self._mover: KVMover | None = None
-        self._has_begun = False  # to load
-        self._loading = 0.0
+        self._loads = Loads()  # of adapters
+        self._has_begun, self._loading = False, 0.0  # to load; the part that is done
         self._seen: tuple[bytes, StepPlan] | None = None  # a plan received before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
 
@@ -154,12 +155,12 @@ class StageActor:
     @ray.method(concurrency_group="loads")
     def load_adapter(self, slot: int, folder: str) -> str | None:
         """`StageAdapters.load` beside the steps; returns an error message or None."""
-        self._enter()
-        try:
-            self._running().load_adapter(slot, Path(folder))
-        except (ValueError, OSError) as error:
-            return str(error)
-        return None
+        load = self._running().load_adapter
+        return self._loads.run(self._enter, lambda: load(slot, Path(folder)))
+
+    @ray.method(concurrency_group="watch")
+    def leave_load(self) -> None:
+        self._loads.leave()
 
     def open_tier(self, spec: TierSpec) -> tuple[bytes, ...]:
         """Open the second tier of the prefix cache; returns the digests that it already holds.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from actors.stage.load_pace import LoadPace
+from actors.stage.load_pace import LoadPace, check_wanted
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
@@ -95,9 +95,9 @@ class StageAdapters:
         if not 0 <= slot < self._spec.max_adapters:
             raise ValueError(f"adapter slot {slot} of {self._spec.max_adapters}")
         adapter = AdapterFolder(folder, self._config, self._spec.max_adapter_rank, self._dtype)
-        self.filled.discard(slot + 1)
         try:
             self.pace.begin()
+            self.filled.discard(slot + 1)
             with self._stream.apart():  # or waits for steps would count as the load's time
                 for number, layer in zip(self._numbers, self.layers, strict=True):
                     self._load_layer(adapter, slot, number, layer)
@@ -122,6 +122,7 @@ class StageAdapters:
                         ranks = (begin, min(begin + step, rank))
                         a_RK = adapter.down(name, Shard(ranks, columns))
                         b_OR = adapter.up(name, Shard(piece.rows, ranks), piece.order)
+                        check_wanted()  # files may have hung
                         module.put(slot, index, begin, a_RK, b_OR)
                         if ranks[1] < rank:
                             self.pace.pause()

@@ -1,13 +1,75 @@
-"""When a thread may load adapters beside the steps: for as long as their plans allow."""
+"""When a thread may load adapters beside the steps: for as long as their plans allow. A thread that
+hangs is left."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 
 IDLE_S = 0.02  # without a step from which the stage is idle; busy stages wait less for their next
+
+
+class _Thread(threading.Thread):
+    """is_left: nobody waits for its load any longer, and it touches nothing more."""
+
+    is_left = False
+
+
+class Loads:
+    """One load after the other, each in a thread of its own: one that hangs, as on a folder of a
+    network, costs no other load its time."""
+
+    def __init__(self) -> None:
+        self._leave: Callable[[], None] = lambda: None
+
+    def run(self, prepare: Callable[[], None], load: Callable[[], None]) -> str | None:
+        """An error message or None, once the load has ended or is left."""
+        outcome: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                prepare()  # a setting of each thread
+                load()
+            except BaseException as error:  # of any type: the caller raises it
+                _settle(outcome, error)
+            else:
+                _settle(outcome, None)
+
+        thread = _Thread(target=work, daemon=True)
+
+        def leave() -> None:
+            thread.is_left = True
+            _settle(outcome, OSError("the load is left, as it took too long"))
+
+        self._leave = leave
+        thread.start()
+        try:
+            outcome.result()
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
+
+    def leave(self) -> None:
+        """Leave the load that is under way."""
+        self._leave()
+
+
+def _settle(outcome: Future[None], error: BaseException | None) -> None:
+    """Only the first call counts."""
+    with suppress(InvalidStateError):
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+
+def check_wanted() -> None:
+    """Raise OSError in the thread of a load that has been left."""
+    if getattr(threading.current_thread(), "is_left", False):
+        raise OSError("the load was left, as it took too long")
 
 
 class LoadPace:
@@ -56,6 +118,7 @@ class LoadPace:
         return not self._runs and self._clock() - self._ended_s >= IDLE_S
 
     def _wait(self) -> None:
+        check_wanted()
         while self._left_s <= 0.0 and not self._is_idle():
             left_s = IDLE_S - (self._clock() - self._ended_s)
             self._changed.wait(None if self._runs else left_s)

@@ -70,6 +70,7 @@ class Rank:
             "watch": ENDLESS,
             "is_unused": True,
             "load_adapter": None,
+            "leave_load": None,
             "compile_grammar": None,
             "free_address": f"node-{stage}:1234",
         }

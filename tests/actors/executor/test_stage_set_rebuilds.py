@@ -141,6 +141,22 @@ async def test_an_adapter_that_never_loads_costs_a_rebuild_that_adapter_alone(
     await stages.rebuild()
     assert "adapter slot 1 is lost: first: not loaded within 0 s" in caplog.text
     assert stages.adapters == {2: "second"}
+    calls = [name for name, _ in cluster.sets[1][0][0].calls if name.startswith("l")]
+    assert calls[-3:] == ["load_adapter", "leave_load", "load_adapter"]
+    stages.close()
+
+
+async def test_adapters_are_loaded_one_at_a_time_each_within_its_own_limit(
+    cluster: Cluster,
+) -> None:
+    stages = stage_set(cluster, load_timeout_s=0.2)
+    await stages.build()
+    first = cluster.sets[0][0][0]
+    first.answers["load_adapter"] = [ENDLESS, None]
+    answers = await asyncio.gather(stages.load_adapter(1, "hangs"), stages.load_adapter(2, "next"))
+    assert answers == ["hangs: not loaded within 0 s", None]
+    names = [name for name, _ in first.calls if name in ("load_adapter", "leave_load")]
+    assert names == ["load_adapter", "leave_load", "load_adapter"]
     stages.close()
 
 

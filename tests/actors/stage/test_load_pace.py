@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.stage.load_pace import IDLE_S, LoadPace
+from actors.stage.load_pace import IDLE_S, LoadPace, Loads, check_wanted
 
 LONG_S = 20.0  # for what happens at once
 
@@ -92,3 +92,42 @@ def test_after_its_last_step_the_rest_is_loaded() -> None:
         stage.pace._changed.notify_all()
     stage.thread.join(LONG_S)
     assert stage.num_pieces == 5
+
+
+def test_a_load_that_hangs_is_left_and_touches_nothing_more() -> None:
+    loads, pace, done = Loads(), LoadPace(), list[str]()
+    hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        try:
+            hangs.set()
+            goes_on.wait()
+            for step in (check_wanted, pace.begin, pace.pause):
+                with pytest.raises(OSError, match="was left"):
+                    step()
+            done.append("refused")
+        finally:
+            ended.set()
+
+    leaver = threading.Thread(target=lambda: (hangs.wait(), loads.leave()))
+    leaver.start()
+    assert loads.run(lambda: None, hang) == "the load is left, as it took too long"
+    leaver.join()
+    assert loads.run(lambda: done.append("prepared"), lambda: done.append("loaded")) is None
+    loads.leave()  # none is under way
+    goes_on.set()
+    assert ended.wait(LONG_S)
+    assert done == ["prepared", "loaded", "refused"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(OSError("gone"), "gone"), (ValueError("7"), "7")])
+def test_what_a_load_raises_is_told_or_raised(error: Exception, told: str) -> None:
+    def fail(error: Exception) -> Callable[[], None]:
+        def load() -> None:
+            raise error
+
+        return load
+
+    assert Loads().run(lambda: None, fail(error)) == told
+    with pytest.raises(RuntimeError, match="device"):
+        Loads().run(lambda: None, fail(RuntimeError("device")))
