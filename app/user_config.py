@@ -30,13 +30,36 @@ class UserConfig:
         self._applied: frozenset[str] = frozenset()
         self._last: dict[str, Any] | None = None  # applied or refused; None during the start
         self._turn = asyncio.Lock()  # Serve does not wait for one before it hands over the next
+        self._waits = asyncio.Event()  # set while one waits for an engine
+        self._tasks: set[asyncio.Task[None]] = set()  # that nobody awaits
 
     async def apply(self, user_config: Mapping[str, Any] | None) -> None:
         """Called first as the replica starts: it then raises EngineError naming a bad key. Later
         that is only told of: Serve kills a running replica that refuses, with its streams.
 
-        The same again changes nothing, since a visitor of the console may have changed it."""
+        Returns while an engine is being rebuilt: what was given is applied after that, and Serve,
+        which takes the deployment to be changing until then, goes on. The same again changes
+        nothing, since a visitor of the console may have changed it."""
         given = {plain(key): value for key, value in (user_config or {}).items()}
+        if self._last is None:
+            await self._in_turn(given)
+            return
+        applying = asyncio.create_task(self._in_turn(given))
+        waiting = asyncio.create_task(self._waits.wait())
+        await asyncio.wait([applying, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if applying.done():
+            applying.result()
+        else:
+            self._tasks.add(applying)
+            applying.add_done_callback(self._ended)
+
+    def _ended(self, applying: asyncio.Task[None]) -> None:
+        self._tasks.discard(applying)
+        if not applying.cancelled() and (error := applying.exception()) is not None:
+            notify(f"user_config is not applied: {type(error).__name__}: {error}")
+
+    async def _in_turn(self, given: dict[str, Any]) -> None:
         async with self._turn:
             if given != self._last:
                 await self._apply(given, is_serving=self._last is not None)
@@ -60,11 +83,17 @@ class UserConfig:
 
     async def _reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Wait for an engine that is being rebuilt: Serve hands the same over once."""
-        for _ in range(_MAX_WAITS - 1):
-            with suppress(EngineUnavailable):
-                await self._engine.reconfigure(changes)
-                return
-        await self._engine.reconfigure(changes)
+        if not self._engine.is_ready():
+            self._waits.set()
+        try:
+            for _ in range(_MAX_WAITS - 1):
+                with suppress(EngineUnavailable):
+                    await self._engine.reconfigure(changes)
+                    return
+                self._waits.set()
+            await self._engine.reconfigure(changes)
+        finally:
+            self._waits.clear()
 
     def _configured_value(self, key: str) -> Any:
         """As the YAML writes it."""

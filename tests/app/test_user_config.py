@@ -26,6 +26,9 @@ class Engine:
         self.settings = CONFIGURED
         self.num_unavailable = 0  # so often it is being rebuilt for longer than a request waits
 
+    def is_ready(self) -> bool:
+        return not self.num_unavailable
+
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await asyncio.sleep(0)
         if self.num_unavailable:
@@ -83,13 +86,20 @@ async def test_a_replica_that_serves_keeps_its_settings_and_its_streams(
     assert "polcy" in caplog.text
 
 
+async def settled(user_config: UserConfig) -> None:
+    await asyncio.gather(*user_config._tasks)
+
+
 async def test_settings_wait_for_a_rebuild_that_takes_long(
     engine: Engine, user_config: UserConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Serve does not: until it is told, it takes the deployment to be changing."""
     await user_config.apply(None)  # as it starts
-    engine.num_unavailable = 5
-    given = [{"tbt_ms": 60, "policy": "orca"}, {"tbt_ms": 70}]
-    await asyncio.gather(*[user_config.apply(one) for one in given])
+    engine.num_unavailable = 50
+    for given in ({"tbt_ms": 60, "policy": "orca"}, {"tbt_ms": 70}):
+        await user_config.apply(given)
+        assert engine.settings == CONFIGURED
+    await settled(user_config)
     assert engine.settings == replace(CONFIGURED, tbt_s=0.07, request_slots=128)
     assert not caplog.messages
 
@@ -100,6 +110,7 @@ async def test_settings_that_found_no_engine_are_applied_when_they_are_given_aga
     await user_config.apply(None)  # as it starts
     engine.num_unavailable = 1000
     await user_config.apply({"tbt_ms": 60})
+    await settled(user_config)
     assert "user_config is not applied" in caplog.text
     assert engine.settings.tbt_s == CONFIGURED.tbt_s
     engine.num_unavailable = 0
