@@ -101,6 +101,9 @@ class ClassView:
     def num_waiting_of(self, tenant: str) -> int:
         return self._requests.num_waiting_of(tenant)
 
+    def num_to_end(self, tenant: str) -> int:
+        return self._requests.num_to_end(tenant)
+
     def num_held_of(self, request_id: int) -> int:
         return self._requests.num_held_of(request_id)
 

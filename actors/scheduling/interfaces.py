@@ -99,9 +99,7 @@ class EngineView(Protocol):
         ...
 
     @property
-    def num_arrived(self) -> int:
-        """Requests accepted so far."""
-        ...
+    def num_arrived(self) -> int: ...  # requests accepted so far
 
     @property
     def num_loads(self) -> int:
@@ -123,6 +121,7 @@ class EngineView(Protocol):
         ...
 
     def num_waiting_of(self, tenant: str) -> int: ...
+    def num_to_end(self, tenant: str) -> int: ...  # of its own, before its cap lets a new one run
     def num_held_of(self, request_id: int) -> int: ...  # its tokens in blocks of running requests
 
     @property

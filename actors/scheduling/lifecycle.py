@@ -105,6 +105,14 @@ class LiveRequests:
     def num_waiting_of(self, tenant: str) -> int:
         return self.waiting.waiting_of.get(tenant, 0)
 
+    def num_to_end(self, tenant: str) -> int:
+        """0 without a cap, and while the tenant is below it."""
+        cap, queue = self.config.max_running_per_tenant, self.waiting
+        if cap is None:
+            return 0
+        num_here = queue.running_of.get(tenant, 0) + queue.waiting_of.get(tenant, 0)
+        return max(0, num_here + 1 - cap)
+
     def num_held_of(self, request_id: int) -> int:
         state = self.by_id[request_id]
         return self.running.num_held_of(state, self.waiting.donor(state))

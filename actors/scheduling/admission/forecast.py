@@ -246,7 +246,7 @@ class Predictor:
         left = sorted([view.max_length - view.num_tokens for view in engine.decoding])
         if count > len(left):
             return count / self.finish_rate(engine)
-        return left[math.ceil(count) - 1] * self.peak.expected_share * self._pace_s(engine)
+        return left[math.ceil(count) - 1] * self.peak.expected_share * self.pace_s(engine)
 
     def finish_rate(self, engine: EngineView) -> float:
         """Running requests that end per second, at the pace their tokens have come so far.
@@ -259,9 +259,9 @@ class Predictor:
         if not decoding:
             return 0.0
         left = sum([v.max_length - v.num_tokens for v in decoding]) * self.peak.expected_share
-        return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
+        return len(decoding) ** 2 / max(2.0 * left * self.pace_s(engine), 1e-6)
 
-    def _pace_s(self, engine: EngineView) -> float:
+    def pace_s(self, engine: EngineView) -> float:
         """Mean time between tokens of the decodes, or the objective before the first token. At
         least the step time of the decodes alone, because there may have been fewer before."""
         span_s, count = 0.0, 0

@@ -179,7 +179,11 @@ class PredictiveAdmission:
             there = self.predictor.situation(engine, now_s)
         own = len(request.prompt) + len(request.output)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
-        waits_s = self.predictor.waits_s(own, there)
+        compute_s, places_s = self.predictor.waits_s(own, there)
+        capped_s = self._capped_s(request.tenant, engine)
+        if capped_s:
+            places_s = max(places_s, capped_s + own / self.predictor.prefill_rate(engine))
+        waits_s = compute_s, places_s
         unevenness = self.predictor.unevenness(there)
         factors = [correction.factor(unevenness) for correction in self._corrections]
         places = waits_s[1] * factors[1] > waits_s[0] * factors[0]
@@ -192,7 +196,7 @@ class PredictiveAdmission:
         bound_s = max(raw_s * factor, expected_s)
         # Reading the request and its prompt's text has taken a part of the objective.
         left_s = limit_s * (1.0 - self.margin) - max(0.0, now_s - request.arrival_s)
-        idle = not engine.num_waiting and not engine.prefilling
+        idle = not capped_s and not engine.num_waiting and not engine.prefilling
         return Forecast(
             bottleneck,
             raw_s,
@@ -247,7 +251,22 @@ class PredictiveAdmission:
         own = len(request.prompt) + len(request.output)
         slot_s = 1.0 / predictor.finish_rate(engine) if engine.decoding else 0.0
         busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
-        return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0)
+        capped_s = self._capped_s(request.tenant, engine)
+        turn_s = capped_s / max(1, engine.num_to_end(request.tenant))
+        return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0, turn_s)
+
+    def _capped_s(self, tenant: str, engine: EngineView) -> float:
+        """Seconds until so many of the tenant's requests have ended that its cap lets a new one
+        run. As `Predictor.ended_s`, of its own."""
+        count = engine.num_to_end(tenant)
+        own = [v.max_length - v.num_tokens for v in engine.decoding if v.request.tenant == tenant]
+        if not count or not own:
+            return 0.0
+        num_steps = 2 * count * sum(own) / len(own) ** 2
+        if count <= len(own):
+            num_steps = sorted(own)[count - 1]
+        predictor = self.predictor
+        return num_steps * predictor.peak.expected_share * predictor.pace_s(engine)
 
 
 def _closed_s(found: Forecast, engine: EngineView) -> float:

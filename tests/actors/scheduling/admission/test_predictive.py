@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from actors.scheduling.core import Core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import MayReturn, Reconfigure, Refuse, Submit, TurnedAway
 from actors.scheduling.request import Request, SamplingParams
+from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
 
 
@@ -148,3 +150,49 @@ def test_nothing_is_learned_from_what_is_held_back_for_others() -> None:
         request = Request(number, (1,) * 8, SamplingParams(5), 0.0, priority=priority)
         core.handle(Submit(request), 0.0)
     assert set(admission._predicted) == {0, 2}
+
+
+def test_a_request_waits_for_its_tenant_s_cap_and_returns_once_that_has_room() -> None:
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    settings: dict[str, Any] = {"admission": "predictive", "tbt_s": 0.1, "ttft_s": 1.0}
+    driver = Driver(
+        modeled(model, **settings, token_budget=64, max_running_per_tenant=1, max_requests=8)
+    )
+
+    def submit(number: int, tenant: str) -> Refuse | None:
+        asked = Request(number, (7,) * 20, SamplingParams(400), driver.now_s, tenant=tenant)
+        driver.submit(asked)
+        return driver.callers[number].refused
+
+    assert submit(1, "capped") is None
+    for _ in range(10):
+        driver.answer()
+    refusal = submit(2, "capped")
+    assert refusal is not None
+    assert refusal.retry_after_s is not None
+    assert submit(3, "another") is None
+    ended_s = 0.0
+    begin_s = driver.now_s
+    while driver.callers[1].finish is None:
+        driver.answer()
+        ended_s = driver.now_s - begin_s
+    assert 0.8 * ended_s < refusal.retry_after_s < 2.5 * ended_s
+    assert submit(4, "capped") is None
+    driver.drain()
+
+
+def test_of_a_tenant_at_its_cap_the_next_that_return_each_wait_for_one_more_to_end() -> None:
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    settings: dict[str, Any] = {"admission": "predictive", "tbt_s": 0.1, "ttft_s": 1.0}
+    driver = Driver(modeled(model, **settings, token_budget=64, max_running_per_tenant=1))
+    waits_s: list[float] = []
+    for number in range(1, 5):
+        prompt, sampling = (number,) * 20, SamplingParams(400)
+        driver.submit(Request(number, prompt, sampling, driver.now_s, tenant="capped"))
+        if (refusal := driver.callers[number].refused) is not None:
+            waits_s.append(refusal.retry_after_s or 0.0)
+        for _ in range(5 if number == 1 else 0):
+            driver.answer()
+    later_s = [after - before for before, after in itertools.pairwise(waits_s)]
+    assert len(later_s) == 2
+    assert all(0.8 * waits_s[0] < one < 2.5 * waits_s[0] for one in later_s)
