@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.plan import NOT_FINITE, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason
+from actors.scheduling.plan import DEAD_END, NOT_FINITE, StepResult, TokenLogprobs
+from actors.scheduling.request import ALLOWS_NOTHING, FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 _OVERFLOW = "the model's output is not finite: weights or activations overflow"
-# A mask that allows nothing leaves nothing finite to draw either.
-_OVERFLOW_OR_DEAD_END = f"the request's grammar allows nothing here, or {_OVERFLOW}"
+_NO_TOKEN = {NOT_FINITE: _OVERFLOW, DEAD_END: ALLOWS_NOTHING}
 
 
 class Outcomes:
@@ -78,7 +77,7 @@ class Outcomes:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._apply_partial(step, result, outputs)
-        if self.num_overflows_in_a_row and any(token != NOT_FINITE for _, token in result.tokens):
+        if self.num_overflows_in_a_row and any(t not in _NO_TOKEN for _, t in result.tokens):
             self.num_overflows_in_a_row = 0
         return outputs
 
@@ -108,10 +107,10 @@ class Outcomes:
         requests, running = self.requests, self.running
         is_first = state.num_output_tokens == len(state.request.output)
         reason: FinishReason | None = None
-        is_finite = True
+        error: str | None = None
         for count, token in enumerate(tokens):
-            if token == NOT_FINITE:
-                tokens, is_finite = tokens[:count], False
+            if token in _NO_TOKEN:
+                tokens, error = tokens[:count], _NO_TOKEN[token]
                 break
             state.output_token_ids.append(token)
             state.num_tokens += 1
@@ -122,8 +121,8 @@ class Outcomes:
         if len(tokens) > 1:
             self.num_accepted_drafts += len(tokens) - 1
             requests.waiting.served_more(state, len(tokens) - 1)
-        if not is_finite:
-            self._overflowed(state, tokens, outputs, logprobs)
+        if error is not None:
+            self._failed(state, error, tokens, outputs, logprobs)
             return
         state.last_token_s = requests.now_s
         if state.first_token_s is None:
@@ -141,21 +140,20 @@ class Outcomes:
         if state.status is RequestStatus.FINISHING:
             self._drain(state)
 
-    def _overflowed(
+    def _failed(
         self,
         state: RequestState,
+        error: str,
         tokens: tuple[int, ...],
         outputs: list[OutputRow],
         logprobs: dict[int, list[TokenLogprobs]] | None,
     ) -> None:
-        """End a request whose logits after these tokens are not finite; the other requests of the
+        """End a request for which no token could be drawn after these; the other requests of the
         step go on."""
-        has_grammar = state.request.sampling.grammar is not None
-        self.num_overflows_in_a_row += not has_grammar  # else its client may be at fault
-        reason = _OVERFLOW_OR_DEAD_END if has_grammar else _OVERFLOW
+        self.num_overflows_in_a_row += error == _OVERFLOW
         entries = logprobs.get(state.request_id, ()) if logprobs else ()
         first = state.num_output_tokens - len(tokens)
-        failed = Output.failed(state.request_id, first, reason)
+        failed = Output.failed(state.request_id, first, error)
         outputs.append(failed._replace(tokens=tokens, logprobs=tuple(entries[: len(tokens)])))
         self.requests.end(state)
         if state.status is RequestStatus.FINISHING:

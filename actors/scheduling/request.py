@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 # A request tried alone ends with an error at its third lost engine:
 MAX_LOSSES = 3  # the first with many others, the second in a group, the third alone
 FAILS_ALWAYS = "the engine fails whenever this request runs"  # the error of one with so many
+# The error of a request at fault itself, not of the engine that ran it.
+ALLOWS_NOTHING = (
+    "the grammar of the request (its response_format, structured_outputs, guided field or tools) "
+    "allows nothing after the tokens so far, and not an end"
+)
 YIELDS_S = 10.0  # per step of priority below 0
 
 

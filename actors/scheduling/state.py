@@ -16,7 +16,14 @@ from hashlib import blake2b
 from struct import Struct
 
 from actors.scheduling.interfaces import Drafter
-from actors.scheduling.plan import NOT_FINITE, RequestStart, StepPlan, StepShape, TokenLogprobs
+from actors.scheduling.plan import (
+    DEAD_END,
+    NOT_FINITE,
+    RequestStart,
+    StepPlan,
+    StepShape,
+    TokenLogprobs,
+)
 from actors.scheduling.request import Request
 
 NEVER = 1 << 62  # a length no sequence reaches
@@ -124,7 +131,7 @@ class RequestState:
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
         self.end = self.max_length - 1  # positions at and after it are never computed to decode
-        self.stops = frozenset((*sampling.stop_token_ids, NOT_FINITE))
+        self.stops = frozenset((*sampling.stop_token_ids, NOT_FINITE, DEAD_END))
 
         # Progress in the stages
         self.num_computed_tokens = 0  # tokens computed or in flight in this life

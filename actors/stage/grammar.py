@@ -122,6 +122,13 @@ class GrammarMasks:
             return bits_1W[0]
         return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
+    def allows_some(self, bits_W: torch.Tensor) -> bool:
+        """Whether this mask has a token: a grammar may come to where nothing can follow."""
+        words_W = bits_W.numpy().view(np.uint32)
+        behind = self._vocab_size % 32  # xgrammar may set bits behind the last token
+        last = words_W[-1] & np.uint32((1 << behind) - 1) if behind else words_W[-1]
+        return bool(last or words_W[:-1].any())
+
     def forced(
         self, request_id: int, grammar: Grammar, output: NDArray[np.int32], count: int
     ) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ class EngineError(Exception):
     """Base of the errors that the engine raises to the API.
 
     EngineError
-     ├── RequestRefused     over a limit, or its objective cannot be kept (400; to retry: 429)
+     ├── RequestRefused     over a limit, or its objective cannot be kept (400; to retry: 429),
+     │                    or its grammar comes to a dead end (400)
      ├── EngineUnavailable  not ready, draining or rebuilding for too long (503)
      └── GenerationFailed   the request made the engine fail (500)
     """

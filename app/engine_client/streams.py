@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.scheduling.events import PLAIN_FIELDS, Output
-from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES, Request
+from actors.scheduling.request import ALLOWS_NOTHING, FAILS_ALWAYS, MAX_LOSSES, Request
 from actors.transport.messages import output_of
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
     GenerationRequest,
+    RequestRefused,
     TokenChunk,
     TokenSink,
 )
@@ -189,8 +190,11 @@ class OpenRequests(dict[int, OpenRequest]):
     def _deliver_output(self, entry: OpenRequest, output: Output) -> None:
         if output.error is not None:
             del self[output.request_id]
-            logger.error("a request ended: %s", output.error)
             entry.deliver(output._replace(finish_reason=None))
+            if output.error == ALLOWS_NOTHING:
+                entry.stream.fail(RequestRefused(output.error))
+                return
+            logger.error("a request ended: %s", output.error)
             entry.stream.fail(GenerationFailed(output.error))
             return
         entry.deliver(output)

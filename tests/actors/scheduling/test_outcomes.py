@@ -16,8 +16,14 @@ from actors.scheduling.events import (
     Submit,
     Tick,
 )
-from actors.scheduling.plan import NOT_FINITE, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Grammar, Request, SamplingParams
+from actors.scheduling.plan import DEAD_END, NOT_FINITE, StepResult, TokenLogprobs
+from actors.scheduling.request import (
+    ALLOWS_NOTHING,
+    FinishReason,
+    Grammar,
+    Request,
+    SamplingParams,
+)
 from actors.scheduling.statistics import statistics
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
@@ -156,17 +162,17 @@ def test_an_overflow_ends_its_request_alone(
     assert driver.core.outcomes.num_overflows_in_a_row == in_a_row
 
 
-@pytest.mark.parametrize("grammar", [None, Grammar("regex", r"a[^\s\S]")])
-def test_nothing_finite_to_draw_may_be_a_dead_end_of_the_grammar(grammar: Grammar | None) -> None:
+@pytest.mark.parametrize("token", [NOT_FINITE, DEAD_END])
+def test_a_dead_end_of_a_grammar_is_no_overflow(token: int) -> None:
     core = build_core(config())
-    core.handle(Submit(request(1, sampling={"grammar": grammar})), 0.0)
-    emit, *_ = core.handle(StepDone(StepResult(0, ((1, NOT_FINITE),))), 0.1)
+    core.handle(Submit(request(1, sampling={"grammar": Grammar("regex", r"a[^\s\S]")})), 0.0)
+    emit, *_ = core.handle(StepDone(StepResult(0, ((1, token),))), 0.1)
     assert isinstance(emit, Emit)
     message = emit.outputs[0].error
     assert message is not None
-    assert "overflow" in message
-    assert ("grammar allows nothing" in message) == (grammar is not None)
-    assert core.outcomes.num_overflows_in_a_row == (grammar is None)
+    assert ("overflow" in message) == (token == NOT_FINITE)
+    assert (message == ALLOWS_NOTHING) == (token == DEAD_END)
+    assert core.outcomes.num_overflows_in_a_row == (token == NOT_FINITE)
 
 
 def test_an_overflow_after_an_accepted_draft_ends_its_request() -> None:

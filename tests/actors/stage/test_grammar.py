@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
+from actors.scheduling.plan import DEAD_END, RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.grammar import GrammarMasks
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
@@ -90,6 +90,14 @@ def test_end_outranks_min_tokens(tiny_model: Callable[..., Path]) -> None:
     params = sampling(Grammar("choice", '["no"]'), min_tokens=50)
     outputs = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params)
     assert all(len(output) == 3 and output[-1] in STOPS for output in outputs)
+
+
+def test_a_dead_end_is_told_from_an_overflow(tiny_model: Callable[..., Path]) -> None:
+    params = sampling(Grammar("regex", r"[a-c]{3}[^\s\S]"), stop_token_ids=(*STOPS, DEAD_END))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    for output in MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params):
+        assert output[-1] == DEAD_END
+        assert re.fullmatch("[a-c]{3}", tokenizer.decode(output[:-1]))
 
 
 def test_ignored_end_repeats_itself(tiny_model: Callable[..., Path]) -> None:

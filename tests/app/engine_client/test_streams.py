@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from actors.scheduling.events import Output
-from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.scheduling.request import ALLOWS_NOTHING, FinishReason, Request, SamplingParams
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
     GenerationRequest,
+    RequestRefused,
     TokenChunk,
 )
 from app.engine_client.streams import OpenRequest, OpenRequests, Stream, core_requests
@@ -96,6 +97,15 @@ async def test_a_replay_starts_behind_what_was_delivered() -> None:
     again = requests[1].resumed()
     assert again.output == (10, 11)
     assert again.prompt == (5,)
+
+
+async def test_a_dead_end_of_a_grammar_is_its_request_s_fault_after_its_tokens() -> None:
+    requests, stream = _open(Taking())
+    requests.deliver([Output(1, 0, (10,), FinishReason.ERROR, error=ALLOWS_NOTHING)])
+    assert [chunk.tokens for chunk in await stream.get()] == [[10]]
+    with pytest.raises(RequestRefused, match="response_format"):
+        await stream.get()
+    assert not requests
 
 
 async def test_an_error_reaches_its_own_reader_alone() -> None:
