@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ray import serve
+from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -118,8 +120,17 @@ class HttpReplica(HandleCalls):
 
     async def _metrics(self, request: Request) -> Response:
         models = [telemetry.metrics_now() for telemetry in self.telemetry.values()]
-        found = render(models, self.loop_lag.registry)
+        found = render(models, self.loop_lag.registry, replica=self._label())
         return Response(found, media_type=CONTENT_TYPE)
+
+    def _label(self) -> str | None:
+        """Its name in `/metrics`; None where it has an address of its own."""
+        if self.settings.listen is not None:
+            return None
+        try:
+            return serve.get_replica_context().replica_id.unique_id
+        except RayServeException:  # no replica, as in tests
+            return None
 
     async def close(self) -> None:
         """Waits for the requests of the replica's own server, which Serve does not count."""

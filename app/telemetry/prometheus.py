@@ -235,21 +235,31 @@ def reference(registry: CollectorRegistry) -> str:
 class _Together(Collector):
     """Several registries as one: each family once, with all samples."""
 
-    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+    def __init__(self, registries: Sequence[CollectorRegistry], replica: str | None) -> None:
         self._registries = registries
+        self._labels = {} if replica is None else {"replica": replica}
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for registry in self._registries:
             for family in registry.collect():
+                if self._labels:
+                    family.samples = [
+                        sample._replace(labels={**sample.labels, **self._labels})
+                        for sample in family.samples
+                    ]
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
         return families.values()
 
 
-def render(metrics: Sequence[Metrics], *others: CollectorRegistry) -> bytes:
-    """The exposition text of a replica with these models. others: registries of no model."""
+def render(
+    metrics: Sequence[Metrics], *others: CollectorRegistry, replica: str | None = None
+) -> bytes:
+    """The exposition text of a replica with these models. others: registries of no model. replica:
+    the label of every series, for one of several behind an address: each read is of another."""
     registry = CollectorRegistry()
-    registry.register(_Together([*(each.registry for each in metrics), *others]))
+    registries = [*(each.registry for each in metrics), *others]
+    registry.register(_Together(registries, replica))
     return generate_latest(registry)

@@ -214,3 +214,16 @@ def test_models_of_one_address_share_each_metrics_description() -> None:
     assert rendered.count("# TYPE legato_inter_token_latency_seconds histogram") == 1
     assert 'legato_generation_tokens_total{model_name="small"} 1.0' in rendered
     assert 'legato_generation_tokens_total{model_name="large"} 2.0' in rendered
+
+
+def test_replicas_behind_one_address_have_series_of_their_own() -> None:
+    lag = LoopLag()
+    for replica in ("a1", "b2"):
+        telemetry = Telemetry("small")
+        telemetry.metrics.generated.inc(3)
+        rendered = render([telemetry.metrics_now()], lag.registry, replica=replica).decode()
+        lines = [line for line in rendered.splitlines() if not line.startswith("#")]
+        assert (
+            f'legato_generation_tokens_total{{model_name="small",replica="{replica}"}} 3.0' in lines
+        )
+        assert all(f'replica="{replica}"' in line for line in lines)
