@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 
 class LastingConsole(Console):
@@ -39,6 +41,17 @@ def fail(message: object, hint: str | None = None, code: int = FAILED) -> NoRetu
     if hint is not None:
         console.print(hint, markup=False)
     raise typer.Exit(code) from None
+
+
+class SuggestingGroup(TyperGroup):
+    """Names the command that may be meant: Typer's own group knows none that is loaded lazily."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        close = difflib.get_close_matches(args[0], known, n=1)
+        if close and args[0] not in known and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{close[0]}'?")
+        return super().resolve_command(ctx, args)
 
 
 def in_paragraphs(command: Any) -> Any:

@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
 
 from app.bench.report import MeasurementError
 from app.settings.model_folder import SettingsError
-from app.terminal import WRONG_USAGE, fail, in_paragraphs
+from app.terminal import WRONG_USAGE, SuggestingGroup, fail, in_paragraphs
 
 # Command -> module of app.bench whose function `command` it runs.
 BENCHES: Mapping[str, str] = {
@@ -80,7 +79,7 @@ def load(name: str, module: str) -> typer.Typer:
     return single
 
 
-class _LazyGroup(TyperGroup):
+class _LazyGroup(SuggestingGroup):
     modules: ClassVar[Mapping[str, str]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -12,10 +12,9 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from app.paths import version
-from app.terminal import in_paragraphs
+from app.terminal import SuggestingGroup, in_paragraphs
 
 # Panel of the help -> its commands, each with the module that registers it.
 PANELS: Mapping[str, Mapping[str, str]] = {
@@ -44,7 +43,7 @@ _PROXIES = [
 _panel_of = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-class _Commands(TyperGroup):
+class _Commands(SuggestingGroup):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         in_paragraphs(self)

@@ -104,3 +104,14 @@ def test_out_refuses_a_folder_before_anything_is_measured(tmp_path: Path) -> Non
 
 def test_commands_stand_alone_too() -> None:
     assert isinstance(load("planning", BENCHES["planning"]), typer.Typer)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("sevre", "serve"), ("bench overlaod", "overload"), ("bench kernels liner", "linear")],
+)
+def test_a_mistyped_command_is_told_what_may_be_meant(typed: str, meant: str) -> None:
+    result = CliRunner().invoke(app, typed.split())
+    assert result.exit_code == 2
+    assert f"Did you mean '{meant}'?" in result.output
+    assert "Did you mean" not in CliRunner().invoke(app, ["zzzzz"]).output
