@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from app.bench.load.client import first_model, server_root
+from app.bench.load.client import ask, first_model, server_root
 from app.bench.plan import ServerPlan
 from app.bench.report import MeasurementError
 from app.bench.terminal import console
@@ -109,6 +109,6 @@ def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path)
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{server_root(url)}/v1/models", timeout=5).status_code == 200
+        return ask(f"{server_root(url)}/v1/models", 5).status_code == 200
     except httpx.HTTPError:
         return False

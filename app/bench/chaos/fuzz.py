@@ -20,7 +20,7 @@ from app.bench.chaos.bad_bytes import BadBytes, bad_bytes
 from app.bench.chaos.bad_requests import BadRequest, bad_requests, tokens_asked
 from app.bench.chaos.own_server import own_server
 from app.bench.chaos.probe import probing
-from app.bench.load.client import authorization, first_model, server_root
+from app.bench.load.client import ask, authorization, first_model, server_root
 from app.bench.load.serve import ApiKey
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
@@ -81,10 +81,10 @@ class Fuzzer:
         self._num_left = num_requests
         self._places = places
         self._headers = headers = authorization(api_key)
-        document = httpx.get(f"{url}/openapi.json", timeout=30.0, headers=headers).json()
+        document = ask(f"{url}/openapi.json", 30.0, headers).json()
         name = first_model(url, api_key)
         self._requests: Iterator[BadRequest] = bad_requests(document, seed, name)
-        listed = httpx.get(f"{url}/v1/models", timeout=30.0, headers=headers)
+        listed = ask(f"{url}/v1/models", 30.0, headers)
         model = listed.json()["data"][0]
         self._context = int(model.get("max_model_len", _CONTEXT))
         self._bytes: Iterator[BadBytes] = bad_bytes(seed)

@@ -25,7 +25,7 @@ import httpx
 import psutil
 import yaml
 
-from app.bench.load.client import first_model
+from app.bench.load.client import ask, first_model
 from app.bench.report import MeasurementError
 from app.bench.server_process import is_alive
 from app.paths import locate
@@ -118,7 +118,7 @@ class OwnServer:
 
     def status(self, within_s: float = 15.0) -> dict[str, Any]:
         """The console's; raises httpx.HTTPError or ValueError while it does not answer."""
-        answer = httpx.get(f"{self.url}/console/status", timeout=within_s)
+        answer = ask(f"{self.url}/console/status", within_s)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found

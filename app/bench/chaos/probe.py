@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.bench.load.client import ask
 from app.bench.report import MeasurementError
 from app.paths import own_command, own_environment
 from app.telemetry.definitions import quantile
@@ -58,7 +59,7 @@ def read_lag(url: str, headers: Mapping[str, str]) -> LagReading | None:
     """None of a server whose `/metrics` lack it. Raises MeasurementError where nothing
     answers."""
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S, headers=headers)
+        answer = ask(f"{url}/metrics", _LIMIT_S, headers)
     except httpx.HTTPError as error:
         raise MeasurementError(f"{url}/metrics: {error}") from error
     found = read_samples(answer.text) if answer.is_success else None

@@ -24,6 +24,7 @@ from app.bench.load.client import (
     Job,
     LoadClient,
     Trace,
+    ask,
     authorization,
     first_model,
     server_root,
@@ -171,7 +172,7 @@ def busy_seconds(metrics: str) -> float:
 def _busy_seconds(url: str, api_key: str | None) -> float:
     headers = authorization(api_key)
     try:
-        answer = httpx.get(f"{server_root(url)}/metrics", timeout=10, headers=headers)
+        answer = ask(f"{server_root(url)}/metrics", 10, headers)
         return busy_seconds(answer.text)
     except httpx.HTTPError as error:
         raise MeasurementError(f"{server_root(url)}/metrics: {error}") from error

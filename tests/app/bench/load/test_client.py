@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -60,3 +62,28 @@ async def test_every_request_has_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
     client = LoadClient("http://h:1", first_model("http://h:1", "k"), api_key="k")
     await client.send(Session(), Job(0.0, 1, 1), 0.0)  # type: ignore[arg-type]
     assert [headers["authorization"] for headers in sent] == ["Bearer k"] * 2
+
+
+class _Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://127.0.0.1:1"])
+def test_no_proxy_is_asked_as_none_is_for_the_load(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert first_model(f"http://127.0.0.1:{server.server_port}") == "m"
+        server.shutdown()
