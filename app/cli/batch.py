@@ -11,15 +11,16 @@ import stat
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
 import httpx
 import typer
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.api.batches.lines import Line, LineError, parse_line
-from app.api.batches.runner import Answer, BatchRunner, NotJsonError, Reply, SendError
+from app.api.batches.runner import QUOTE, Answer, BatchRunner, NotJsonError, Reply, SendError
 from app.bench.load.client import server_root
 from app.cli.talk import DEFAULT_URL, Key, Url, bearer, message_of, unreachable
 from app.terminal import FAILED, WRONG_USAGE, console, fail
@@ -117,19 +118,23 @@ async def answer_all(
     """Send these requests and append their answers to the file."""
     totals = Totals()
     began_s = time.monotonic()
+    progress = Waits(len(lines))
 
     async def write(answer: Answer) -> None:
         file.write(answer.line())
         file.flush()
         totals.add(answer)
+        progress.answered(totals)
 
     async def each() -> AsyncGenerator[Line, None]:
         for line in lines:
             yield line
 
-    runner = BatchRunner(HttpCalls(client), write, min(concurrency, len(lines)), give_up_s)
-    async with aclosing(each()) as source:
-        await runner.run(source)
+    calls = HttpCalls(client, progress)
+    runner = BatchRunner(calls, write, min(concurrency, len(lines)), give_up_s)
+    with progress.bar:
+        async with aclosing(each()) as source:
+            await runner.run(source)
     totals.seconds = time.monotonic() - began_s
     return totals
 
@@ -154,18 +159,54 @@ class Totals:
         self.num_completion_tokens += tokens
 
 
+class Waits:
+    """A line on a terminal of how far the batch is, and of what it waits for."""
+
+    def __init__(self, total: int) -> None:
+        columns = (
+            MofNCompleteColumn(),
+            TextColumn("answered, {task.fields[failed]} failed,"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self.bar = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._task = self.bar.add_task("", total=total, failed=0)
+
+    def answered(self, totals: Totals) -> None:
+        completed = totals.num_done + totals.num_failed
+        self.bar.update(self._task, completed=completed, failed=totals.num_failed)
+
+    def asked(self, url: str, answer: httpx.Response | None) -> None:
+        """answer: None if none came."""
+        if answer is None or answer.status_code in (502, 503, 504):
+            self._say("the server does not answer; asking again")
+        elif url != QUOTE or answer.status_code != 200:
+            self._say("")
+        else:
+            has_room = b'"can_serve_now":false' not in answer.content.replace(b" ", b"")
+            self._say("" if has_room else "waiting for room beside live streams")
+
+    def _say(self, text: str) -> None:
+        self.bar.update(self._task, description=text)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpCalls:
     """Implements `runner.Server` over HTTP."""
 
     client: httpx.AsyncClient
+    waits: Waits = field(default_factory=lambda: Waits(0))
 
     async def post(self, url: str, body: bytes) -> Reply:
         headers = {"content-type": "application/json"}
         try:
             answer = await self.client.post(url, content=body, headers=headers)
         except httpx.HTTPError as error:
+            self.waits.asked(url, None)
             raise SendError(repr(error)) from error
+        self.waits.asked(url, answer)
         try:
             content = json.dumps(answer.json()).encode()  # on one line, however it was written
         except ValueError as error:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from actors.scheduling.interfaces import Quote
@@ -92,6 +93,21 @@ async def test_nothing_is_sent_without_slack(server: Server) -> None:
     server.engine.quoted = Quote(True)
     answers, _ = await asyncio.wait_for(running, 20)
     assert len(answers) == 6
+
+
+async def test_a_terminal_is_told_what_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr("app.cli.batch.console", terminal)
+    server.engine.quoted = Quote(False, retry_after_s=0.05)
+    running = asyncio.create_task(run(server, [chat(n) for n in range(3)]))
+    await until(lambda: "0/3 answered, 0 failed" in screen.getvalue())
+    await until(lambda: "waiting for room beside live streams" in screen.getvalue())
+    server.engine.quoted = Quote(True)
+    answers, _ = await asyncio.wait_for(running, 20)
+    assert len(answers) == 3
 
 
 @pytest.mark.parametrize("prompt", ["abc", [4, 5, 6]])
