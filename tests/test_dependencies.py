@@ -51,6 +51,7 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
     HTTP: (("config", "server_state", "app_state"), SERVER),
     f"{HTTP}.connection_made": (("transport",), PROTOCOL),
     f"{HTTP}.connection_lost": (("exc",), PROTOCOL),
+    f"{HTTP}.eof_received": ((), PROTOCOL),
     f"{HTTP}.data_received": (("data",), PROTOCOL),
     f"{HTTP}.on_message_begin": ((), PROTOCOL),
     f"{HTTP}.on_headers_complete": ((), PROTOCOL),

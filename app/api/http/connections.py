@@ -7,15 +7,13 @@ only copy every token once more and add two idle processes. Several replicas use
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
+import select
 import socket
 import struct
 import sys
 import termios
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Final, Protocol
@@ -23,14 +21,13 @@ from typing import Any, Final, Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.http.errors import ApiError
-from app.api.http.refusals import Refused, Reserve, overloaded, send_last
+from app.api.http.refusals import overloaded, send_last
 
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that will not be read
-_NUM_ACCEPTED_AT_ONCE: Final = 64
-_NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_CHECK_AGAIN_S: Final = 0.1
+_HALF_CLOSED_S: Final = 0.25  # until the first check whether such a client is still there
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STALLED_EVERY_S: Final = 1.0  # period of checks for clients that have stopped reading
 _HELD_BACK_BYTES: Final = 1 << 16  # with more, a server waits before it writes again
 BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
@@ -91,6 +88,7 @@ class RequestProtocol(HttpToolsProtocol):
     _in_head = True
     _is_refused = False
     _is_body_read = True
+    _is_half_closed = False
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -124,8 +122,11 @@ class RequestProtocol(HttpToolsProtocol):
         self._is_body_read = True
 
     def on_response_complete(self) -> None:
+        is_last = self._is_half_closed and not self.pipeline
         super().on_response_complete()
-        if not self._is_body_read:
+        if is_last:
+            self.transport.close()
+        elif not self._is_body_read:
             self.loop.call_later(LINGER_S, self._end_unread, self.cycle)
 
     def _end_unread(self, cycle: RequestResponseCycle) -> None:
@@ -140,6 +141,37 @@ class RequestProtocol(HttpToolsProtocol):
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(ApiError(431, f"The head is larger than {MAX_HEAD_BYTES} bytes."))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: who has sent its request may close its own side and
+        wait for the answer. Once that has begun, an end is a client's that leaves."""
+        cycle = self.cycle
+        if self._is_refused or cycle is None or not self._is_body_read or self._in_head:
+            return False
+        if cycle.response_started or cycle.scope["http_version"] == "1.0":
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            self._check_half_closed(_HALF_CLOSED_S)
+        return True
+
+    def _check_half_closed(self, after_s: float) -> None:
+        """Check in so many seconds, and less and less often. A client that has left looks the same
+        until something is sent to it, which its system resets: before an answer that takes long it
+        is sent what any client passes over."""
+        self.loop.call_later(after_s, self._end_half_closed, 2 * after_s)
+
+    def _end_half_closed(self, after_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if poll.poll(0):  # an error, or both sides closed
+            self.transport.abort()
+            return
+        if not self.cycle.response_started:
+            self.transport.write(_CONTINUE)
+        self._check_half_closed(after_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_head(False)
@@ -164,73 +196,6 @@ class RequestProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._expect_head(False)
         send_last(self.transport, error)
-
-
-class Listener:
-    """Accepts connections, and refuses them with an answer while no more files may be opened.
-
-    The event loops' own listeners do worse: asyncio's leaves such connections waiting, a second at
-    a time, and libuv's closes them without an answer, which looks like a crash to a client.
-    """
-
-    def __init__(
-        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
-    ) -> None:
-        """listening: does not block; the listener closes it. To be made on the running loop."""
-        self._socket = listening
-        self._make_protocol = make_protocol
-        self._loop = asyncio.get_running_loop()
-        self._reserve = Reserve()
-        self._opening: set[asyncio.Task[None]] = set()
-        self._loop.add_reader(listening, self._accept)
-
-    def close(self) -> None:
-        """Accept nothing more."""
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        self._reserve.close()
-
-    def _accept(self) -> None:
-        for _ in range(_NUM_ACCEPTED_AT_ONCE):
-            try:
-                connection, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _NO_FILES:
-                    raise
-                self._refuse_next()
-                return
-            self._open(connection, self._make_protocol)
-
-    def _open(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        connection.setblocking(False)
-
-        async def open_it() -> None:
-            try:
-                await self._loop.connect_accepted_socket(make, connection)
-            except OSError:  # it is gone already
-                connection.close()
-
-        task = self._loop.create_task(open_it())
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    def _refuse_next(self) -> None:
-        """Answer one connection, with the file descriptor that is held in reserve. If another
-        thread takes that one first, the connection waits."""
-        if self._reserve.give():
-            with suppress(OSError):
-                connection, _ = self._socket.accept()
-                self._open(connection, lambda: Refused(self._reserve.fill))
-                return
-        self._loop.remove_reader(self._socket)  # or it would call without end
-        self._loop.call_later(_CHECK_AGAIN_S, self._check_again)
-
-    def _check_again(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._reserve.fill()
-            self._loop.add_reader(self._socket, self._accept)
 
 
 @dataclass(slots=True)

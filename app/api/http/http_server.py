@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import resource
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.http.connections import Listener, RequestProtocol
+from app.api.http.connections import RequestProtocol
+from app.api.http.refusals import Refused, Reserve
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 _BACKLOG: Final = 2048
 _MOST_FILES: Final = 1 << 16
 _SPARE_FILES: Final = 512  # for all files except connections
+_NUM_ACCEPTED_AT_ONCE: Final = 64
+_NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_CHECK_AGAIN_S: Final = 0.1
 _logger = logging.getLogger("legato.http")
 
 
@@ -70,6 +78,73 @@ class HttpServer:
         """Stop accepting, and return once every open answer is finished."""
         self._listener.close()
         await self._server.shutdown()
+
+
+class Listener:
+    """Accepts connections, and refuses them with an answer while no more files may be opened.
+
+    The event loops' own listeners do worse: asyncio's leaves such connections waiting, a second at
+    a time, and libuv's closes them without an answer, which looks like a crash to a client.
+    """
+
+    def __init__(
+        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """listening: does not block; the listener closes it. To be made on the running loop."""
+        self._socket = listening
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._reserve = Reserve()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._reserve.close()
+
+    def _accept(self) -> None:
+        for _ in range(_NUM_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_FILES:
+                    raise
+                self._refuse_next()
+                return
+            self._open(connection, self._make_protocol)
+
+    def _open(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        connection.setblocking(False)
+
+        async def open_it() -> None:
+            try:
+                await self._loop.connect_accepted_socket(make, connection)
+            except OSError:  # it is gone already
+                connection.close()
+
+        task = self._loop.create_task(open_it())
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _refuse_next(self) -> None:
+        """Answer one connection, with the file descriptor that is held in reserve. If another
+        thread takes that one first, the connection waits."""
+        if self._reserve.give():
+            with suppress(OSError):
+                connection, _ = self._socket.accept()
+                self._open(connection, lambda: Refused(self._reserve.fill))
+                return
+        self._loop.remove_reader(self._socket)  # or it would call without end
+        self._loop.call_later(_CHECK_AGAIN_S, self._check_again)
+
+    def _check_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._reserve.fill()
+            self._loop.add_reader(self._socket, self._accept)
 
 
 def _num_files() -> int:

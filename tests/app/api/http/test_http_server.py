@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.api.http import connections
@@ -33,6 +34,26 @@ class Slow:
         await send({"type": "http.response.body", "body": self.name, "more_body": True})
         await self.go_on.wait()
         await send({"type": "http.response.body", "body": b"!", "more_body": False})
+
+
+class Late:
+    """An application that begins its answer when it is told to, unless its client leaves."""
+
+    def __init__(self) -> None:
+        self.go_on, self.left = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        going = asyncio.create_task(self.go_on.wait())
+        leaving = asyncio.create_task(receive())
+        await asyncio.wait((going, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            self.left.set()
+            going.cancel()
+            return
+        leaving.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": False})
 
 
 async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answers() -> None:
@@ -98,6 +119,32 @@ async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection()
     finally:
         app.go_on.set()  # or closing would wait for the answer
         await server.close()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_client_that_closes_its_own_side_gets_its_answer(
+    monkeypatch: Any, stays: bool
+) -> None:
+    """One that has left, which looks the same at first, frees its request before that."""
+    monkeypatch.setattr(connections, "_HALF_CLOSED_S", 0.01)
+    port, app = free_port(), Late()
+    server = HttpServer(app, HOST, port)
+    await server.open()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        if stays:
+            app.go_on.set()
+            answer = await reader.read()  # to the end of the connection
+            assert b"HTTP/1.1 200 OK\r\n" in answer
+            assert b"half" in answer
+            writer.close()
+        else:
+            writer.close()
+            await app.left.wait()
+    await server.close()
 
 
 async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
