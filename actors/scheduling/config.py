@@ -196,7 +196,10 @@ class SchedulerConfig:
         None, "Most running requests of one tenant.", live=True, at_least=1
     )
     max_queued_per_tenant: int | None = setting(
-        None, "Most waiting requests of one tenant; more are refused.", live=True, at_least=1
+        None,
+        "Most waiting requests of one tenant, those of the background too; more are refused.",
+        live=True,
+        at_least=1,
     )
     queue_timeout_s: float | None = setting(
         None, "A request that waits longer is refused.", live=True, above=0
