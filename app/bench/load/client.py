@@ -40,7 +40,8 @@ class Job:
 class Trace:
     """One request as its caller saw it; times in seconds since the start of the run.
 
-    tokens: of an engine in this process; a server says only how many there are.
+    tokens: of an engine in this process; a server says only how many there are. refused_s: when an
+    error came in the place of an answer.
     """
 
     job: Job
@@ -49,6 +50,7 @@ class Trace:
     num_tokens: int = 0
     error: str | None = None
     tokens: list[int] = field(default_factory=list)
+    refused_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -228,6 +230,7 @@ class LoadClient:
         try:
             async with session.post(self._endpoint, data=body, headers=self.headers) as response:
                 if response.status != 200:
+                    trace.refused_s = time.perf_counter() - begin_s
                     trace.error = f"{response.status}: {error_message(await response.text())}"
                 else:
                     await _read_events(response, trace, begin_s)

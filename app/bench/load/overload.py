@@ -1,7 +1,8 @@
 """`legato bench overload`: objectives that a server keeps under more load than it can serve.
 
 Loads run in turn, at multiples of one rate; every request states its objectives. A server may
-refuse a request, but accepting one is a promise to keep them.
+refuse a request, but accepting one is a promise to keep them. A refusal that comes after the first
+token was due is a promise that was not kept.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def overload_figures(
     traces: Sequence[Trace], times: float, tbt_ms: float, ttft_ms: float
 ) -> Overload:
     """Figures of one load. Raises MeasurementError if no request was answered."""
-    accepted = [t for t in traces if not (t.error or "").startswith(REFUSED)]
+    accepted = [t for t in traces if not _was_refused(t, ttft_ms)]
     figures = load_figures(accepted, tbt_ms=tbt_ms, ttft_ms=ttft_ms)
     figures.check_measured()
     kept = [
@@ -82,6 +83,12 @@ def overload_figures(
         goodput_tokens_per_s=tokens / figures.span_s if figures.span_s else 0.0,
         accepted=figures,
     )
+
+
+def _was_refused(trace: Trace, ttft_ms: float) -> bool:
+    if trace.error is None or not trace.error.startswith(REFUSED):
+        return False
+    return trace.refused_s is None or trace.refused_s - trace.job.arrival_s <= ttft_ms / 1000
 
 
 def command(

@@ -33,6 +33,14 @@ def test_what_broke_was_not_kept() -> None:
     assert (found.refused_share, found.kept_share) == (0.0, 0.5)
 
 
+def test_a_refusal_that_comes_too_late_was_a_promise() -> None:
+    soon, late = (trace(1.0, error="429: overloaded") for _ in range(2))
+    soon.refused_s, late.refused_s = 2.9, 3.1
+    found = overload_figures([trace(0.0, 0.4), soon, late], 1.0, tbt_ms=100, ttft_ms=2000)
+    assert found.refused_share == pytest.approx(1 / 3)
+    assert found.kept_share == 0.5
+
+
 def test_refusing_every_request_measures_nothing() -> None:
     with pytest.raises(MeasurementError):
         overload_figures([trace(0.0, error="429: overloaded")] * 2, 1.0, 100, 2000)
