@@ -1,10 +1,11 @@
-"""Many capacity searches in parallel processes, cached by their settings.
+"""Many capacity searches in parallel processes, cached by their settings and their trace's content.
 
 An interrupted campaign can be resumed: finished searches are not repeated.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.paths import locate
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
@@ -37,7 +39,11 @@ class CapacityJob:
 
     @property
     def cache_key(self) -> str:
-        return f"{self.key}|{self.lengths}" if self.lengths else self.key
+        if not self.lengths:
+            return self.key
+        file = locate(self.lengths)
+        content = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+        return f"{self.key}|{self.lengths}|{content}"
 
     @property
     def key(self) -> str:
@@ -88,11 +94,12 @@ def run_jobs(
     cached: dict[str, dict[str, Any]] = {}
     if cache is not None and cache.exists():
         cached = json.loads(cache.read_text("utf-8"))
-    results = {job.key: cached[job.cache_key] for job in jobs if job.cache_key in cached}
+    names = {job.key: job.cache_key for job in jobs}
+    results = {key: cached[name] for key, name in names.items() if name in cached}
     missing = {job.key: job for job in jobs if job.key not in results}
 
     def done(job: CapacityJob, result: dict[str, Any]) -> None:
-        results[job.key] = cached[job.cache_key] = result
+        results[job.key] = cached[names[job.key]] = result
         if cache is not None:
             cache.parent.mkdir(parents=True, exist_ok=True)
             lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(cached.items())]

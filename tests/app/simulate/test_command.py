@@ -257,6 +257,9 @@ def test_a_trace_stands_in_the_place_of_a_dataset(tmp_path: Path) -> None:
     assert recorded["qps"] > 1.0  # a hundred tokens, where the dataset has thousands
     run_jobs([replace(job, lengths="")], tmp_path / "cache.json")
     assert len(json.loads((tmp_path / "cache.json").read_text("utf-8"))) == 2
+    file.write_text("num_prefill_tokens,num_decode_tokens\n640,80\n1280,160\n")
+    changed = run_jobs([job], tmp_path / "cache.json")[job.key]
+    assert changed["qps"] < recorded["qps"]
 
 
 def test_finished_searches_are_not_repeated(tmp_path: Path) -> None:
