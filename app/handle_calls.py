@@ -7,13 +7,18 @@ death of a front a caller can continue on another by `generate`, with the delive
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from actors.scheduling.request import Objective, SamplingParams
 from app.api.endpoints.embeddings import normalized
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
+from app.api.http.errors import from_engine
 from app.engine_client.client import (
     AdapterControl,
     EngineClient,
@@ -21,6 +26,7 @@ from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
     ModelCard,
+    TokenChunk,
 )
 from app.engine_client.iteration_feed import IterationFeed
 from app.handle_params import checked_ids, parse_params
@@ -47,21 +53,81 @@ class ServedModel(NamedTuple):
     adapters: AdapterControl | None = None  # None: it has no slots
 
 
+_UNCOUNTED: Final = ApiEvents()
+
+
+class _Call:
+    """A call as telemetry sees it."""
+
+    def __init__(self) -> None:
+        self.deliveries = Deliveries()
+        self.num_tokens = self.num_cached_tokens = 0
+        self.queued_s = 0.0
+        self.reason = "disconnect"  # if its caller leaves
+
+    def place(self, index: int, engine_id: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.deliveries.places.append((now_s, index, engine_id))
+
+    def note(self, chunk: TokenChunk) -> None:
+        if chunk.tokens or chunk.pooled:
+            now_s = asyncio.get_running_loop().time()
+            self.deliveries.tokens.append((now_s, len(chunk.tokens), 0))
+        self.num_tokens += len(chunk.tokens)
+        self.num_cached_tokens += chunk.num_cached_tokens
+        self.queued_s = max(self.queued_s, chunk.queued_s)
+        if chunk.finish_reason is not None:
+            self.reason = chunk.finish_reason.value
+
+
+@contextmanager
+def _counted(
+    events: ApiEvents, request: GenerationRequest, endpoint: str
+) -> Iterator[tuple[_Call, GenerationRequest]]:
+    """The call, and its request to be sent; telemetry is told of both ends, as by the API."""
+    call, clock = _Call(), asyncio.get_running_loop().time
+    info = RequestInfo(
+        request.request_id,
+        endpoint,
+        request.tenant,
+        request.pooling is None,
+        len(request.prompt),
+        1,
+        objective=request.objective,
+    )
+    events.on_request_start(info, clock(), call.deliveries)
+    status = 200
+    try:
+        yield call, replace(request, placed=call.place)
+    except Exception as error:  # of any type: what is counted must say that it failed
+        failure = from_engine(error)
+        status, call.reason = failure.status, failure.code or failure.kind
+        raise
+    finally:
+        num_tokens = 0 if request.pooling is not None else call.num_tokens
+        outcome = RequestOutcome(
+            status, call.reason, num_tokens, call.num_cached_tokens, call.queued_s
+        )
+        events.on_finish(info, outcome, clock())
+
+
 class HandleCalls:
     """Base of the deployments, which set `models`, by name. Each method takes the name of a `model`
     or adapter; the default is the first model.
     """
 
     models: Mapping[str, ServedModel]
+    telemetry: Mapping[str, ApiEvents] = MappingProxyType({})  # by the same names, if counted
 
-    def _served(self, model: str | None) -> tuple[EngineClient, TextProcessor]:
+    def _served(self, model: str | None) -> tuple[EngineClient, TextProcessor, ApiEvents]:
         if model is None:
             model = next(iter(self.models))
         for name, (engine, text, adapters) in self.models.items():
+            events = self.telemetry.get(name, _UNCOUNTED)
             if name == model:
-                return engine, text
+                return engine, text, events
             if adapters is not None and model in adapters.adapters:
-                return adapters.adapters[model], text
+                return adapters.adapters[model], text, events
         raise ValueError(f"model: {model!r} is not served here; {', '.join(self.models)} are")
 
     async def generate(
@@ -73,7 +139,7 @@ class HandleCalls:
         `ignore_eos`, and `output` (token ids already delivered: generation continues after them).
         Raises ValueError naming a bad parameter.
         """
-        engine, text_of = self._served(model)
+        engine, text_of, telemetry = self._served(model)
         card: ModelCard = engine.card
         ids = await text_of.encode(prompt) if isinstance(prompt, str) else prompt
         tokens = checked_ids(ids, card, "prompt")
@@ -88,17 +154,19 @@ class HandleCalls:
             output=call.output,
         )
         detokenizer = text_of.detokenizer((*tokens, *call.output))
-        async with aclosing(engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                text = detokenizer.push(chunk.tokens)
-                if chunk.finish_reason is not None:
-                    text += detokenizer.flush()
-                yield {
-                    "index": chunk.first,
-                    "tokens": chunk.tokens,
-                    "text": text,
-                    "finish_reason": chunk.finish_reason,
-                }
+        with _counted(telemetry, request, "handle.generate") as (counted, sent):
+            async with aclosing(engine.generate(sent)) as chunks:
+                async for chunk in chunks:
+                    counted.note(chunk)
+                    text = detokenizer.push(chunk.tokens)
+                    if chunk.finish_reason is not None:
+                        text += detokenizer.flush()
+                    yield {
+                        "index": chunk.first,
+                        "tokens": chunk.tokens,
+                        "text": text,
+                        "finish_reason": chunk.finish_reason,
+                    }
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, model: str | None = None, **params: Any
@@ -126,7 +194,7 @@ class HandleCalls:
     ) -> list[float]:
         """A hidden state of the model as a vector. pooling: mean or last; None: as its folder says,
         else mean."""
-        engine, text = self._served(model)
+        engine, text, telemetry = self._served(model)
         pooling = pooling or text.pooling
         if pooling is None:
             raise ValueError("pooling: this model's own is not supported: mean or last")
@@ -145,11 +213,13 @@ class HandleCalls:
             pooling=pooling,
         )
         vector: tuple[float, ...] = ()
-        async with aclosing(engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                vector = chunk.pooled or vector
-        if not vector:
-            raise EngineError("the engine gave no embedding")
+        with _counted(telemetry, request, "handle.embed") as (counted, sent):
+            async with aclosing(engine.generate(sent)) as chunks:
+                async for chunk in chunks:
+                    counted.note(chunk)
+                    vector = chunk.pooled or vector
+            if not vector:
+                raise EngineError("the engine gave no embedding")
         return list(normalized(vector) if normalize else vector)
 
     async def status(self, model: str | None = None) -> Mapping[str, Any]:

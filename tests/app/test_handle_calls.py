@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from actors.scheduling.request import FinishReason
-from app.engine_client.client import ModelCard
+from app.engine_client.client import EngineUnavailable, ModelCard
 from app.handle_calls import HandleCalls, ServedModel
+from app.telemetry.live import Telemetry
 from app.text.processor import TextProcessor
 from tests.app.api.hand_engine import HandEngine
 from tests.app.text.tiny_tokenizer import wordpiece_folder
@@ -51,6 +52,31 @@ async def test_the_text_continues_the_prompt_and_what_was_delivered(
 ) -> None:
     events = [event async for event in Calls(text).generate("the house", output=output)]
     assert "".join(event["text"] for event in events) == wanted
+
+
+async def test_a_call_is_counted_as_a_request_is(text: TextProcessor) -> None:
+    calls, telemetry = Calls(text), Telemetry("tiny")
+    calls.telemetry = {"tiny": telemetry}
+
+    def of(name: str, **labels: str) -> float | None:
+        registry = telemetry.metrics_now().registry
+        return registry.get_sample_value(f"legato_{name}", {"model_name": "tiny", **labels})
+
+    async for _ in calls.generate("the house"):
+        pass
+    assert of("request_success_total", finished_reason="stop") == 1
+    assert of("prompt_tokens_total") == 2
+    assert of("generation_tokens_total") == 4
+    assert of("time_to_first_token_seconds_count") == 1
+    left = calls.generate("the house", max_tokens=9)
+    await anext(left)
+    await left.aclose()
+    assert of("request_failure_total", status="200", reason="disconnect") == 1
+    calls.engine.fail_at, calls.engine.failure = 1, EngineUnavailable("away")
+    with pytest.raises(EngineUnavailable):
+        async for _ in calls.generate("the house"):
+            pass
+    assert of("request_failure_total", status="503", reason="engine_unavailable") == 1
 
 
 async def test_the_end_token_of_the_tokenizer_ends_the_answer(text: TextProcessor) -> None:
