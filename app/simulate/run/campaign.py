@@ -5,7 +5,6 @@ An interrupted campaign can be resumed: finished searches are not repeated.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.paths import locate
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
-from app.simulate.workload.specs import TrafficSpec
+from app.simulate.workload.specs import TrafficSpec, digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,7 @@ class CapacityJob:
     def cache_key(self) -> str:
         if not self.lengths:
             return self.key
-        file = locate(self.lengths)
-        content = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
-        return f"{self.key}|{self.lengths}|{content}"
+        return f"{self.key}|{self.lengths}|{digest_of(self.lengths)}"
 
     @property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +91,12 @@ def names_file(text: str) -> bool:
 def names_yaml(text: str) -> bool:
     """Whether the text names a YAML workload."""
     return text.endswith(_YAML)
+
+
+def digest_of(text: str) -> str:
+    """Of the file's content; "" for lengths that are in no file."""
+    file = locate(text)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
 def read_file(text: str, seed: int = 0) -> Workload:
