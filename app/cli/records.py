@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _NUM_WORST = 10
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
-
-
 Row = dict[str, Any]
 
 
@@ -50,27 +48,30 @@ def _why_none(folder: Path, kind: str) -> str:
     return f"logs are kept there, but no {happened} yet, or none long enough ago to be written"
 
 
-def _logs(folder: Path, kind: str) -> dict[Path, list[Row]]:
-    """The rows of each file. A damaged one is named and left out: the others still explain much."""
-    found: dict[Path, list[Row]] = {}
+def _logs(folder: Path, kind: str) -> Iterator[tuple[Path, list[Row]]]:
+    """The rows of each file, one file at a time: those of days do not fit into memory. A damaged
+    one is named and left out: the others still explain much."""
+    is_any = False
     for file in _files(folder, kind):
         try:
-            found[file] = read_records(file, kind)
+            rows = read_records(file, kind)
         except (OSError, pa.ArrowException):
             console.print(f"{file}: not readable, left out", markup=False)
-    if not found:
+            continue
+        is_any = True
+        yield file, rows
+    if not is_any:
         fail(f"no {kind}-*.parquet below {folder} is readable")
-    return found
 
 
-def _rows(folder: Path, kind: str) -> list[Row]:
-    return [row for rows in _logs(folder, kind).values() for row in rows]
+def _rows(folder: Path, kind: str) -> Iterator[Row]:
+    return (row for _, rows in _logs(folder, kind) for row in rows)
 
 
 def _iterations(folder: Path) -> list[Row]:
     """All iteration rows below a folder; each row's engine is named with its part of the log."""
     found = []
-    for file, rows in _logs(folder, "iterations").items():
+    for file, rows in _logs(folder, "iterations"):
         part = file.parent.relative_to(folder).as_posix().removeprefix(".")
         found += [{**row, "engine": f"{part} {row['engine']}".strip()} for row in rows]
     return found
@@ -227,19 +228,17 @@ def _steps(rows: list[Row]) -> dict[str, Steps]:
 
 def explain(folder: Folder) -> None:
     """Print why objectives were missed: how often, by cause, and the worst ten gaps of each."""
-    requests = _rows(folder, "requests")
-    # By the replica's folder too, since each numbers its steps.
-    steps: dict[tuple[Path, str, int], list[Row]] = {}
-    for file, rows in _logs(folder, "iterations").items():
-        for row in rows:
-            steps.setdefault((file.parent, row["engine"], row["step"]), []).append(row)
-    gaps: list[tuple[Row, Row | None]] = []  # each with the step of its cause
+    promised = [row for row in _rows(folder, "requests") if row["kept_objectives"] is not None]
+    missed: list[tuple[_Number, Row]] = []
     if next(folder.rglob("gaps-*.parquet"), None) is not None:
-        for file, rows in _logs(folder, "gaps").items():
-            for gap in rows:
-                of_number = steps.get((file.parent, gap["engine"], gap["step"]), ())
-                gaps.append((gap, _step_of(gap, of_number)))
-    promised = [row for row in requests if row["kept_objectives"] is not None]
+        missed = [(_number(file, gap), gap) for file, rows in _logs(folder, "gaps") for gap in rows]
+    steps: dict[_Number, list[Row]] = {number: [] for number, _ in missed}
+    for file, rows in _logs(folder, "iterations"):
+        for row in rows:
+            if (number := _number(file, row)) in steps:
+                steps[number].append(row)
+    # Each with the step of its cause
+    gaps = [(gap, _step_of(gap, steps[number])) for number, gap in missed]
     kept = sum(row["kept_objectives"] for row in promised)
     output.print(f"{kept} of {len(promised)} requests with an objective kept it")
     for objective_s in sorted({gap["objective_s"] for gap, _ in gaps}):
@@ -248,6 +247,13 @@ def explain(folder: Folder) -> None:
         )
     for objective_s in sorted({row["ttft_objective_s"] for row in promised} - {None}):
         _print_late(objective_s, [r for r in promised if r["ttft_objective_s"] == objective_s])
+
+
+_Number = tuple[Path, str, int]  # a step's, by the replica's folder too: each numbers its own
+
+
+def _number(file: Path, row: Row) -> _Number:
+    return file.parent, row["engine"], row["step"]
 
 
 def _step_of(gap: Row, of_number: Iterable[Row]) -> Row | None:
