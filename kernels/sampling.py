@@ -76,8 +76,8 @@ class Adjustment:
 
 
 def or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
-    """The tokens; -1 where a token's logit is not finite. An overflow before the head makes every
-    logit of its row infinite or none."""
+    """The tokens; -1 where a token's logit is not finite. Samplers draw such a token in every row
+    that has a NaN, or whose highest logit is not finite."""
     at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
     is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
     return drawn_S.masked_fill(~is_finite_S, -1)

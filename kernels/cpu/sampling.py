@@ -53,8 +53,8 @@ def _function(name: str) -> Any:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row of adjusted float32 logits, which are left as they are; -1 where its
-    logit is not finite."""
+    """One token id per row of adjusted float32 logits, which are left as they are; -1 where one is
+    NaN or the highest is not finite."""
     _check_logits(logits_SV)
     num_rows, vocabulary = logits_SV.shape
     columns = _columns(

@@ -80,14 +80,16 @@ def unpack_mask(mask_W: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row of adjusted float32 logits, which are left as they are; -1 where its
-    logit is not finite."""
-    tokens_S = logits_SV.argmax(dim=-1)
+    """One token id per row of adjusted float32 logits, which are left as they are; -1 where one is
+    NaN or the highest is not finite."""
+    highest_S = logits_SV.argmax(dim=-1)  # NaN counts as the highest
+    tokens_S = highest_S.clone()
     warm = np.flatnonzero(rows.temperature_S > 0)
     if warm.size:
         at = torch.from_numpy(warm).to(logits_SV.device)
         tokens_S[at] = _draw(logits_SV[at], rows, warm)
-    drawn_S: NDArray[np.int64] = or_minus_one(tokens_S, logits_SV).cpu().numpy()
+    tokens_S.masked_fill_(or_minus_one(highest_S, logits_SV) < 0, -1)
+    drawn_S: NDArray[np.int64] = tokens_S.cpu().numpy()
     return drawn_S
 
 

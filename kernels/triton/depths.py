@@ -102,6 +102,8 @@ def _bin_kernel(
     row = tl.program_id(1).to(tl.int64)
     id_V = chunk * SIZE + tl.arange(0, SIZE)
     raw_V = tl.load(logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf"))
+    # A maximum forgets NaN; infinity is no number that is drawn either.
+    raw_V = tl.where(raw_V == raw_V, raw_V, float("inf"))
     best = tl.max(raw_V, 0)
     first = tl.min(tl.where((raw_V == best) & (id_V < V), id_V, V), 0)
     out_ptr = highest_ptr + (row * COUNT + chunk) * 4

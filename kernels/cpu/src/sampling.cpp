@@ -56,8 +56,8 @@ LEGATO_API double legato_gumbel_noise(int64_t seed, int64_t position, int64_t to
   return legato::gumbel_noise(legato::row_key(seed, position), static_cast<uint32_t>(token));
 }
 
-// logits: num_rows rows of `vocabulary` floats, `stride` apart. Everything else is by row. A token
-// whose logit is not finite becomes -1.
+// logits: num_rows rows of `vocabulary` floats, `stride` apart. Everything else is by row. A row
+// with a NaN, or whose highest logit is not finite, draws -1.
 LEGATO_API void legato_sample(const float* logits, int64_t num_rows, int64_t vocabulary,
                               int64_t stride, const float* temperatures, const int32_t* top_ks,
                               const float* top_ps, const float* min_ps, const int64_t* seeds,
@@ -70,8 +70,8 @@ LEGATO_API void legato_sample(const float* logits, int64_t num_rows, int64_t voc
     const legato::DrawArgs args = {logits + i * stride, vocabulary, temperatures[i],
                                    top_ks[i],           top_ps[i],  min_ps[i],
                                    legato::row_key(seeds[i], positions[i]), 0};
-    const int64_t token = draw(args, weights, weights + padded).token;
-    tokens[i] = std::isfinite(args.logits[token]) ? token : -1;
+    const legato::Drawn drawn = draw(args, weights, weights + padded);
+    tokens[i] = std::isfinite(drawn.score) ? drawn.token : -1;
   });
 }
 

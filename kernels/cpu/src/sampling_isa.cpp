@@ -16,14 +16,33 @@ Vec load_or(const float* p, int64_t left, float otherwise) {
   return Vec::load(lanes);
 }
 
+// Bit i: whether lane i of a or of b is NaN.
+uint32_t nan_lanes(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q);
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q));
+#endif
+}
+
+// NaN if one is: a maximum alone would forget it.
 float highest(const float* logits, int64_t n) {
   Vec most[4];
   for (Vec& m : most) m = Vec::set(-kInfinity);
+  uint32_t nan = 0;
   int64_t i = 0;
   for (; i + 4 * Vec::kLanes <= n; i += 4 * Vec::kLanes) {
-    for (int k = 0; k < 4; ++k) most[k] = max(most[k], Vec::load(logits + i + k * Vec::kLanes));
+    Vec x[4];
+    for (int k = 0; k < 4; ++k) x[k] = Vec::load(logits + i + k * Vec::kLanes);
+    for (int k = 0; k < 4; ++k) most[k] = max(most[k], x[k]);
+    nan |= nan_lanes(x[0], x[1]) | nan_lanes(x[2], x[3]);
   }
-  for (; i < n; i += Vec::kLanes) most[0] = max(most[0], load_or(logits + i, n - i, -kInfinity));
+  for (; i < n; i += Vec::kLanes) {
+    const Vec x = load_or(logits + i, n - i, -kInfinity);
+    most[0] = max(most[0], x);
+    nan |= nan_lanes(x, x);
+  }
+  if (nan != 0) return __builtin_nanf("");
   return max(max(most[0], most[1]), max(most[2], most[3])).max();
 }
 
@@ -45,7 +64,7 @@ int64_t first_equal(const float* logits, int64_t n, float value) {
   for (; i < n; ++i) {
     if (logits[i] == value) return i;
   }
-  return 0;  // a row of NaN
+  return 0;  // a row with NaN
 }
 
 // out = exp((logit - most) * inverse_temperature), padded with zeros to whole blocks; their sum.
@@ -83,8 +102,8 @@ Drawn draw_token(const DrawArgs& args, float* weights, float* candidates) {
   const int64_t n = args.vocabulary;
   const float most = highest(args.logits, n);
   const int64_t best = first_equal(args.logits, n, most);
-  if (!(args.temperature > 0.0f) || most == kInfinity || most == -kInfinity) {
-    return {args.first_id + best, args.logits[best]};
+  if (!(args.temperature > 0.0f) || !(__builtin_fabsf(most) < kInfinity)) {
+    return {args.first_id + best, most};
   }
   const float sharpest = 3.0e38f;
   const float reciprocal = 1.0f / args.temperature;

@@ -33,7 +33,7 @@ struct DrawArgs {
 
 struct Drawn {
   int64_t token;
-  double score;  // perturbed logit; at temperature 0 the logit
+  double score;  // perturbed logit; the highest one at temperature 0 and where it is not finite
 };
 
 // Scratch of one row, floats: weights, then candidates of the search, each padded.

@@ -72,16 +72,26 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> Non
     assert drawn.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_draws_nothing(temperature: float) -> None:
-    logits = torch.arange(400.0).reshape(4, 100).sin()
+def test_a_row_that_is_not_finite_draws_nothing(temperature: float, cut: dict[str, float]) -> None:
+    """Also where one logit is NaN or infinite, wherever it stands."""
+    vocabulary = 401
+    places = [0, 5, 63, 64, 200, 399, 400]
+    logits = torch.arange(float(2 * len(places) + 4)).sin()[:, None].repeat(1, vocabulary)
+    logits += torch.arange(float(vocabulary)).cos() * 3
     for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         logits[row] = value
-    rows = uniform_rows(4, temperature=temperature)
+    for row, at in enumerate(places, 3):
+        logits[row, at], logits[row + len(places), at] = torch.nan, torch.inf
+    rows = uniform_rows(len(logits), temperature=temperature, **cut)
     for sample in (fast.sample, reference.sample):
         drawn = sample(logits, rows).tolist()
-        assert drawn[:3] == [-1, -1, -1]
-        assert 0 <= drawn[3] < 100
+        assert drawn[:-1] == [-1] * (len(logits) - 1)
+        assert 0 <= drawn[-1] < vocabulary
+    for gumbel_argmax in (fast.gumbel_argmax, reference.gumbel_argmax):
+        scores_S, _ = gumbel_argmax(logits, rows)
+        assert np.isfinite(scores_S).tolist() == [False] * (len(logits) - 1) + [True]
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 7, 40])
@@ -128,7 +138,7 @@ def test_rows_without_a_choice() -> None:
         drawn = fast.sample(logits, uniform_rows(5, temperature=temperature))
         assert drawn[0] == -1
         assert drawn[1] == -1
-        assert -1 <= drawn[2] < 100
+        assert drawn[2] == -1
         assert drawn[3] == 99
         assert drawn[4] == 50 or temperature > 0
         assert temperature != 1e-30 or drawn[4] >= 50

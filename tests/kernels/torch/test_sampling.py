@@ -143,6 +143,14 @@ def test_masked_logits_are_never_drawn() -> None:
     assert {1, 2, 5, 6, 7, 8} <= set(drawn.tolist())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 0.0}], ids=str)
+def test_a_row_with_one_that_is_not_finite_draws_nothing(cut: dict[str, Any], value: float) -> None:
+    logits = LOGITS.repeat(len(LOGITS), 1)
+    logits.fill_diagonal_(value)
+    assert set(sample(logits, rows(len(logits), **cut)).tolist()) == {-1}
+
+
 def adjusted(**options: Any) -> list[float]:
     logits = LOGITS.clone()[None].repeat(2, 1)
     prompt, output = np.array([0, 1, 1], np.int32), np.array([3, 3, 8], np.int32)

@@ -58,6 +58,22 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, ties: bool) -> No
     assert drawn[7] == -1
 
 
+@pytest.mark.parametrize("cut", [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.5)])
+def test_a_row_with_one_that_is_not_finite_draws_nothing(cut: tuple[float, int, float]) -> None:
+    places, vocabulary = (0, 2047, 2999), 3000
+    logits = torch.arange(float(vocabulary)).cos().mul(3).repeat(2 * len(places) + 1, 1)
+    for row, at in enumerate(places):
+        logits[row, at], logits[row + len(places), at] = torch.nan, torch.inf
+    rows = rows_of(np.random.default_rng(2), len(logits), vocabulary)
+    rows.temperature_S[:], rows.top_k_S[:], rows.top_p_S[:] = cut
+    drawn = triton_sampling.sample(logits.to(DEVICE), rows)
+    assert drawn[:-1].tolist() == [-1] * (len(logits) - 1)
+    assert drawn.tolist() == reference.sample(logits, rows).tolist()
+    rows.top_k_S[:], rows.top_p_S[:], rows.min_p_S[:] = 0, 1, 0
+    scores_S, _ = triton_sampling.gumbel_argmax(logits.to(DEVICE), rows)
+    assert np.isfinite(scores_S).tolist() == [False] * (len(logits) - 1) + [True]
+
+
 def test_parts_of_a_vocabulary_race_with_the_scores_of_the_torch_sampler() -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(0, 3, (20, 3000)).astype(np.float32))
