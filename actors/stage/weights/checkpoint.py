@@ -27,7 +27,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 class Checkpoint:
     """The tensors of one folder by name. Close it to unmap the shards.
 
-    optional_prefix: precedes every name but the head's; some checkpoints omit it.
+    optional_prefix: precedes every name but those of the head; some checkpoints omit it.
     prefixes: of stored names, and what they are here; tensors with one of None are left out.
     single: file name of an unsharded checkpoint. device: of the tensors read; they are checked and
     converted there.
@@ -38,6 +38,7 @@ class Checkpoint:
         folder: Path,
         dtype: torch.dtype,
         optional_prefix: str = "",
+        head: str = "lm_head",
         single: str = "model.safetensors",
         device: torch.device = CPU,
         prefixes: tuple[tuple[str, str | None], ...] = (),
@@ -65,7 +66,7 @@ class Checkpoint:
         named = {stored: _named(stored, prefixes) for stored in self._shard_of}
         omitted = not any(name and name.startswith(optional_prefix) for name in named.values())
         for stored, name in named.items():
-            if name is not None and omitted and not name.startswith("lm_head."):
+            if name is not None and omitted and not name.startswith(head + "."):
                 name = optional_prefix + name
             if name in self._stored:
                 raise ModelError(

@@ -60,6 +60,7 @@ def open_folder(
         folder,
         dtype,
         config.names.optional_prefix,
+        config.names.head,
         device=device if is_plain else CPU,
         prefixes=config.names.stored_prefixes,
     )

@@ -138,6 +138,12 @@ def test_internlm2(tmp_path: Path) -> None:
     )
 
 
+def test_internlm2_without_the_prefix_of_the_model(tmp_path: Path) -> None:
+    """The head, which has no prefix in any checkpoint, is not "lm_head"."""
+    found = renamed(write_internlm2(tmp_path / "stored"), tmp_path / "model", {"model.": ""})
+    assert MiniPlanner(make_chain(found)).run(make_prompts(), GREEDY) == expected("llama")
+
+
 def renamed(folder: Path, target: Path, names: dict[str, str]) -> Path:
     """A copy of a model folder, prefixes of its tensors replaced."""
     shutil.copytree(folder, target)
