@@ -55,7 +55,8 @@ class LayerWeights:
     """One decoder layer, packed. Norms that a model lacks are None.
 
     input_norm and post_norm come before attention and before the MLP; attention_out_norm and
-    mlp_out_norm norm their results. cos_sin_PD: the layer's rotation, where layers differ.
+    mlp_out_norm norm their results. All RMS norms may be float32 in a model of half precision (then
+    rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
     query_scales_P: float32, of queries by position, after the rotation.
     """
 

@@ -24,7 +24,7 @@ from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, file_bytes
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
-from kernels.cpu.library import FLOAT_CODES
+from kernels.cpu.library import FLOAT_CODES, check, check_norm
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.moe import moe
 from kernels.cpu.stack import BatchView, CpuStack, view_batch
@@ -41,10 +41,10 @@ def _function(name: str) -> Any:
     pointer, int64 = library.Pointer, ctypes.c_int64
     geometry = (ctypes.POINTER(BatchView), ctypes.POINTER(ShapeView))
     signatures: dict[str, tuple[Any, ...]] = {
-        "norm": (*[pointer] * 4, int64, int64, ctypes.c_float, ctypes.c_int32),
+        "norm": (*[pointer] * 4, int64, int64, ctypes.c_float, *[ctypes.c_int32] * 2),
         "layer_norm": (*[pointer] * 4, int64, int64, ctypes.c_float, ctypes.c_int32),
         "activate": (pointer, pointer, int64, int64, *[ctypes.c_int32] * 3),
-        "rope_and_cache": (*geometry, *[pointer] * 6, ctypes.c_float),
+        "rope_and_cache": (*geometry, *[pointer] * 6, ctypes.c_int32, ctypes.c_float),
         "attention": (*geometry, *[pointer] * 3),
     }
     return library.function(f"legato_{name}", None, *signatures[name])
@@ -92,8 +92,7 @@ class CpuBackend(TorchBackend):
         return pack_quantized(weight, bias_O, dtype)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        _check("x_TH", x_TH, 2)
-        _check("weight_H", weight_H, 1, x_TH.dtype, x_TH.shape[1:])
+        check("x_TH", x_TH, 2)
         y_TH = torch.empty_like(x_TH)
         self._norm(x_TH, None, weight_H, y_TH, eps)
         return y_TH
@@ -101,9 +100,8 @@ class CpuBackend(TorchBackend):
     def add_rms_norm(
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        _check("x_TH", x_TH, 2)
-        _check("residual_TH", residual_TH, 2, x_TH.dtype, x_TH.shape)
-        _check("weight_H", weight_H, 1, x_TH.dtype, x_TH.shape[1:])
+        check("x_TH", x_TH, 2)
+        check("residual_TH", residual_TH, 2, x_TH.dtype, x_TH.shape)
         y_TH = torch.empty_like(x_TH)
         self._norm(x_TH, residual_TH.data_ptr(), weight_H, y_TH, eps)
         return y_TH
@@ -116,6 +114,7 @@ class CpuBackend(TorchBackend):
         y_TH: torch.Tensor,
         eps: float,
     ) -> None:
+        is_wide = check_norm("weight_H", weight_H, x_TH.dtype, x_TH.shape[1])
         _function("norm")(
             x_TH.data_ptr(),
             residual,
@@ -124,15 +123,16 @@ class CpuBackend(TorchBackend):
             *x_TH.shape,
             eps,
             FLOAT_CODES[x_TH.dtype],
+            is_wide,
         )
 
     def layer_norm(
         self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        _check("x_TH", x_TH, 2)
+        check("x_TH", x_TH, 2)
         for name, vector_H in (("weight_H", weight_H), ("bias_H", bias_H)):
             if vector_H is not None:
-                _check(name, vector_H, 1, x_TH.dtype, x_TH.shape[1:])
+                check(name, vector_H, 1, x_TH.dtype, x_TH.shape[1:])
         y_TH = torch.empty_like(x_TH)
         _function("layer_norm")(
             x_TH.data_ptr(),
@@ -149,7 +149,7 @@ class CpuBackend(TorchBackend):
         return self.activate(gate_up_T2I, "silu", gated=True)
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
-        _check("x_TX", x_TX, 2)
+        check("x_TX", x_TX, 2)
         num_tokens, width = x_TX.shape
         if gated and width % 2:
             raise ValueError(f"x_TX has an odd width, {width}, and cannot be gate and up")
@@ -218,11 +218,15 @@ class CpuBackend(TorchBackend):
         cache.prefault.step_goes_on(batch.slot_mapping_T, cache.block_size)
         num_tokens, dim = batch_view.num_tokens, shape.head_dim
         width = (shape.num_heads + 2 * shape.num_kv_heads) * dim
-        _check("qkv_TX", qkv_TX, 2, shape=(num_tokens, width))
-        _check("cos_sin_PD", cos_sin_PD, 2, torch.float32, (cos_sin_PD.shape[0], dim))
-        for name, norm_D in (("q_norm_D", q_norm_D), ("k_norm_D", k_norm_D)):
-            if norm_D is not None:
-                _check(name, norm_D, 1, qkv_TX.dtype, (dim,))
+        check("qkv_TX", qkv_TX, 2, shape=(num_tokens, width))
+        check("cos_sin_PD", cos_sin_PD, 2, torch.float32, (cos_sin_PD.shape[0], dim))
+        are_wide = {
+            check_norm(name, norm_D, qkv_TX.dtype, dim)
+            for name, norm_D in (("q_norm_D", q_norm_D), ("k_norm_D", k_norm_D))
+            if norm_D is not None
+        }
+        if len(are_wide) > 1:
+            raise ValueError("q_norm_D and k_norm_D are of two types")
         if batch.max_kv_length > cos_sin_PD.shape[0]:
             raise ValueError(
                 f"position {batch.max_kv_length - 1} lies past the {len(cos_sin_PD)} of cos_sin_PD"
@@ -237,6 +241,7 @@ class CpuBackend(TorchBackend):
             cache.data.data_ptr(),
             library.pointer(q_norm_D),
             library.pointer(k_norm_D),
+            True in are_wide,
             eps,
         )
         return q_TND
@@ -247,7 +252,7 @@ class CpuBackend(TorchBackend):
         cache = as_cpu_layer(layer)
         batch_view = view_batch(batch, cache.block_size)
         num_tokens, width = batch_view.num_tokens, shape.num_heads * shape.head_dim
-        _check("q_TND", q_TND, 3, shape=(num_tokens, shape.num_heads, shape.head_dim))
+        check("q_TND", q_TND, 3, shape=(num_tokens, shape.num_heads, shape.head_dim))
         out_TX = torch.empty((num_tokens, width), dtype=q_TND.dtype)
         _function("attention")(
             batch_view,
@@ -297,19 +302,3 @@ class CpuBackend(TorchBackend):
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
     ) -> ChosenLogprobs:
         return sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
-
-
-def _check(
-    name: str,
-    tensor: torch.Tensor,
-    dims: int,
-    dtype: torch.dtype | None = None,
-    shape: Sequence[int] | None = None,
-) -> None:
-    """Raises ValueError for what the kernels would misread."""
-    if tensor.dim() != dims or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"{name} must be a contiguous {dims}-dimensional tensor on the CPU")
-    if tensor.dtype != dtype if dtype is not None else tensor.dtype not in FLOAT_CODES:
-        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype or 'a floating dtype'}")
-    if shape is not None and tensor.shape != tuple(shape):
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")

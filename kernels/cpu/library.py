@@ -12,6 +12,7 @@ import enum
 import functools
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,27 @@ def multiply_in_registers(count_per_task: int, num_tasks: int) -> int:
         "legato_multiply_in_registers", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
     )
     return int(multiply(count_per_task, num_tasks))
+
+
+def check(
+    name: str,
+    tensor: torch.Tensor,
+    dims: int,
+    dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
+) -> None:
+    """Raises ValueError for what the kernels would misread."""
+    if tensor.dim() != dims or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a contiguous {dims}-dimensional tensor on the CPU")
+    if tensor.dtype != dtype if dtype is not None else tensor.dtype not in FLOAT_CODES:
+        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype or 'a floating dtype'}")
+    if shape is not None and tensor.shape != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+
+
+def check_norm(name: str, weight_H: torch.Tensor, dtype: torch.dtype, width: int) -> bool:
+    """Whether a norm's weights are wider than what it norms, of this type. Raises ValueError for
+    what the kernels would misread."""
+    is_wide = weight_H.dtype == torch.float32 != dtype
+    check(name, weight_H, 1, torch.float32 if is_wide else dtype, (width,))
+    return is_wide

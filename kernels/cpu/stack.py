@@ -99,6 +99,7 @@ class _StackView(ctypes.Structure):
         ("gated", ctypes.c_bool),
         ("parallel", ctypes.c_bool),
         ("whole_qk_norm", ctypes.c_bool),
+        ("wide_norms", ctypes.c_bool),
         ("all_reduce", ctypes.c_void_p),
     )
 
@@ -131,8 +132,13 @@ class CpuStack:
         ]
         self._dtype = linears[0][0].dtype
         self._hidden = linears[0][0].in_features
-        for w, four in zip(layers, linears, strict=True):
-            _check_layer(w, four, shape, form, self._dtype, self._hidden)
+        wide = [
+            is_wide
+            for w, four in zip(layers, linears, strict=True)
+            for is_wide in _check_layer(w, four, shape, form, self._dtype, self._hidden)
+        ]
+        if any(wide) and (not all(wide) or form.norm == "layer"):
+            raise ValueError(f"norms of float32 and of {self._dtype}, or layer norms of float32")
         adapters = [
             _adapters(w.adapters, four, self._dtype)
             for w, four in zip(layers, linears, strict=True)
@@ -182,7 +188,7 @@ class CpuStack:
         self._view = _StackView(
             ctypes.addressof(self._layers), views[0], len(layers), form.eps,
             ACTIVATIONS.index(form.activation), form.norm == "layer", form.gated, form.parallel,
-            form.whole_qk_norm,
+            form.whole_qk_norm, any(wide),
             all_reduce.handle if isinstance(all_reduce, SharedMemoryAllReduce) else None,
         )  # fmt: skip
         self._run = library.function(
@@ -270,7 +276,8 @@ def _check_layer(
     form: LayerForm,
     dtype: torch.dtype,
     hidden: int,
-) -> None:
+) -> list[bool]:
+    """Which of the layer's norms are wider than dtype."""
     qkv, out, gate_up, down = linears
     attended = shape.num_heads * shape.head_dim
     qkv_width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -290,6 +297,7 @@ def _check_layer(
         if linear.dtype != dtype:
             raise ValueError(f"{name} computes in {linear.dtype}, not {dtype}")
     q_heads, k_heads = (shape.num_heads, shape.num_kv_heads) if form.whole_qk_norm else (1, 1)
+    wide: list[bool] = []  # of each norm
     norms = (
         ("input_norm_H", weights.input_norm_H, hidden),
         ("input_norm_bias_H", weights.input_norm_bias_H, hidden),
@@ -301,7 +309,6 @@ def _check_layer(
         ("k_norm_D", weights.k_norm_D, k_heads * shape.head_dim),
     )
     for name, norm, width in norms:
-        if norm is None:
-            continue
-        if norm.shape != (width,) or norm.dtype != dtype or not norm.is_contiguous():
-            raise ValueError(f"{name} must be {width} contiguous values of {dtype}")
+        if norm is not None:
+            wide.append(library.check_norm(name, norm, dtype, width))
+    return wide

@@ -117,6 +117,8 @@ class TorchBackend:
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         wide_TH = x_TH.float()
         scale_T1 = torch.rsqrt(wide_TH.square().mean(-1, keepdim=True) + eps)
+        if weight_H.dtype != x_TH.dtype:
+            return (weight_H * (wide_TH * scale_T1)).to(x_TH.dtype)
         return weight_H * (wide_TH * scale_T1).to(x_TH.dtype)
 
     def add_rms_norm(

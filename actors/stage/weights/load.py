@@ -264,7 +264,7 @@ class Loader:
 
     def _offset(self, weight: torch.Tensor) -> torch.Tensor:
         offset = self.config.norm_offset
-        return (weight.float() + offset).to(weight.dtype) if offset else weight
+        return weight.float() + offset if offset else weight  # 1 + w has no room in half precision
 
     def _positions(self, max_model_len: int) -> torch.Tensor | None:
         config, name = self.config, self.config.names.positions

@@ -208,14 +208,17 @@ def check_elementwise(
 ) -> Iterator[CheckResult]:
     """Check norm, norm with residual, and SiLU-multiply."""
     x, residual = (torch.randn(tokens, width, device=device).to(dtype) for _ in range(2))
-    weight = torch.randn(width, device=device).to(dtype)
+    wide_weight = torch.randn(width, device=device)
+    weight = wide_weight.to(dtype)
     with poisoned_outputs():
         normed = backend.rms_norm(x, weight, 1e-5)
+        wide_normed = backend.rms_norm(x, wide_weight, 1e-5)
         total = residual.clone()
         fused = backend.add_rms_norm(x, total, weight, 1e-5)
         gated = backend.silu_mul(torch.cat((x, residual), 1))
     pairs = {
         "rms_norm": (normed, reference.rms_norm(x, weight, 1e-5)),
+        "rms_norm of float32": (wide_normed, reference.rms_norm(x, wide_weight, 1e-5)),
         "add_rms_norm, residual": (total, x.double() + residual.double()),
         "add_rms_norm, norm": (fused, reference.rms_norm(total, weight, 1e-5)),
         "silu_mul": (gated, reference.silu_mul(torch.cat((x, residual), 1))),

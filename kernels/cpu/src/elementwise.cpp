@@ -66,8 +66,10 @@ void rope_and_cache(const RopeArgs& args) {
 }  // namespace legato
 
 LEGATO_API void legato_norm(const void* x, void* residual, const void* weight, void* y,
-                            int64_t num_rows, int64_t width, float eps, int32_t dtype) {
-  legato::norm({x, residual, weight, y, width, eps, static_cast<legato::Dtype>(dtype)}, num_rows);
+                            int64_t num_rows, int64_t width, float eps, int32_t dtype,
+                            int32_t wide) {
+  const auto type = static_cast<legato::Dtype>(dtype);
+  legato::norm({x, residual, weight, y, width, eps, type, nullptr, false, wide != 0}, num_rows);
 }
 
 LEGATO_API void legato_layer_norm(const void* x, const void* weight, const void* bias, void* y,
@@ -86,6 +88,8 @@ LEGATO_API void legato_activate(const void* x, void* y, int64_t num_rows, int64_
 LEGATO_API void legato_rope_and_cache(const legato::BatchView* batch,
                                       const legato::ShapeView* shape, const void* qkv,
                                       const float* cos_sin, void* query, void* cache,
-                                      const void* q_norm, const void* k_norm, float eps) {
-  legato::rope_and_cache({qkv, cos_sin, query, cache, q_norm, k_norm, eps, batch, *shape});
+                                      const void* q_norm, const void* k_norm, int32_t wide_norms,
+                                      float eps) {
+  legato::rope_and_cache(
+      {qkv, cos_sin, query, cache, q_norm, k_norm, wide_norms != 0, eps, batch, *shape});
 }

@@ -21,7 +21,10 @@ void norm_in(const NormArgs& args, int64_t begin, int64_t end) {
     if (args.weight == nullptr) continue;
     const T* weight = static_cast<const T*>(args.weight);
     T* y = static_cast<T*>(args.y) + row * stride;
-    if (args.centered) {
+    if (args.wide) {
+      scale_row(x, static_cast<const float*>(args.weight), y, width,
+                inverse_rms(x, width, args.eps));
+    } else if (args.centered) {
       center_row(x, weight, static_cast<const T*>(args.bias), y, width, args.eps);
     } else {
       scale_row(x, weight, y, width, inverse_rms(x, width, args.eps));

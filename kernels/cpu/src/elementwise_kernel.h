@@ -13,7 +13,8 @@
 namespace legato {
 
 // y = weight * round(x / rms(x)); with `residual`, first residual += x, and its norm is taken.
-// centered: y = round(weight * (x - mean) / deviation + bias) instead.
+// centered: y = round(weight * (x - mean) / deviation + bias) instead. wide: weights are float, as
+// those of Gemma, where y is rounded once.
 struct NormArgs {
   const void* x;
   void* residual;      // or null
@@ -24,6 +25,7 @@ struct NormArgs {
   Dtype dtype;
   const void* bias = nullptr;
   bool centered = false;
+  bool wide = false;
   int64_t stride = 0;  // of the rows of x and y, where it is not the width; then without residual
 };
 
@@ -59,6 +61,7 @@ struct RopeArgs {
   void* cache;
   const void* q_norm;  // (D), or null
   const void* k_norm;
+  bool wide_norms;  // as in NormArgs
   float eps;
   const BatchView* batch;
   ShapeView shape;

@@ -29,7 +29,12 @@ void norm_and_rotate(const T* x, const void* norm, const RopeArgs& args, const f
   const int dim = args.shape.head_dim;
   T normed[kMaxHeadDim];
   if (norm != nullptr) {
-    scale_row(x, static_cast<const T*>(norm), normed, dim, inverse_rms(x, dim, args.eps));
+    const float scale = inverse_rms(x, dim, args.eps);
+    if (args.wide_norms) {
+      scale_row(x, static_cast<const float*>(norm), normed, dim, scale);
+    } else {
+      scale_row(x, static_cast<const T*>(norm), normed, dim, scale);
+    }
     x = normed;
   }
   rotate(x, cos_sin, y, dim);

@@ -110,12 +110,13 @@ inline void center_row(const T* x, const T* weight, const T* bias, T* y, int64_t
   });
 }
 
-// y = weight * round(x * scale)
-template <class T>
-inline void scale_row(const T* x, const T* weight, T* y, int64_t width, float scale) {
+// y = weight * round(x * scale); with weights wider than x, y = round(weight * x * scale)
+template <class T, class W>
+inline void scale_row(const T* x, const W* weight, T* y, int64_t width, float scale) {
   const Vec factor = Vec::set(scale);
   for_lanes(width, [&](int64_t i, int n) {
-    const Vec normed = rounded<T>(load_lanes(x + i, n) * factor);
+    Vec normed = load_lanes(x + i, n) * factor;
+    if constexpr (sizeof(W) == sizeof(T)) normed = rounded<T>(normed);
     store_lanes(load_lanes(weight + i, n) * normed, y + i, n);
   });
 }

@@ -47,6 +47,7 @@ struct Stack {
   bool gated;
   bool parallel;
   bool whole_qk_norm;
+  bool wide_norms;  // as in NormArgs
   AllReduce* all_reduce;  // or null: not tensor-parallel
 };
 
@@ -149,7 +150,7 @@ class Run {
   const void* sum_normed(const void* added, const void* weight, const void* bias, void* y) {
     if (added == nullptr && weight == nullptr) return residual_;
     norm({added == nullptr ? residual_ : added, added == nullptr ? nullptr : residual_, weight, y,
-          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centered},
+          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centered, stack_.wide_norms},
          size_.tokens);
     return weight == nullptr ? residual_ : y;
   }
@@ -168,7 +169,7 @@ class Run {
     sum_ranks();
     if (weight != nullptr) {
       norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
-            stack_.centered},
+            stack_.centered, stack_.wide_norms},
            T);
     }
     return out_;
@@ -199,14 +200,15 @@ class Run {
       norm_part(k, layer.k_norm, kv);
     }
     rope_and_cache({qkv_, layer.cos_sin, query_, layer.cache, whole ? nullptr : layer.q_norm,
-                    whole ? nullptr : layer.k_norm, stack_.eps, &batch_, shape});
+                    whole ? nullptr : layer.k_norm, stack_.wide_norms, stack_.eps, &batch_, shape});
     const auto plan =
         plans_.try_emplace(layer.sliding_window, batch_, shape, Pool::get().size()).first;
     plan->second.run({query_, layer.cache, attended_, &batch_, shape});
   }
 
   void norm_part(void* x, const void* weight, int64_t width) {
-    norm({x, nullptr, weight, x, width, stack_.eps, stack_.shape.dtype, nullptr, false, size_.qkv},
+    norm({x, nullptr, weight, x, width, stack_.eps, stack_.shape.dtype, nullptr, false,
+          stack_.wide_norms, size_.qkv},
          size_.tokens);
   }
 

@@ -81,6 +81,31 @@ def test_add_rms_norm(size: tuple[int, int], dtype: torch.dtype) -> None:
     assert torch.equal(got, BACKEND.rms_norm(residual, weight, 1e-6))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_norm_with_weights_in_float32_rounds_once(dtype: torch.dtype) -> None:
+    """As Gemma's in Hugging Face, alone and with the rotation; the torch form does the same."""
+    x, weight = (torch.randn(7, 66) * 3).to(dtype), 1 + 0.1 * torch.randn(66)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    for backend in (BACKEND, TorchBackend()):
+        got = backend.rms_norm(x, weight, 1e-5)
+        assert got.dtype == dtype
+        assert ((got.double() - exact).abs() <= 0.51 * STEP[dtype] * exact.abs() + 1e-6).all()
+        residual = torch.zeros_like(x)
+        assert torch.equal(backend.add_rms_norm(x, residual, weight, 1e-5), got)
+    shape, dim = AttentionShape(2, 1, 16, scale=1.0), 16
+    tables, num_blocks = make_tables([5], 16)
+    batch = make_batch([(0, 5)], tables, 16)
+    qkv, head_weight = torch.randn(5, 4 * dim).to(dtype), 1 + 0.1 * torch.randn(dim)
+    (layer,) = BACKEND.allocate_kv(1, num_blocks, 16, shape, dtype, torch.device("cpu"))
+    table = rotation(16, dim)
+    q = BACKEND.rope_and_cache(qkv, table, batch, layer, shape, head_weight, head_weight, eps=1e-5)
+    normed = BACKEND.rms_norm(qkv.view(-1, dim), head_weight, 1e-5).view(5, 4, dim)[:, :2]
+    assert torch.equal(q, hugging_face_rotation(normed, table[batch.positions_T.long()]))
+    half = head_weight.to(dtype)
+    with pytest.raises(ValueError, match="two types"):
+        BACKEND.rope_and_cache(qkv, table, batch, layer, shape, half, head_weight, eps=1e-5)
+
+
 @pytest.mark.parametrize("size", [(1, 16), (7, 66), (40, 3072)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_silu_mul(size: tuple[int, int], dtype: torch.dtype) -> None:
