@@ -72,6 +72,16 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> Non
     assert drawn.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("height", [0.0, 1e9, 1e17, 1e20])
+def test_scores_that_tie_take_the_lowest_id(height: float) -> None:
+    """Beside logits so high, float64 has no room for the noise, or for a part of it."""
+    logits = torch.full((20, 5000), height)
+    rows = uniform_rows(20, temperature=100.0)
+    drawn = fast.sample(logits, rows).tolist()
+    assert drawn == reference.sample(logits, rows).tolist()
+    assert height < 1e20 or drawn == [0] * 20
+
+
 @pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_draws_nothing(temperature: float, cut: dict[str, float]) -> None:
