@@ -179,7 +179,7 @@ class Core:
 
     def _submit(self, event: Submit, out: list[Instruction]) -> None:
         request = event.request
-        joins = request.group in self.requests.waiting.groups
+        joins = request.group is not None and request.group in self.requests.waiting.groups
         refusal = self.limits.on_submit(request, self.requests, joins)
         if refusal is not None:
             out.append(refusal)

@@ -60,19 +60,23 @@ Row = tuple[str, str, list[str]]
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(url of a server that notes what it runs, the folder it notes it in)."""
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Path]]:
+    """(client of a server that notes what it runs, the folder it notes it in). Connections stay
+    open: what accepts one is not on a request's way."""
     folder = tmp_path_factory.mktemp("trace")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEGATO_TRACE", str(folder))
         args = {"model": {"path": "configs/models/demo"}, "kv": {"memory_gib": 0.05}}
         folder_of_server = tmp_path_factory.mktemp("serve")
-        with running(folder_of_server, args, python_path=[TRACER]) as server:
-            _finish_start(server.url)
-            yield server.url, folder
+        with (
+            running(folder_of_server, args, python_path=[TRACER]) as server,
+            httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client,
+        ):
+            _finish_start(client)
+            yield client, folder
 
 
-def _finish_start(url: str) -> None:
+def _finish_start(client: httpx.Client) -> None:
     """Until the processes for templates and grammars, which start beside the first requests, have
     answered; the grammar with an error, so that the scheduler has seen none."""
     body: dict[str, Any] = {
@@ -80,7 +84,7 @@ def _finish_start(url: str) -> None:
         "messages": [{"role": "user", "content": "A letter?"}],
         "response_format": {"type": "regex", "pattern": "[a-"},
     }
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+    answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "response_format", answer.text
 
@@ -116,7 +120,7 @@ def _trace(folder: Path, work: Callable[[], object]) -> list[Row]:
     return [row for file in folder.glob("*.json") for row in json.loads(file.read_text())]
 
 
-def _stream(url: str, max_tokens: int) -> Iterator[str]:
+def _stream(client: httpx.Client, max_tokens: int) -> Iterator[str]:
     """The events of one streamed completion; the stream ends with the iterator."""
     body = {
         "model": "demo",
@@ -126,7 +130,7 @@ def _stream(url: str, max_tokens: int) -> Iterator[str]:
         "ignore_eos": True,
         "seed": 0,
     }
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+    with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         yield from filter(None, answer.iter_lines())
 
@@ -136,10 +140,10 @@ def _files(rows: list[Row]) -> set[str]:
     return {file for file, name, _ in on_its_way if name != QUEUED}
 
 
-def test_a_streamed_completion_passes_few_files(traced: tuple[str, Path]) -> None:
-    url, folder = traced
-    assert list(_stream(url, 8))  # what runs once per process has run
-    traces = [_trace(folder, lambda: list(_stream(url, 24))) for _ in range(3)]
+def test_a_streamed_completion_passes_few_files(traced: tuple[httpx.Client, Path]) -> None:
+    client, folder = traced
+    assert list(_stream(client, 8))  # what runs once per process has run
+    traces = [_trace(folder, lambda: list(_stream(client, 24))) for _ in range(3)]
     files = set[str].intersection(*map(_files, traces))  # without what runs now and then
     assert "app/api/endpoints/completions.py" in files
     assert "actors/scheduling/core.py" in files
@@ -147,13 +151,13 @@ def test_a_streamed_completion_passes_few_files(traced: tuple[str, Path]) -> Non
     assert len(files) <= MOST_FILES, "\n".join(sorted(files))
 
 
-def test_a_steady_token_comes_back_through_fewer(traced: tuple[str, Path]) -> None:
+def test_a_steady_token_comes_back_through_fewer(traced: tuple[httpx.Client, Path]) -> None:
     """From the scheduler's socket, where the stage's answer arrives, to the client's."""
-    url, folder = traced
+    client, folder = traced
     events, enough = SimpleQueue[str](), threading.Event()
 
     def receive() -> None:
-        for event in _stream(url, 4000):
+        for event in _stream(client, 4000):
             events.put(event)
             if enough.is_set():
                 return
