@@ -188,6 +188,29 @@ def test_a_bad_plan_fails_in_its_own_turn(runner: StageRunner) -> None:
         runner.execute(bad, None)
 
 
+def test_a_launch_ahead_that_fails_fails_no_other_step(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its error: the requests of the step that runs did not cause it."""
+    failed: list[int] = []
+    run = StepGraphs.run
+
+    def failing(self: StepGraphs, host: HostBatch, *rest: Any) -> Any:
+        if (host.tokens_T < 0).any():
+            failed.append(host.num_tokens)
+            raise RuntimeError("out of memory")
+        return run(self, host, *rest)
+
+    monkeypatch.setattr(StepGraphs, "run", failing)
+    engine = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    engine.finish()
+    assert failed
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert [engine.outputs[i] for i in range(3)] == wanted
+
+
 def test_a_step_launched_ahead_and_not_wanted_is_dropped(runner: StageRunner) -> None:
     engine = Engine(runner)
     for request in requests([SamplingParams(TOKENS)] * 3):

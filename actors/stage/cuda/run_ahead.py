@@ -23,6 +23,7 @@ ranks receive in the same order and of which none is withdrawn.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ from actors.stage.cuda.graphs import StepGraphs, StepOutput
 from actors.stage.drafts import Draws, draws_of
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
+
+_log = logging.getLogger(__name__)
 
 # Longest sleep of one wait for the next plan between two checks for the tokens.
 _LOOK_S = 0.0002
@@ -105,8 +108,8 @@ class RunAhead:
             host = self._input_batch.gather(plan.slices)
             draws = draws_of(plan, host)
             output = self._graphs.run(host, None, draws)
-        except (KeyError, ValueError):
-            # The plan is bad: it fails when its turn comes, not in this step's name.
+        except Exception:  # of any type: in its own turn it succeeds, or fails in its own name
+            _log.warning("step %d was not launched ahead", plan.step_id, exc_info=True)
             return
         if output is not None:
             self._launched = Launched(plan.step_id, host, draws, output)
