@@ -1,4 +1,4 @@
-"""The bit class of an engine, from its stages' reports: equal classes compute equal streams."""
+"""The bit class of an engine, from its stages' reports: engines of equal classes round alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from actors.fleet.snapshot import BitClass
-from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.spec import BATCH_INVARIANT, StageInfo, StageSpec
 
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 1 << 12
@@ -25,6 +25,7 @@ async def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
         kv_dtype=spec.kv_dtype,
         tensor_ranks=spec.tensor_ranks,
         draw=info.draw_version,
+        batch_invariant=info.backend in BATCH_INVARIANT,
     )
 
 

@@ -74,7 +74,7 @@ def sooner_elsewhere(
         arrival = replace(arrival, refused_by=arrival.refused_by | barred)
         there = router.choose(arrival, fleet, now_s)
         if there is not None and _is_better(there, wait_s, left_s, stream, fleet):
-            moves.append(moved(stream, there, exact=True))
+            moves.append(moved(stream, there))
             fleet.sent(there.engine_id, arrival)
     return moves
 
@@ -113,7 +113,7 @@ def relieved(
         if there is not None and _has_room(fleet.engines[there.engine_id], there, stream, fleet):
             pause_s = 0.0 if engine.snapshot.shares_kv else there.ttft_s
             if pause_s <= _objective_s(stream, engine):
-                moves.append(moved(stream, there, exact=True))
+                moves.append(moved(stream, there))
                 taken |= {there.engine_id}
     return moves
 

@@ -2,8 +2,9 @@
 
 A stream moves as what is known of it: its prompt and its delivered tokens are submitted to another
 engine, which fetches their KV where the engines share it and computes the rest, and its draws
-depend on (seed, position) alone. An engine of equal `BitClass` continues it with the
-same bytes; any other engine gets it only where inexact moves are allowed, and the move is marked.
+depend on (seed, position) alone. An engine of equal `BitClass` continues it, with the same bytes if
+the class is batch-invariant; any other gets it only where inexact moves are allowed. A move that
+does not assure the bytes is marked.
 
 A stream of a draining engine that shares KV is copied first: it goes on there while the engine that
 will continue it fetches its KV (`copies`), and moves when only its last tokens are missing.
@@ -49,7 +50,7 @@ class StreamMove:
 
     engine_id: the engine that continues it; None: none can yet. The front tries again on each
         snapshot, and ends the stream with an error after its own time limit.
-    exact: its bytes are those of an unmoved stream.
+    exact: its bytes are sure to be those of an unmoved stream.
     num_cached_tokens: of it, that the engine has.
     pause_s: until its next token, as predicted; nan: unknown.
     """
@@ -78,11 +79,11 @@ def move_streams(
     for stream in sorted(streams, key=urgency):
         arrival = arrival_elsewhere(stream, any_bits=not stream.sensitive)
         there = router.choose(arrival, fleet, now_s)
-        exact = True
+        same_class = True
         if there is None and stream.sensitive and allow_inexact:
             arrival = arrival_elsewhere(stream, any_bits=True)
-            there, exact = router.choose(arrival, fleet, now_s), False
-        moves.append(moved(stream, there, exact))
+            there, same_class = router.choose(arrival, fleet, now_s), False
+        moves.append(moved(stream, there, same_class))
         if there is not None:
             fleet.sent(there.engine_id, arrival)
     return moves
@@ -113,7 +114,7 @@ def copies(
             there = router.choose(others, fleet, now_s)
             if there is None or not keeps_pace(there, stream, fleet):
                 continue
-        begun.append(moved(stream, there, exact=True))
+        begun.append(moved(stream, there))
         if there is not None:
             taken |= {there.engine_id}
     return begun
@@ -151,10 +152,11 @@ def keeps_pace(there: Prospect, stream: OpenStream, fleet: Fleet) -> bool:
     return tbt_s is None or not there.tbt_s > tbt_s  # nan: unknown
 
 
-def moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:
+def moved(stream: OpenStream, there: Prospect | None, same_class: bool = True) -> StreamMove:
     """The move to this engine, if there is one."""
     if there is None:
         return StreamMove(stream.stream_id, None)
+    exact = not stream.sensitive or (same_class and stream.bits.batch_invariant)
     return StreamMove(
         stream.stream_id, there.engine_id, exact, there.ttft_s, there.num_cached_tokens
     )

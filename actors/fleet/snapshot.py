@@ -40,11 +40,13 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BitClass:
-    """Engines of equal classes compute the same bits, so a stream may move between them.
+    """Engines of equal classes round alike, so a stream may move between them.
 
-    All that decides how numbers are rounded. model names the weights, with their revision;
-    tensor_ranks counts because it changes the order of partial sums; draw is the version of the
-    sampling scheme, on which the text of a seed depends.
+    All that decides how numbers are rounded, but for the batch. model names the weights, with their
+    revision; tensor_ranks counts because it changes the order of partial sums; draw is the version
+    of the sampling scheme, on which the text of a seed depends. batch_invariant: a token has the
+    same bits in any batch. Otherwise two engines of a class may draw other tokens for a stream, as
+    one of them may with other requests beside it.
     """
 
     model: str
@@ -55,6 +57,7 @@ class BitClass:
     kv_dtype: str = ""
     tensor_ranks: int = 1
     draw: int = 1
+    batch_invariant: bool = True
 
     def differs_in(self, other: BitClass) -> tuple[str, ...]:
         """Names of the fields that differ.

@@ -173,7 +173,8 @@ class StreamPlacement:
         if there is None or not there.is_open:
             return
         if self._routing.goes_to(fleet_request, there.engine_id):
-            self._send([fleet_request], there, exact=True)
+            bits = fleet_request.bits
+            self._send([fleet_request], there, exact=bits is not None and bits.batch_invariant)
 
     def _copy_ended(self, connection: Connection) -> None:
         connection.balanced_s = time.monotonic()

@@ -51,7 +51,8 @@ class FleetSettings(BaseModel):
     )
     allow_inexact: bool = Field(
         False, description="A stream may also go on at an engine that rounds otherwise (another "
-        "processor, backend or dtype), where there is no other."
+        "processor, backend or dtype), where there is no other. Among engines that round alike it "
+        "moves either way, exactly on the batch-invariant `cpu` backend only."
     )  # fmt: skip
     tcp: Literal["auto", "always", "never"] = Field(
         "auto",

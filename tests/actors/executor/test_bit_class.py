@@ -1,4 +1,4 @@
-"""Engines of one bit class compute the same streams: what it tells apart, and what it does not."""
+"""Engines of one bit class round alike: what it tells apart, and what it does not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_another_computation_is_another_class(tmp_path: Path, change: dict[str, 
     "report",
     [
         {"dtype": "bfloat16"},
-        {"backend": "cpu"},
+        {"backend": "torch"},
         {"instruction_set": "avx2"},
         {"draw_version": 2},
     ],
@@ -71,6 +71,15 @@ def test_a_rank_that_rounds_otherwise_is_of_another_class(
     spec = folder(tmp_path / "m")
     (differing,) = class_of(spec, **report).differs_in(class_of(spec))
     assert differing in {*report, "draw"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "invariant"), [("cpu", True), ("torch", False), ("triton", False)]
+)
+def test_a_class_says_whether_the_batch_changes_its_bits(
+    tmp_path: Path, backend: str, invariant: bool
+) -> None:
+    assert class_of(folder(tmp_path / "m"), backend=backend).batch_invariant == invariant
 
 
 def flip(path: Path, at: int) -> None:

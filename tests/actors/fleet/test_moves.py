@@ -96,6 +96,19 @@ def test_a_stream_of_another_class_waits_or_is_said_to_be_inexact() -> None:
     assert (moved.engine_id, moved.exact) == ("b", False)
 
 
+def test_where_the_batch_changes_bits_a_stream_moves_and_is_said_to_be_inexact() -> None:
+    """It is not kept waiting for what its class cannot give."""
+    bits = replace(BITS, backend="torch", batch_invariant=False)
+    stream = OpenStream(1, "gone", Arrival(100, 9), bits)
+    fresh = replace(stream, stream_id=2, sensitive=False)
+    fleet = fleet_of(snapshot("b", bits=bits))
+    goes, begins = move_streams([stream, fresh], fleet, build_router("slack"), 0.0)
+    assert (goes.engine_id, goes.exact) == ("b", False)
+    assert (begins.engine_id, begins.exact) == ("b", True)
+    (copied,) = copies([stream], fleet, build_router("slack"), 0.0, [])
+    assert (copied.engine_id, copied.exact) == ("b", False)
+
+
 def test_streams_that_end_in_time_stay_where_they_drain() -> None:
     fleet = fleet_of(snapshot("a", state=EngineState.DRAINING))  # 0.05 s a token
     short = OpenStream(1, "a", Arrival(100, 100), BITS)
