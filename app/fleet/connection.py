@@ -30,22 +30,25 @@ class FleetRequest(OpenRequest):
     """One continuation; it may change engines.
 
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
-    or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
-    refused it. placed_s: when it was sent to its engine. waiting_since_s: it has had no token since
-    then, plus the time that it spent at engines.
+    or the last one. bits_here: the class of that engine; bits_before: of the one that computed its
+    tokens before. refused_by: engines that refused it. placed_s: when it was sent to its engine.
+    waiting_since_s: it has had no token since then, plus the time that it spent at engines.
+    last_move: as shown in the fleet's status.
     num_cached_tokens: of it, that its engine had when it was sent there.
     receiver_id: the engine that fetches its KV while another computes it; "": none does.
     """
 
     connection: Connection | None = None
     last_engine_id: str = ""
-    bits: BitClass | None = None
+    bits_here: BitClass | None = None
+    bits_before: BitClass | None = None
     refused_by: set[str] = field(default_factory=set)
     refusal: Refuse | None = None
     waiting_since_s: float = 0.0
     placed_s: float = 0.0
     num_cached_tokens: int = 0
     num_moves: int = 0
+    last_move: dict[str, Any] | None = None
     num_delivered_before: int = 0  # tokens, before it was sent to its engine
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
     # If its engine only computes the prompt and the first token: called once that is delivered.
@@ -61,6 +64,13 @@ class FleetRequest(OpenRequest):
         """Known tokens: prompt and delivered tokens."""
         return len(self.request.prompt) + self.base + len(self.delivered)
 
+    @property
+    def bits(self) -> BitClass | None:
+        """Class of the engine that computed its last token, or is to compute its first."""
+        num_before = self.num_delivered_before
+        is_here = num_before == 0 or len(self.delivered) > num_before
+        return self.bits_here if is_here else self.bits_before
+
     def place(self, connection: Connection) -> None:
         """Assign it to this engine. What another has accepted is judged by no limit again."""
         if self.last_engine_id and self.last_engine_id not in self.refused_by:
@@ -72,9 +82,10 @@ class FleetRequest(OpenRequest):
         self.placed_s = now_s
         self.connection, self.last_engine_id = connection, connection.engine_id
         self.has_started = False
+        self.bits_before = self.bits
         self.num_delivered_before = len(self.delivered)
         if connection.snapshot is not None:
-            self.bits = connection.snapshot.bits
+            self.bits_here = connection.snapshot.bits
         if self.placed is not None:
             self.placed(self.index, connection.engine_id)
 

@@ -53,15 +53,20 @@ class StreamMoves:
         self.num_moves += 1
         self.num_inexact += not exact
         fleet_request.num_moves += 1
-        self._latest.append(
-            {
-                "time_s": time.time(),
-                "from": fleet_request.last_engine_id,
-                "to": to,
-                "num_tokens": fleet_request.num_tokens,
-                "exact": exact,
-            }
-        )
+        fleet_request.last_move = {
+            "time_s": time.time(),
+            "from": fleet_request.last_engine_id,
+            "to": to,
+            "num_tokens": fleet_request.num_tokens,
+            "exact": exact,
+        }
+        self._latest.append(fleet_request.last_move)
+
+    def redirect(self, fleet_request: FleetRequest, to: str, exact: bool) -> None:
+        """The engine that it moved to has refused it: the same move ends elsewhere."""
+        if (move := fleet_request.last_move) is not None:
+            self.num_inexact += move["exact"] - exact
+            move |= {"to": to, "exact": exact}
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -251,7 +251,10 @@ class StreamPlacement:
             self._unplaced.pop(id(fleet_request), None)
             if fleet_request.hand_over is not None and fleet_request.has_tokens:
                 self.moves.num_hand_overs += 1
-            elif fleet_request.last_engine_id not in ("", to.engine_id, *fleet_request.refused_by):
+                fleet_request.last_move = None
+            elif fleet_request.last_engine_id in fleet_request.refused_by:
+                self.moves.redirect(fleet_request, to.engine_id, exact)
+            elif fleet_request.last_engine_id not in ("", to.engine_id):
                 self.moves.note(fleet_request, to.engine_id, exact)
             if (left := fleet_request.connection) is not None:
                 self.moves.num_balanced += left.is_ready and not left.was_leaving

@@ -16,7 +16,7 @@ from actors.engine.loop import EngineLoop
 from actors.engine.peers import OnGone, OnMessage, connection_of
 from actors.executor.stage_set import StagesFailed
 from actors.fleet.publish import Publisher
-from actors.fleet.snapshot import EngineSnapshot
+from actors.fleet.snapshot import BitClass, EngineSnapshot
 from actors.scheduling.build import build_core
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import TokenBudget
@@ -145,14 +145,18 @@ class Engine:
     """The loop and what is around it. now_s: its clock. engine_id: in a fleet."""
 
     def __init__(
-        self, budget: TokenBudget | None = None, engine_id: str | None = None, **changes: Any
+        self,
+        budget: TokenBudget | None = None,
+        engine_id: str | None = None,
+        bits: BitClass = BITS,
+        **changes: Any,
     ) -> None:
         settings = config(**changes)
         self.now_s = 50.0
         self.core = build_core(settings, budget=budget)
         self.stages: Any = Stages(settings)
         self.num_ends = 0
-        publisher = None if engine_id is None else Publisher(engine_id, BITS, self.core)
+        publisher = None if engine_id is None else Publisher(engine_id, bits, self.core)
         self.loop = EngineLoop(
             EngineConfig(StageSpec("none"), settings), self.core, self.core.handle, self.stages,
             publisher, self._end, make_peers=Wires, clock=lambda: self.now_s,  # type: ignore[arg-type]

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from typing import Any
 
 import pytest
 
-from actors.engine.peers import first_id
 from actors.fleet.routers import build_router
 from actors.fleet.snapshot import EngineState
 from actors.scheduling.events import Refuse
-from actors.scheduling.request import SamplingParams
-from actors.transport.messages import Readiness, Welcome, pack_kind, unpack_kind
+from actors.transport.messages import Readiness, Welcome, pack_kind
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
-    GenerationRequest,
     RequestRefused,
 )
 from app.fleet.client import FleetClient
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.registry import EngineEntry
-from tests.actors.engine.paper_engine import Engine
 from tests.actors.fleet.pictures import snapshot
-
-
-class Finder:
-    """Finds no engine by itself."""
-
-    def refresh(self) -> None: ...
-
-
-def front(router: str = "slack", **options: Any) -> FleetClient:
-    finder: Any = Finder()
-    return FleetClient(finder, "name", "folder", build_router(router), **options)
+from tests.app.fleet.paper_fleet import Finder, Wire, ask, front
 
 
 def joined(client: FleetClient, name: str) -> Connection:
@@ -127,43 +112,6 @@ async def test_waits_are_bounded_while_the_clusters_store_hangs(
         with pytest.raises(EngineUnavailable):
             await ask(client, (1, 2, 3), 2)
     await client.close()
-
-
-class Wire:
-    """A socket between a front and a paper engine: `carry` takes what was sent to the other end."""
-
-    def __init__(self, client: FleetClient, name: str, number: int, **changes: Any) -> None:
-        self.engine = Engine(engine_id=name, **changes)
-        self.frames: list[bytes] = []
-        self.number = number
-        self.connection = Connection(EngineEntry(name, "node", "@", None, b"", 1), "node", client)
-        socket: Any = self
-        self.connection._socket = socket
-        self.connection.welcome = Welcome(number, 0.0, 11, (2,), 100)
-        self.connection._ids = itertools.count(first_id(number) + 1)
-        client.joined(self.connection)
-        publication = self.engine.loop.publication
-        assert publication is not None
-        publication.publish()
-
-    def send(self, frame: bytes) -> None:
-        self.frames.append(frame)
-
-    def carry(self) -> bool:
-        """Whether anything was sent."""
-        engine = self.engine
-        sent, engine.wires.sent = engine.wires.sent, []
-        for _, message in sent:
-            self.connection._received(pack_kind(message))
-        frames, self.frames = self.frames, []
-        for frame in frames:
-            engine.wires.receive(self.number, unpack_kind(frame))
-        return bool(sent or frames)
-
-
-async def ask(client: FleetClient, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    request = GenerationRequest(f"of {prompt}", prompt, SamplingParams(num_tokens))
-    return [token async for chunk in client.generate(request) for token in chunk.tokens]
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -1,4 +1,4 @@
-"""How long a stream that changes engines waits for its KV, and a request for its first engine."""
+"""How long streams that change engines wait for KV and for engines, and how moves are counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
+from actors.transport.messages import pack_kind
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
 from app.fleet.stream_placement import StreamPlacement
+from tests.actors.fleet.pictures import OTHER_BITS
+from tests.app.fleet.paper_fleet import Wire, ask, front
 
 
 class Engine:
@@ -73,3 +76,43 @@ async def test_a_request_that_has_waited_too_long_waits_at_no_other_engine(
         with pytest.raises(RequestRefused, match="waited 10 s") as caught:
             await stream.get()
         assert caught.value.retry_after_s == 1.0
+
+
+async def test_a_move_counts_as_inexact_where_it_ends_and_not_where_it_is_refused() -> None:
+    """The stream's tokens are those of `a` until another engine adds to them."""
+    client = front("round_robin", rebalance=False, allow_inexact=True)
+    wires = {"a": Wire(client, "a", 1), "b": Wire(client, "b", 2)}
+    for number, name in enumerate("cd", 3):
+        wires[name] = Wire(client, name, number, bits=OTHER_BITS)
+
+    def refuse_at(name: str) -> None:
+        ((request_id, moving),) = wires[name].connection.open_requests.items()
+        assert moving is stream
+        wires[name].connection._received(
+            pack_kind(Refuse(request_id, "the queue is full", None, 1.0))
+        )
+
+    def moves() -> tuple[int, int, list[tuple[str, str, bool]]]:
+        told = client.moves.to_dict()
+        latest = [(move["from"], move["to"], move["exact"]) for move in told["latest_moves"]]
+        return told["num_moves"], told["num_inexact_moves"], latest
+
+    for wire in wires.values():
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    (stream,) = wires["a"].connection.open_requests.values()
+    while not stream.delivered:
+        wires["a"].carry()
+        wires["a"].engine.stages.answer()
+    client.lost(wires["a"].connection)
+    assert moves() == (1, 0, [("a", "b", True)])
+    refuse_at("b")
+    assert moves() == (1, 1, [("a", "c", False)])
+    wires["e"] = Wire(client, "e", 5)
+    wires["e"].carry()
+    refuse_at("c")
+    assert moves() == (1, 0, [("a", "e", True)])
+    client.lost(wires["e"].connection)
+    assert moves() == (2, 1, [("a", "e", True), ("e", "d", False)])
+    asked.cancel()
