@@ -208,9 +208,10 @@ class EngineLoop:
 
     def _stages_lost(self) -> None:
         self._moves.forget()
-        if self.publication is not None and self._recovery.steps_are_suspect:
+        if self.publication is not None:
             # Fronts move their streams at once, and `PipelineLost` comes after the rebuild.
-            suspects, ends = suspects_of_loss(self._core, self._first_dropped)
+            are_suspect = self._recovery.steps_are_suspect
+            suspects, ends = suspects_of_loss(self._core, are_suspect, self._first_dropped)
             self.peers.broadcast(suspects)
             self._sent_suspects = True
             if ends:

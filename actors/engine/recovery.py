@@ -53,12 +53,14 @@ def suspects_of(core: Core) -> Suspects:
     )
 
 
-def suspects_of_loss(core: Core, first_dropped: int | None) -> tuple[Suspects, list[OutputRow]]:
+def suspects_of_loss(
+    core: Core, steps_are_suspect: bool, first_dropped: int | None
+) -> tuple[Suspects, list[OutputRow]]:
     """What `PipelineLost` will make of the steps in flight, for fronts, which send these requests
     elsewhere before it: who is suspect then, and the end of one that has lost too many.
-    first_dropped: as there."""
-    losses = dict(suspects_of(core).losses)
-    steps = [s for s in core.in_flight if first_dropped is None or s.plan.step_id < first_dropped]
+    steps_are_suspect, first_dropped: as there."""
+    losses, flying = dict(suspects_of(core).losses), core.in_flight if steps_are_suspect else ()
+    steps = [s for s in flying if first_dropped is None or s.plan.step_id < first_dropped]
     members = dict.fromkeys([state for step in steps for state in step.members()])
     ends: list[OutputRow] = []
     for state in members:
@@ -68,7 +70,7 @@ def suspects_of_loss(core: Core, first_dropped: int | None) -> tuple[Suspects, l
         losses[state.request_id] = number
         if len(members) == 1 and number >= MAX_LOSSES:
             ends.append(Output.failed(state.request_id, state.num_output_tokens, FAILS_ALWAYS))
-    return Suspects(tuple(losses.items()), ()), ends
+    return Suspects(tuple(losses.items()), (), stages_are_lost=True), ends
 
 
 def grammars_of(core: Core) -> set[Grammar]:

@@ -147,18 +147,18 @@ class KVSaved:
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """All suspects of engine losses, sent after a change. losses: (request id, engines lost).
-    on_trial: those in flight now, without other requests."""
+    on_trial: those in flight now, alone. stages_are_lost: losses count that; no step runs."""
 
     losses: tuple[tuple[int, int], ...]
     on_trial: tuple[int, ...]
+    stages_are_lost: bool = False
 
 
 class IterationRecord(NamedTuple):
     """One iteration, for the timeline, the metrics and the logs.
 
     stages_s: (start, end) of each, by the scheduler's clock (`StageClocks`). holds_starts: as in
-        `interfaces.TokenBudget`.
-    """
+    `interfaces.TokenBudget`."""
 
     step: int
     submitted_s: float

@@ -116,7 +116,8 @@ class SchedulerChannel:
         elif isinstance(message, RequestsStarted):
             self.open_requests.started(message.request_ids)
         elif isinstance(message, Suspects):
-            self.open_requests.suspected(message.losses, message.on_trial)
+            suspected, lost = self.open_requests.suspected, message.stages_are_lost
+            suspected(message.losses, message.on_trial, lost)
         elif isinstance(message, Refuse):
             self._owner.on_refusal(message)
         elif isinstance(message, Answer):

@@ -153,6 +153,7 @@ class OpenRequests(dict[int, OpenRequest]):
     def __init__(self, *entries: Any) -> None:
         super().__init__(*entries)
         self._on_trial: tuple[int, ...] = ()
+        self._stages_are_lost = False
 
     def add(self, requests: Sequence[Request], stream: Stream) -> None:
         """Add the continuations of one request, all read from this stream."""
@@ -208,15 +209,24 @@ class OpenRequests(dict[int, OpenRequest]):
             if request_id in self:
                 self[request_id].has_started = True
 
-    def suspected(self, losses: Iterable[tuple[int, int]], on_trial: tuple[int, ...]) -> None:
-        """Record the scheduler's suspects, and those of them in flight."""
+    def suspected(
+        self,
+        losses: Iterable[tuple[int, int]],
+        on_trial: tuple[int, ...],
+        stages_are_lost: bool = False,
+    ) -> None:
+        """Record the scheduler's suspects, and those of them in flight; see `Suspects`."""
         num_losses = dict(losses)
         for request_id, entry in self.items():
             entry.num_losses = num_losses.get(request_id, 0)
-        self._on_trial = on_trial
+        self._on_trial, self._stages_are_lost = on_trial, stages_are_lost
 
     def engine_lost(self) -> None:
-        """The scheduler has died: its requests are suspects; one that ran alone may be failed."""
+        """The scheduler has died: its requests are suspects; one that ran alone may be failed. As
+        it rebuilds its stages nothing runs, and their loss is counted already."""
+        if self._stages_are_lost:
+            self._stages_are_lost = False
+            return
         tried = [i for i in self._on_trial if i in self]
         is_alone = len(self._on_trial) == 1  # includes requests of other fronts
         self._on_trial = ()

@@ -142,6 +142,20 @@ def test_a_lost_engine_is_held_against_what_it_computed() -> None:
     assert requests[2].resumed().num_losses == 0
 
 
+def test_an_engine_that_ends_without_its_stages_is_no_further_loss() -> None:
+    requests, _ = _opened(1, 2)
+    requests.started([1, 2])
+    requests.suspected([(1, 1)], (), stages_are_lost=True)
+    requests.engine_lost()
+    assert [requests[n].num_losses for n in (1, 2)] == [1, 0]
+    requests.engine_lost()  # the next one, which has computed both
+    assert [requests[n].num_losses for n in (1, 2)] == [2, 1]
+    requests.suspected([(1, 3)], (), stages_are_lost=True)
+    requests.suspected([(1, 3)], ())  # they are rebuilt
+    requests.engine_lost()
+    assert [requests[n].num_losses for n in (1, 2)] == [4, 1]
+
+
 async def test_a_request_that_cost_three_engines_is_told_so() -> None:
     requests, streams = _opened(1)
     streams[1].num_open = 1

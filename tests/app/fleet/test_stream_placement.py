@@ -10,7 +10,7 @@ import pytest
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
-from actors.transport.messages import pack_kind
+from actors.transport.messages import Readiness, pack_kind
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
@@ -115,4 +115,24 @@ async def test_a_move_counts_as_inexact_where_it_ends_and_not_where_it_is_refuse
     assert moves() == (1, 0, [("a", "e", True)])
     client.lost(wires["e"].connection)
     assert moves() == (2, 1, [("a", "e", True), ("e", "d", False)])
+    asked.cancel()
+
+
+async def test_an_engine_that_ends_as_it_rebuilds_its_stages_is_one_loss() -> None:
+    """Nothing has run since the stages were lost, and that is held against the stream already."""
+    client = front("round_robin", rebalance=False)
+    wire = Wire(client, "a", 1)
+    wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    (stream,) = wire.connection.open_requests.values()
+    wire.carry()
+    wire.engine.stages.may_go_on.clear()
+    wire.engine.stages.lose("a stage died")
+    await asyncio.sleep(0)  # the rebuild begins
+    assert wire.engine.told(Readiness)
+    wire.carry()
+    assert stream.num_losses == 1
+    client.lost(wire.connection)
+    assert stream.num_losses == 1
     asked.cancel()
