@@ -8,10 +8,12 @@ the whole output of a request is known in advance, whatever happens in between.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from itertools import islice, product
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Request
+from actors.scheduling.request import FinishReason, Request, SamplingParams
 from tests.actors.scheduling.fake_stores import FakeStores
 
 VOCABULARY = 11
@@ -29,23 +31,29 @@ def draw(prefix: int, seed: int) -> int:
 
 def expected_output(request: Request, limit: int) -> tuple[list[int], FinishReason]:
     """Tokens that the request must receive in all, those in `request.output` included."""
-    prefix, sampling = ROOT, request.sampling
-    for token in request.prompt:
-        prefix = extend(prefix, token)
+    tokens, reason = _whole_answer(tuple(request.prompt), request.sampling, limit)
+    return list(tokens), reason
+
+
+@lru_cache(4096)  # asked for at every token of the answer
+def _whole_answer(
+    prompt: tuple[int, ...], sampling: SamplingParams, limit: int
+) -> tuple[list[int], FinishReason]:
+    prefix = reduce(extend, prompt, ROOT)
     tokens: list[int] = []
     while True:
         token = draw(prefix, sampling.seed)
         tokens.append(token)
         if token in sampling.stop_token_ids and len(tokens) > sampling.min_tokens:
             return tokens, FinishReason.STOP
-        if len(tokens) >= min(sampling.max_tokens, limit - len(request.prompt)):
+        if len(tokens) >= min(sampling.max_tokens, limit - len(prompt)):
             return tokens, FinishReason.LENGTH
         prefix = extend(prefix, token)
 
 
 @dataclass
 class Mirror:
-    """What the stages know of one request."""
+    """What the stages know of one request. prefixes: of as many tokens as have been computed."""
 
     tokens: list[int]
     blocks: list[int]
@@ -54,6 +62,17 @@ class Mirror:
     pooling: str | None
     computed: int
     corrupt: bool = False
+    prefixes: list[int] = field(default_factory=list)
+
+    def prefixes_to(self, end: int) -> list[int]:
+        """The hash that belongs into the slot of each of the first tokens."""
+        for token in self.tokens[len(self.prefixes) : end]:
+            self.prefixes.append(extend(self.prefixes[-1] if self.prefixes else ROOT, token))
+        return self.prefixes[:end]
+
+    def forget(self, end: int) -> None:
+        """Tokens from there on: drafts that do not stand."""
+        del self.tokens[end:], self.prefixes[end:]
 
 
 @dataclass
@@ -123,9 +142,7 @@ class FakeStages:
         """What will be drawn next, but for every `wrong`-th token."""
         if mirror.corrupt:
             return (GARBAGE,) * count
-        prefix, guesses = ROOT, list[int]()
-        for token in mirror.tokens[: mirror.computed]:
-            prefix = extend(prefix, token)
+        prefix, guesses = [ROOT, *mirror.prefixes_to(mirror.computed)][-1], list[int]()
         for number in range(count + 1):
             token = draw(prefix, mirror.seed)
             prefix = extend(prefix, token)
@@ -147,7 +164,7 @@ class FakeStages:
             if drawn[-1] != draft:
                 break
         mirror.computed = part.start + len(drawn)
-        del mirror.tokens[mirror.computed :]
+        mirror.forget(mirror.computed)
         if self.config.num_stages == 1:
             mirror.tokens.append(drawn[-1])
         return drawn
@@ -233,15 +250,13 @@ class FakeStages:
         assert part.start == mirror.computed, "a gap, or a token computed twice in one life"
         end = part.start + part.num_tokens
         assert end <= len(mirror.tokens), "a token that the stages do not know"
-        prefix = ROOT
-        for position, token in enumerate(mirror.tokens[:end]):
-            prefix = extend(prefix, token)
-            slot = self._slot(mirror, position)
-            if position < part.start:
-                assert self.slots.get(slot) == prefix, f"wrong KV at {position} of {part}"
-            else:
-                self.slots[slot] = prefix
+        prefixes = mirror.prefixes_to(end)
+        slots = product(mirror.blocks, range(self.config.block_size))
+        found = list(map(self.slots.get, islice(slots, part.start)))
+        assert found == prefixes[: part.start], f"wrong KV below {part}"
+        own = islice(slots, part.num_tokens)
+        self.slots.update(zip(own, prefixes[part.start :], strict=True))
         mirror.computed = end
         if part.samples:
             assert end == len(mirror.tokens), "samples before the end of what is known"
-        return draw(prefix, mirror.seed)
+        return draw(prefixes[-1], mirror.seed)
