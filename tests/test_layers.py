@@ -235,6 +235,7 @@ def test_every_module_has_a_room() -> None:
     assert not without_room, "\n".join(without_room)
 
 
+@pytest.mark.heavy
 def test_rooms_import_only_what_the_table_says() -> None:
     wrong = [
         f"{path}:{line} ({room}) imports {name} ({target})"
@@ -293,6 +294,7 @@ def test_a_new_module_has_a_test_of_its_name(folder: str) -> None:
     assert len(without) <= MOST_WITHOUT_TEST[folder], "\n".join(without)
 
 
+@pytest.mark.heavy
 def test_tests_import_no_floor_above_theirs() -> None:
     """Neither its code nor its tests: what judges two floors is a test of the upper one."""
     wrong = [
@@ -318,6 +320,7 @@ def test_rooms_stay_light(folder: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.heavy
 def test_processes_that_compute_nothing_start_without_torch() -> None:
     """Importing it takes longer than all the rest, and streams wait for a new scheduler."""
     script = "import sys, actors.engine.scheduler, app.server; print({'torch'} & {*sys.modules})"

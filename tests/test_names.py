@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("actors", "app", "configs", "kernels", "notebooks", "tests")
 CODE = (".py", ".cpp", ".h", ".js", ".html", ".yaml", ".toml")
@@ -68,6 +70,7 @@ def first_column(glossary: re.Match[str]) -> str:
     return re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", glossary[0])
 
 
+@pytest.mark.heavy
 def test_names_exist() -> None:
     wrong = {path: lost(path.read_text()) for path in files(".md")}
     wrong |= {path: lost(split(path)[1]) for path in files(".py")}

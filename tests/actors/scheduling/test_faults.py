@@ -165,6 +165,7 @@ def test_a_request_that_breaks_the_stages_for_good_takes_none_with_it(
     driver.check_everyone_finished(but_errors=[99])
 
 
+@pytest.mark.heavy
 def test_deaths_that_strike_at_random_blame_no_request() -> None:
     driver = begin(40, output=200)
     for turn in range(12):

@@ -54,6 +54,7 @@ def test_a_worker_with_an_environment_of_its_own_is_prepared_first(tmp_path: Pat
     assert "default_worker.py" in done.stdout
 
 
+@pytest.mark.heavy
 def test_it_imports_no_package_of_the_working_folder(tmp_path: Path) -> None:
     """Many have one named `app`; what `legato` itself was imported from is taken."""
     (tmp_path / "app").mkdir()
@@ -73,6 +74,7 @@ def test_it_imports_no_package_of_the_working_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.heavy
 def test_it_ends_with_the_command_that_made_it() -> None:
     program = (
         "import os\nfrom app.cli.forked_workers import ForkServer\n"

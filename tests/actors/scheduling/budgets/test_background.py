@@ -120,6 +120,7 @@ def test_a_prompt_that_is_waited_for_makes_steps_as_long_as_ever() -> None:
     assert 0.6 * TBT_S < longest_s(stages, 20) <= TBT_S
 
 
+@pytest.mark.heavy
 def test_without_live_requests_a_batch_has_short_steps_at_most_of_the_best_rate() -> None:
     def rate(plan: StepPlan) -> float:
         return plan.num_tokens / TILED.linear_s(plan.num_tokens)

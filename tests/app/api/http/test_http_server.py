@@ -186,6 +186,7 @@ def no_more_files() -> Iterator[None]:
             os.close(file)
 
 
+@pytest.mark.heavy
 async def test_connections_without_a_file_left_are_told_to_come_again() -> None:
     """More of them than files are held back; none is closed, or left, without an answer."""
     port, app = free_port(), Slow(b"")

@@ -13,6 +13,8 @@ import pytest
 from app.bench.gpu.worker import Add, Worker
 from app.bench.report import MeasurementError
 
+pytestmark = pytest.mark.heavy  # processes that import torch
+
 
 def adds_rows(add: Add) -> dict[str, Any]:
     add("checks", {"name": "good"})

@@ -55,6 +55,7 @@ def test_the_drafter_learns_the_acceptance() -> None:
     assert len(drafter.draft(5)) == 5
 
 
+@pytest.mark.heavy
 def test_the_better_the_drafts_the_faster_the_streams() -> None:
     runs = [run(None), run(0.0), run(0.5), run(0.8), run(1.0)]
     for one in runs:
@@ -77,6 +78,7 @@ def test_first_tokens_come_no_later_under_a_load_of_prompts() -> None:
     assert drafted.output_tokens_per_s > 1.1 * plain.output_tokens_per_s
 
 
+@pytest.mark.heavy
 def test_equal_runs_are_equal() -> None:
     assert run(0.6).summary() == run(0.6).summary()
 

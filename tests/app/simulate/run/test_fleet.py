@@ -47,6 +47,7 @@ def test_streams_of_a_dead_engine_go_on_elsewhere(routing: str) -> None:
     assert not set(where[workload.arrival_s > 6.0]) & {0, 1}
 
 
+@pytest.mark.heavy
 def test_an_engine_that_joins_takes_over_what_is_late() -> None:
     """More requests are in time than without, and all tokens are there."""
     workload = generate(poisson(16.0), uniform_lengths(50, 1500, 4.0), 400)
@@ -79,6 +80,7 @@ def test_a_fleet_that_is_all_dead_serves_when_an_engine_has_started() -> None:
     assert (first[lost] >= 7.0).all()
 
 
+@pytest.mark.heavy
 def test_a_leaving_engine_finishes_what_is_short_and_hands_over_the_rest() -> None:
     lengths = fixed_lengths(100, 400)
     busy, quiet = generate(poisson(8.0), lengths, 120), generate(poisson(0.5), lengths, 20)
@@ -95,6 +97,7 @@ def test_a_leaving_engine_finishes_what_is_short_and_hands_over_the_rest() -> No
         assert bool(run.moves) == (drain_s < 1.0)
 
 
+@pytest.mark.heavy
 def test_what_one_engine_refuses_all_others_are_asked_for() -> None:
     """Each of five holds two requests. Those of the last one are over when two more come, to the
     first one; a third finds no place."""
