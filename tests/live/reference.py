@@ -31,20 +31,19 @@ def expected(
     max_tokens: int = MAX_TOKENS,
     **overrides: Any,
 ) -> list[list[int]]:
-    """Greedy tokens of transformers in float32, one prompt at a time, end-of-sequence ignored."""
-    model = tiny_models.build(variant, **overrides)
-    answers = []
-    for prompt in make_prompts(lengths):
-        ids = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=max_tokens,
-            min_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(ids[0, len(prompt) :].tolist())
+    """Greedy tokens of transformers in float32, end-of-sequence ignored; all prompts at once, the
+    shorter ones padded on the left."""
+    prompts, width = make_prompts(lengths), max(lengths)
+    rows = tiny_models.build(variant, **overrides).generate(
+        torch.tensor([(0,) * (width - len(p)) + p for p in prompts]),
+        attention_mask=torch.tensor([[0] * (width - n) + [1] * n for n in lengths]),
+        max_new_tokens=max_tokens,
+        min_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    answers: list[list[int]] = rows[:, width:].tolist()
     return answers
 
 

@@ -14,6 +14,9 @@ from tests.once_a_run import once_a_run
 
 MAX_TOKENS = 24
 LENGTHS = (1, 2, 5, 16, 17, 40, 63)
+# Their angles depend on the longest sequence, or their chunks begin at the first column: their
+# prompts are computed one at a time.
+BY_LENGTH = ("llama-dynamic", "llama-longrope", "phi3-longrope", "llama4", "llama4-images")
 
 
 def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list[int]]:
@@ -23,17 +26,28 @@ def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list
 
 @once_a_run
 def expected(variant: str, lengths: tuple[int, ...] = LENGTHS, **overrides: Any) -> list[list[int]]:
-    """What transformers generates, one prompt at a time. overrides: as of `tiny_models.build`."""
+    """What transformers generates. overrides: as of `tiny_models.build`."""
     model = tiny_models.build(variant, **overrides)
+    prompts = make_prompts(lengths)
+    if variant in BY_LENGTH:
+        return [answer for prompt in prompts for answer in _generate(model, [prompt])]
+    return _generate(model, prompts)
+
+
+def _generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """All at once, the shorter ones padded on the left."""
+    width = max(map(len, prompts))
+    rows = model.generate(
+        torch.tensor([[0] * (width - len(p)) + p for p in prompts]),
+        attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
     answers = []
-    for prompt in make_prompts(lengths):
-        ids = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-        )
-        answers.append(ids[0, len(prompt) :].tolist())
+    for answer in rows[:, width:].tolist():
+        ends = [n for n, token in enumerate(answer, 1) if token == tiny_models.EOS_TOKEN_ID]
+        answers.append(answer[: ends[0]] if ends else answer)
     return answers
 
 
