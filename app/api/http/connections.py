@@ -26,7 +26,9 @@ from app.api.http.refusals import overloaded, send_last
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that will not be read
-_HALF_CLOSED_S: Final = 0.25  # until the first check whether such a client is still there
+_HALF_CLOSED_S: Final = 0.25  # until the first probe of such a client, and for it to be reset
+_PROBE_EVERY_S: Final = 8.0  # at least
+_MOST_INTERIM: Final = 5  # answers to one request; some clients accept no more
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STALLED_EVERY_S: Final = 1.0  # period of checks for clients that have stopped reading
 _HELD_BACK_BYTES: Final = 1 << 16  # with more, a server waits before it writes again
@@ -89,6 +91,7 @@ class RequestProtocol(HttpToolsProtocol):
     _is_refused = False
     _is_body_read = True
     _is_half_closed = False
+    _num_interim = 0
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -151,17 +154,24 @@ class RequestProtocol(HttpToolsProtocol):
         if cycle.response_started or cycle.scope["http_version"] == "1.0":
             return False
         if not self._is_half_closed:
-            self._is_half_closed = True
-            self._check_half_closed(_HALF_CLOSED_S)
+            self._is_half_closed, self._num_interim = True, int(self.expect_100_continue)
+            self.loop.call_later(_HALF_CLOSED_S, self._probe_half_closed, 4 * _HALF_CLOSED_S)
         return True
 
-    def _check_half_closed(self, after_s: float) -> None:
-        """Check in so many seconds, and less and less often. A client that has left looks the same
-        until something is sent to it, which its system resets: before an answer that takes long it
-        is sent what any client passes over."""
-        self.loop.call_later(after_s, self._end_half_closed, 2 * after_s)
+    def _probe_half_closed(self, period_s: float) -> None:
+        """A client that has left looks the same until something is sent to it, which its system
+        resets: before an answer that takes long it is sent what any client passes over."""
+        if self.transport.is_closing():
+            return
+        # While requests are queued, `cycle` is the last of them: another's answer may have begun.
+        is_unanswered = not self.pipeline and not self.cycle.response_started
+        if is_unanswered and self._num_interim < _MOST_INTERIM:
+            self._num_interim += 1
+            self.transport.write(_CONTINUE)
+        self.loop.call_later(_HALF_CLOSED_S, self._end_half_closed, period_s)
 
-    def _end_half_closed(self, after_s: float) -> None:
+    def _end_half_closed(self, period_s: float) -> None:
+        """Close if it has been reset; else probe again after this period."""
         if self.transport.is_closing():
             return
         poll = select.poll()
@@ -169,9 +179,8 @@ class RequestProtocol(HttpToolsProtocol):
         if poll.poll(0):  # an error, or both sides closed
             self.transport.abort()
             return
-        if not self.cycle.response_started:
-            self.transport.write(_CONTINUE)
-        self._check_half_closed(after_s)
+        next_s = min(4 * period_s, _PROBE_EVERY_S)
+        self.loop.call_later(period_s, self._probe_half_closed, next_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_head(False)

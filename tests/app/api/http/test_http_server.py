@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.api.http import connections
-from app.api.http.connections import MAX_HEAD_BYTES
+from app.api.http.connections import MAX_HEAD_BYTES, RequestProtocol
 from app.api.http.http_server import HttpServer
 from tests.ports import free_port
 
@@ -144,6 +144,78 @@ async def test_a_client_that_closes_its_own_side_gets_its_answer(
         else:
             writer.close()
             await app.left.wait()
+    await server.close()
+
+
+class Probed(asyncio.Event):
+    """Set once a half-closed client has been probed this many times."""
+
+    def __init__(self, num_times: int, monkeypatch: Any) -> None:
+        super().__init__()
+        self.num_left = num_times
+        probe = RequestProtocol._probe_half_closed
+
+        def counted(protocol: RequestProtocol, period_s: float) -> None:
+            probe(protocol, period_s)
+            self.num_left -= 1
+            if self.num_left <= 0:
+                self.set()
+
+        monkeypatch.setattr(RequestProtocol, "_probe_half_closed", counted)
+        monkeypatch.setattr(connections, "_HALF_CLOSED_S", 0.001)
+        monkeypatch.setattr(connections, "_PROBE_EVERY_S", 0.001)
+
+
+async def test_no_interim_answer_is_written_into_the_body_of_an_earlier_request(
+    monkeypatch: Any,
+) -> None:
+    port, first, second = free_port(), Slow(b"half"), Late()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/first":
+            await receive()
+            await first(scope, receive, send)
+        else:
+            await second(scope, receive, send)
+
+    server = HttpServer(answer, HOST, port)
+    await server.open()
+    probed = Probed(3, monkeypatch)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(
+        b"".join(b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n" % p for p in (b"first", b"second"))
+    )
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        await probed.wait()
+        first.go_on.set()
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"0\r\n\r\n") == b"4\r\nhalf\r\n1\r\n!\r\n0\r\n\r\n"
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        second.go_on.set()
+        assert (await reader.read()).endswith(b"4\r\nhalf\r\n0\r\n\r\n")
+    writer.close()
+    await server.close()
+
+
+@pytest.mark.parametrize("expects", [b"", b"expect: 100-continue\r\n"])
+async def test_a_request_gets_at_most_five_interim_answers(
+    monkeypatch: Any, expects: bytes
+) -> None:
+    port, app = free_port(), Late()
+    server = HttpServer(app, HOST, port)
+    await server.open()
+    probed = Probed(9, monkeypatch)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + expects + b"\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        await probed.wait()
+        app.go_on.set()
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 100 Continue\r\n\r\n") == 5
+    assert answer.endswith(b"4\r\nhalf\r\n0\r\n\r\n")
+    writer.close()
     await server.close()
 
 
