@@ -58,11 +58,7 @@ def parse_lengths(text: str) -> Lengths:
     ValueError naming the distributions there are, the arguments one takes or what is wrong in a
     file; OSError for a file that is not there.
     """
-    body, divisor = text, ""
-    if not text.endswith(_FILES):
-        head, slash, tail = text.rpartition("/")
-        if slash and (head.endswith(_FILES) or "/" not in head):
-            body, divisor = head, tail
+    body, divisor = _undivided(text)
     if body.endswith(SUFFIXES):
         lengths = trace_lengths(locate(body))
     elif body.endswith(_YAML):
@@ -83,9 +79,18 @@ def parse_lengths(text: str) -> Lengths:
         raise ValueError(f"{text!r}: {error}") from error
 
 
+def _undivided(text: str) -> tuple[str, str]:
+    """What a final `/8` divides, and the divisor, if there is one."""
+    if not text.endswith(_FILES):
+        head, slash, tail = text.rpartition("/")
+        if slash and (head.endswith(_FILES) or "/" not in head):
+            return head, tail
+    return text, ""
+
+
 def names_file(text: str) -> bool:
     """Whether `parse_lengths` would read a file."""
-    return text.endswith(_FILES) or text.rpartition("/")[0].endswith(_FILES)
+    return _undivided(text)[0].endswith(_FILES)
 
 
 def names_yaml(text: str) -> bool:
@@ -94,9 +99,17 @@ def names_yaml(text: str) -> bool:
 
 
 def digest_of(text: str) -> str:
-    """Of the file's content; "" for lengths that are in no file."""
-    file = locate(text)
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+    """Of the content of the file that `parse_lengths` would read; "" for lengths in no file. A YAML
+    workload may name other files, so its requests count. Raises as `parse_lengths`."""
+    body, _ = _undivided(text)
+    if body.endswith(_YAML):
+        own = load_workload(body)
+        content = own.prompt_tokens.tobytes() + own.output_tokens.tobytes()
+    elif body.endswith(SUFFIXES):
+        content = locate(body).read_bytes()
+    else:
+        return ""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def read_file(text: str, seed: int = 0) -> Workload:

@@ -160,6 +160,19 @@ def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
         specs.parse_lengths("missing.csv")
 
 
+@pytest.mark.parametrize("name", ["pairs.csv", "pairs.csv/8", "drawn.yaml", "own.yaml/8"])
+def test_a_digest_is_of_the_requests_wherever_they_are_kept(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "pairs.csv"
+    (tmp_path / "drawn.yaml").write_text(f"lengths: {file}\nqps: 1\nrequests: 9\n")
+    (tmp_path / "own.yaml").write_text(f"trace: {file}\nqps: 1\n")
+    digests = list[str]()
+    for num_tokens in (80, 90, 80):
+        file.write_text(f"num_prefill_tokens,num_decode_tokens\n{num_tokens},8\n")
+        digests.append(specs.digest_of(f"{tmp_path / name}"))
+    assert digests[0] == digests[2] != digests[1]
+    assert specs.digest_of("sharegpt4/8") == ""
+
+
 def test_a_yaml_workload_that_names_itself_is_refused(tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     for file, other in ((first, second), (second, first)):
