@@ -180,8 +180,10 @@ class Waits:
 
     def asked(self, url: str, answer: httpx.Response | None) -> None:
         """answer: None if none came."""
-        if answer is None or answer.status_code in (502, 503, 504):
+        if answer is None or answer.status_code in (502, 504):
             self._say("the server does not answer; asking again")
+        elif answer.status_code in (429, 503):
+            self._say("the server is busy; asking again")
         elif url != QUOTE or answer.status_code != 200:
             self._say("")
         else:

@@ -13,7 +13,7 @@ import pytest
 from app.api.batches import runner
 from app.api.batches.lines import Line
 from app.api.batches.runner import LAST, QUOTE
-from app.cli.batch import answer_all
+from app.cli.batch import Waits, answer_all
 
 URL = "/v1/completions"
 QUOTED = {"prompt_tokens": 1, "can_serve_now": True, "retry_after_s": None}
@@ -98,6 +98,31 @@ async def test_a_server_without_quotes_gets_what_the_line_says(way: Way, status:
 async def test_a_proxys_page_is_waited_for_as_an_error_of_the_server(way: Way, status: int) -> None:
     way.any = [page(status)] * 12
     assert is_done((await way.run("a"))["a"])
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (page(429), "the server is busy; asking again"),
+        (page(503), "the server is busy; asking again"),
+        (page(502), "the server does not answer; asking again"),
+        (refused, "the server does not answer; asking again"),
+    ],
+)
+async def test_a_terminal_is_told_why_a_request_is_sent_again(
+    way: Way, trouble: Trouble, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list[str]()
+    say = Waits._say
+
+    def noted(waits: Waits, text: str) -> None:
+        shown.append(text)
+        say(waits, text)
+
+    monkeypatch.setattr(Waits, "_say", noted)
+    way.sends = [trouble]
+    assert is_done((await way.run("a"))["a"])
+    assert [text for text in shown if text] == [said]
 
 
 async def test_a_page_in_the_place_of_quotes_holds_nothing_up(way: Way) -> None:
