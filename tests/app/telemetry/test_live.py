@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,23 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     shown = set(re.findall(r"legato_\w+", dashboard.read_text()))
     assert shown
     assert shown <= names, shown - names
+
+
+def test_the_dashboard_adds_up_replicas_of_which_a_read_shows_one() -> None:
+    """As Serve's proxy passes it to any: the others' last values are found in a range."""
+    dashboard = json.loads(
+        (Path(__file__).resolve().parents[3] / "configs/deploy/grafana.json").read_text()
+    )
+    families = {family.name: family for family in Metrics("tiny").registry.collect()}
+    assert "window" in {variable["name"] for variable in dashboard["templating"]["list"]}
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        text = target["expr"]
+        assert text.startswith(("sum", "max by", "max(", "histogram_quantile(")), text
+        for call, name in re.findall(r"(\w*) ?\((legato_(?!engine_)\w+)\{", text):
+            is_gauge = name in families and families[name].type == "gauge"
+            assert call in (("last_over_time",) if is_gauge else ("rate", "increase")), text
+        for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+            assert label in " ".join(re.findall(r"by \(([^)]*)\)", text)), text
 
 
 def test_record_fields_match_the_parquet_schema() -> None:
