@@ -270,16 +270,12 @@ class StreamPlacement:
             group[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 
     def _refuse_if_all_have(self, group: Sequence[FleetRequest]) -> None:
-        """Fail the group if every serving engine has refused it.
-
-        A started stream that was refused for lack of capacity keeps waiting instead.
-        """
+        """Fail the group if every serving engine has refused it: for its content, if it has tokens,
+        as no engine refuses what another has accepted for its load (`Request.was_accepted`)."""
         serving = self._routing.serving(group[0])
         refusal = refusal_of(group[0], serving) if serving else None
         if refusal is None:
             return
         for fleet_request in group:
-            if fleet_request.has_tokens and refusal.retry_after_s is not None:
-                fleet_request.refused_by.clear()
-            elif self._unplaced.pop(id(fleet_request), None) is not None:
+            if self._unplaced.pop(id(fleet_request), None) is not None:
                 fleet_request.stream.fail(refusal)
