@@ -40,7 +40,7 @@ _SILENT_S = 30.0  # a stage that answers nothing for so long while it starts is 
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
-_ADAPTER_LIMIT_S = 600.0  # no client waits longer
+_ADAPTER_LIMIT_S = 240.0  # a client waits longer than two loads that hang
 _NO_STAGES = "there are no stages: they are being rebuilt"
 _FOR_MEMORY_S = 3.0  # before calibration; what is left is backed while the engine is idle
 

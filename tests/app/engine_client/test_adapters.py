@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from actors.executor import stage_set
 from actors.scheduling.request import Request, SamplingParams
-from app.engine_client.adapters import AdapterEngine
+from app.engine_client.adapters import LOAD_WITHIN_S, AdapterEngine
 from app.engine_client.client import (
     EngineClient,
     EngineUnavailable,
@@ -196,3 +197,8 @@ async def test_the_next_scheduler_loads_what_was_loaded_live(
     await until(lambda: len(cluster.schedulers) == 2 and engine.is_ready())
     assert cluster.last.config.adapters == ((1, "b-folder"), (0, "c-folder"))
     await read(engine.adapters["c"])
+
+
+def test_a_client_waits_until_it_is_told_that_its_load_hangs() -> None:
+    """Also behind one that hangs, and with time for a load behind two."""
+    assert 2 * stage_set._ADAPTER_LIMIT_S + 60.0 <= LOAD_WITHIN_S
