@@ -156,7 +156,7 @@ class StageActor:
     def load_adapter(self, slot: int, folder: str) -> str | None:
         """`StageAdapters.load` beside the steps; returns an error message or None."""
         load = self._running().load_adapter
-        return self._loads.run(self._enter, lambda: load(slot, Path(folder)))
+        return self._loads.run(folder, self._enter, lambda: load(slot, Path(folder)))
 
     @ray.method(concurrency_group="watch")
     def leave_load(self) -> None:

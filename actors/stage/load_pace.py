@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 
+_MOST_LEFT = 4  # threads of loads that hang
 IDLE_S = 0.02  # without a step from which the stage is idle; busy stages wait less for their next
 
 
@@ -20,13 +21,21 @@ class _Thread(threading.Thread):
 
 class Loads:
     """One load after the other, each in a thread of its own: one that hangs, as on a folder of a
-    network, costs no other load its time."""
+    network, costs no other load its time. Until it ends, its folder is refused: callers ask again
+    and again, and each further load of it would hang too."""
 
     def __init__(self) -> None:
         self._leave: Callable[[], None] = lambda: None
+        self._left: list[tuple[str, _Thread]] = []  # by folder
 
-    def run(self, prepare: Callable[[], None], load: Callable[[], None]) -> str | None:
+    def run(self, folder: str, prepare: Callable[[], None], load: Callable[[], None]) -> str | None:
         """An error message or None, once the load has ended or is left."""
+        self._left = [(name, thread) for name, thread in self._left if thread.is_alive()]
+        hung = [name for name, _ in self._left]
+        if folder in hung:
+            return f"{folder}: not loaded, as an earlier load of it still hangs"
+        if len(hung) >= _MOST_LEFT:
+            return f"{folder}: not loaded, as loads of {', '.join(hung)} still hang"
         outcome: Future[None] = Future()
 
         def work() -> None:
@@ -49,6 +58,8 @@ class Loads:
         try:
             outcome.result()
         except (ValueError, OSError) as error:
+            if thread.is_left:
+                self._left.append((folder, thread))
             return str(error)
         return None
 

@@ -111,13 +111,37 @@ def test_a_load_that_hangs_is_left_and_touches_nothing_more() -> None:
 
     leaver = threading.Thread(target=lambda: (hangs.wait(), loads.leave()))
     leaver.start()
-    assert loads.run(lambda: None, hang) == "the load is left, as it took too long"
+    assert loads.run("hangs", lambda: None, hang) == "the load is left, as it took too long"
     leaver.join()
-    assert loads.run(lambda: done.append("prepared"), lambda: done.append("loaded")) is None
+    assert loads.run("next", lambda: done.append("prepared"), lambda: done.append("loaded")) is None
     loads.leave()  # none is under way
     goes_on.set()
     assert ended.wait(LONG_S)
     assert done == ["prepared", "loaded", "refused"]
+
+
+def test_folders_that_hang_hold_few_threads_and_one_each() -> None:
+    loads, goes_on, threads = Loads(), threading.Event(), list[threading.Thread]()
+
+    def hang() -> None:
+        threads.append(threading.current_thread())
+        loads.leave()
+        goes_on.wait()
+
+    def nothing() -> None:
+        pass
+
+    for number in range(4):
+        assert loads.run(f"{number}", nothing, hang) == "the load is left, as it took too long"
+        told = f"{number}: not loaded, as an earlier load of it still hangs"
+        assert loads.run(f"{number}", nothing, nothing) == told
+    told = "4: not loaded, as loads of 0, 1, 2, 3 still hang"
+    assert loads.run("4", nothing, nothing) == told
+    assert len(threads) == 4
+    goes_on.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert loads.run("0", nothing, nothing) is None
 
 
 @pytest.mark.parametrize(("error", "told"), [(OSError("gone"), "gone"), (ValueError("7"), "7")])
@@ -128,6 +152,6 @@ def test_what_a_load_raises_is_told_or_raised(error: Exception, told: str) -> No
 
         return load
 
-    assert Loads().run(lambda: None, fail(error)) == told
+    assert Loads().run("it", lambda: None, fail(error)) == told
     with pytest.raises(RuntimeError, match="device"):
-        Loads().run(lambda: None, fail(RuntimeError("device")))
+        Loads().run("it", lambda: None, fail(RuntimeError("device")))
