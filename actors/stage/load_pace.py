@@ -133,4 +133,5 @@ class LoadPace:
         while self._left_s <= 0.0 and not self._is_idle():
             left_s = IDLE_S - (self._clock() - self._ended_s)
             self._changed.wait(None if self._runs else left_s)
+            check_wanted()  # it may have been left meanwhile
         self._piece_s = self._clock()

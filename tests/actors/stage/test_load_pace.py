@@ -120,6 +120,34 @@ def test_a_load_that_hangs_is_left_and_touches_nothing_more() -> None:
     assert done == ["prepared", "loaded", "refused"]
 
 
+@pytest.mark.parametrize("wait", ["begin", "pause"])
+def test_a_load_left_while_it_waits_for_its_turn_touches_nothing_more(wait: str) -> None:
+    pace, loads, errors = LoadPace(), Loads(), list[str]()
+    waits, threads = threading.Event(), list[threading.Thread]()
+    rest = pace._changed.wait
+
+    def noted(timeout: float | None = None) -> bool:
+        waits.set()
+        return rest(timeout)
+
+    pace._changed.wait = noted  # type: ignore[method-assign]
+
+    def load() -> None:
+        threads.append(threading.current_thread())
+        try:
+            getattr(pace, wait)()
+        except OSError as error:
+            errors.append(str(error))
+
+    with pace.step(0.0):
+        leaver = threading.Thread(target=lambda: (waits.wait(), loads.leave()))
+        leaver.start()
+        assert loads.run("it", lambda: None, load) == "the load is left, as it took too long"
+        leaver.join()
+    threads[0].join(LONG_S)
+    assert errors == ["the load was left, as it took too long"]
+
+
 def test_folders_that_hang_hold_few_threads_and_one_each() -> None:
     loads, goes_on, threads = Loads(), threading.Event(), list[threading.Thread]()
 
