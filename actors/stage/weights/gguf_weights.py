@@ -60,13 +60,15 @@ class GgufWeights:
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         stored = self._stored(name)
         rows = part.rows if part.rows is not None and len(shape) > 1 else None
-        out = torch.cat(list(self._chunks(name, stored, rows, part.columns)))
+        is_raised = self._family.norms_plus_one and len(shape) == 1 and name.endswith(".weight")
+        dtype = torch.float32 if is_raised else self._dtype  # 1 + w has no room in half precision
+        out = torch.cat(list(self._chunks(name, stored, rows, part.columns, dtype)))
         if len(shape) == 1:
             out = out.flatten()
             if (order := self._order(name)) is not None:
                 out = out[order]
-            if self._family.norms_plus_one and name.endswith(".weight"):
-                out = (out.float() - 1).to(self._dtype)
+            if is_raised:
+                out = (out - 1).to(self._dtype)
             if part.rows is not None:
                 out = out[slice(*part.rows)]
         if not torch.isfinite(out.sum(dtype=torch.float32)):
@@ -129,15 +131,16 @@ class GgufWeights:
         stored: StoredTensor,
         rows: tuple[int, int] | None,
         columns: tuple[int, int] | None,
+        dtype: torch.dtype,
     ) -> Iterator[torch.Tensor]:
-        """Rows in the serving type, in chunks, because intermediate values take more memory."""
+        """Rows of this type, in chunks, because intermediate values take more memory."""
         raw = self._raw(name, rows) if len(stored.shape) > 1 else self._vector(name)
         step = max(1, _CHUNK_FEATURES // stored.shape[-1])
         for begin in range(0, len(raw), step):
             wide = torch.from_numpy(dequantize(raw[begin : begin + step], stored.kind))
-            yield (wide if columns is None else wide[:, slice(*columns)]).to(self._dtype, copy=True)
+            yield (wide if columns is None else wide[:, slice(*columns)]).to(dtype, copy=True)
         if not len(raw):
-            yield torch.empty(0, stored.shape[-1], dtype=self._dtype)
+            yield torch.empty(0, stored.shape[-1], dtype=dtype)
 
     def _vector(self, name: str) -> Bytes:
         return self._file.rows(self._places[name][0], 0, 1)

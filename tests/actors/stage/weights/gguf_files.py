@@ -34,14 +34,15 @@ def write(
     kind: Kind = Kind.F32,
     tune: Callable[[gguf.GGUFWriter], None] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> transformers.PreTrainedModel:
     """Write the file; returns the model in float32 of the weights that it stands for.
 
     kind: of all matrices. tune: adds to the metadata before it is written. tokenizer: writes
-    another tokenizer's metadata than the tiny models'.
+    another tokenizer's metadata than the tiny models'. dtype: of the model that is converted.
     """
-    model = tiny_models.build(variant, **overrides)
+    model = tiny_models.build(variant, **overrides).to(dtype).float()
     architecture = ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_metadata(writer, architecture, model.config)

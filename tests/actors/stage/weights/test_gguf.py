@@ -23,6 +23,7 @@ from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
+from actors.stage.weights.names import all_shapes
 from kernels.ggml_blocks import BLOCK_TYPES, as_quantized, dequantize
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
@@ -108,6 +109,27 @@ def test_gemma3_has_a_window_in_five_layers_of_six(tmp_path: Path) -> None:
     )  # fmt: skip
     folder = model_folder(tmp_path, tmp_path / "cache")
     assert MiniPlanner(make_chain(folder)).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gemma_s_norms_are_those_of_its_folder_to_the_bit(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """The file has 1 + w in float32, for which a type of two bytes has no room."""
+    model = write(tmp_path / "tiny.gguf", "gemma2", dtype=dtype, **_AS_CONVERTED["gemma2"])
+    model.to(dtype).save_pretrained(tmp_path / "folder")  # type: ignore[arg-type]
+    found = []
+    for folder in (tmp_path / "folder", model_folder(tmp_path, tmp_path / "cache")):
+        config = load_config(folder)
+        assert config.norm_offset == 1
+        with open_folder(folder, config, StageSpec(str(folder)), dtype) as (source, _):
+            shapes = {n: s for n, s in all_shapes(config).items() if n.endswith("norm.weight")}
+            found.append({name: source.read(name, shape) for name, shape in shapes.items()})
+    ours, theirs = found[1], found[0]
+    assert len(theirs) > 4
+    for name, weight_H in theirs.items():
+        assert weight_H.dtype == ours[name].dtype == dtype
+        assert torch.equal(ours[name], weight_H), name
 
 
 def config_read(path: Path, variant: str, **options: Any) -> dict[str, Any]:
