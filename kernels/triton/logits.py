@@ -99,12 +99,13 @@ def edits_of(a: Adjustment, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
     return edits
 
 
-def _without(mask_W: torch.Tensor, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
-    """The grammar's mask without forbidden tokens, unless nothing else would remain."""
+def _without(mask_W: torch.Tensor, forbidden: tuple[int, ...], V: int) -> NDArray[np.int32]:
+    """The grammar's mask without forbidden tokens, unless no other of the V tokens would remain."""
     words = mask_W.cpu().numpy().copy()
     for token in forbidden:
         words[token // 32] &= ~np.int32(np.uint32(1 << (token % 32)).view(np.int32))
-    return words if words.any() else mask_W.cpu().numpy()
+    last = int(words[V // 32]) & ((1 << V % 32) - 1) if V % 32 else 0  # bits behind it may be set
+    return words if last or words[: V // 32].any() else mask_W.cpu().numpy()
 
 
 def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
@@ -123,7 +124,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
             logits_SV, edits_E5, len(edits), logits_SV.stride(0), BLOCK=_BLOCK_EDITS
         )
     if masked:
-        words = [_without(a.allowed_W, a.forbidden) for a in masked if a.allowed_W is not None]
+        words = [_without(a.allowed_W, a.forbidden, V) for a in masked if a.allowed_W is not None]
         packed = np.concatenate(([a.row for a in masked], *words)).astype(np.int32)
         on_device = upload(packed, device)
         num_words = len(words[0])

@@ -109,6 +109,25 @@ def test_adjustments_are_those_of_the_torch_sampler() -> None:
     assert torch.isfinite(adjusted[4]).nonzero().flatten().tolist() == [7]
 
 
+@pytest.mark.parametrize("vocabulary", [20, 64, 100])
+@pytest.mark.parametrize("behind", [0, -1])
+def test_a_stop_token_that_alone_is_allowed_outranks_min_tokens(
+    vocabulary: int, behind: int
+) -> None:
+    """Whatever a mask has behind the last token."""
+    words = np.zeros(-(-vocabulary // 32), np.int32)
+    words[-1] = behind << vocabulary % 32 if vocabulary % 32 else 0
+    words[0] |= 1 << 7
+    nothing, allowed_W = words[:0], torch.from_numpy(words)
+    adjustments = [Adjustment(0, nothing, nothing, forbidden=(7,), allowed_W=allowed_W)]
+    logits = torch.arange(float(vocabulary))[None].cos()
+    expected, adjusted = logits.clone(), logits.to(DEVICE)
+    reference.adjust(expected, adjustments)
+    triton_logits.adjust(adjusted, adjustments)
+    assert torch.equal(adjusted.cpu(), expected)
+    assert torch.isfinite(adjusted[0]).nonzero().flatten().tolist() == [7]
+
+
 def test_a_program_reads_a_piece_of_a_row_whatever_the_row_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
