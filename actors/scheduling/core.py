@@ -114,7 +114,7 @@ class Core:
         out: list[Instruction] = []
         self._handlers[type(event)](event, out)
         if self.config.queue_timeout_s is not None:
-            out += self.timeout.expire()
+            out += self.timeout.expire(self.num_steps)
         if self.tier is not None:
             self.tier.fetch_ahead()  # a fetch may begin while no step can
         self._plan(out)

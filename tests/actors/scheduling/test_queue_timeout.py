@@ -151,6 +151,39 @@ def test_a_request_that_comes_too_late_from_another_engine_starts_where_it_can()
     driver.submit(request(1, arrival_s=80.0, is_replayed=True))
     driver.submit(request(2, arrival_s=80.0, is_replayed=True))
     driver.send(Tick(), after_s=0.0)
+    driver.answer()
+    assert refused(driver) == []
+    driver.answer()  # of the first step that it could have been in
+    assert refused(driver) == [2]
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize("token_budget", [16, 200])
+def test_all_that_come_too_late_start_where_places_are_free(token_budget: int) -> None:
+    """However few of them have room in a step, as after a rebuild that has taken long."""
+    limits = {"max_requests": 64, "max_step_tokens": 256, "num_blocks": 400}
+    driver = Driver(config(queue_timeout_s=5.0, token_budget=token_budget, **limits))
+    driver.now_s = 100.0
+    for number in range(20):
+        driver.submit(request(number, prompt=12, arrival_s=80.0, is_replayed=True))
+    driver.drain()
+    assert refused(driver) == []
+    driver.check_everyone_finished()
+    assert not driver.core.timeout._late
+
+
+def test_one_that_comes_too_late_waits_once_more_at_most() -> None:
+    """Where a place is free, but not for it."""
+    driver = Driver(config(queue_timeout_s=5.0, max_running_per_tenant=1))
+    driver.now_s = 100.0
+    driver.submit(request(1, output=40, tenant="capped"))
+    driver.submit(request(2, arrival_s=80.0, is_replayed=True, tenant="capped"))
+    assert driver.wake_at_s == pytest.approx(105.02)
+    for _ in range(5):
+        driver.answer()
+    assert refused(driver) == []
+    driver.send(Tick(), after_s=5.0)
     assert refused(driver) == [2]
     driver.drain()
     driver.check_everyone_finished()
