@@ -21,6 +21,7 @@ class BothClasses(EngineView, Protocol):
     @property
     def prefilling(self) -> Sequence[RequestState]: ...
     def head(self) -> RequestState | None: ...
+    def cap_of(self, tenant: str, is_background: bool | None = None) -> tuple[int | None, int]: ...
 
 
 class ClassView:
@@ -101,8 +102,8 @@ class ClassView:
     def num_waiting_of(self, tenant: str) -> int:
         return self._requests.num_waiting_of(tenant)
 
-    def num_to_end(self, tenant: str) -> int:
-        return self._requests.num_to_end(tenant)
+    def cap_of(self, tenant: str) -> tuple[int | None, int]:
+        return self._requests.cap_of(tenant, self._class)
 
     def num_held_of(self, request_id: int) -> int:
         return self._requests.num_held_of(request_id)

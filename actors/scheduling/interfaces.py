@@ -121,7 +121,7 @@ class EngineView(Protocol):
         ...
 
     def num_waiting_of(self, tenant: str) -> int: ...
-    def num_to_end(self, tenant: str) -> int: ...  # of its own, before its cap lets a new one run
+    def cap_of(self, tenant: str) -> tuple[int | None, int]: ...  # and how many of its wait
     def num_held_of(self, request_id: int) -> int: ...  # its tokens in blocks of running requests
 
     @property

@@ -105,13 +105,9 @@ class LiveRequests:
     def num_waiting_of(self, tenant: str) -> int:
         return self.waiting.waiting_of.get(tenant, 0)
 
-    def num_to_end(self, tenant: str) -> int:
-        """0 without a cap, and while the tenant is below it."""
-        cap, queue = self.config.max_running_per_tenant, self.waiting
-        if cap is None:
-            return 0
-        num_here = queue.running_of.get(tenant, 0) + queue.waiting_of.get(tenant, 0)
-        return max(0, num_here + 1 - cap)
+    def cap_of(self, tenant: str, is_background: bool | None = None) -> tuple[int | None, int]:
+        """is_background: of that class."""
+        return self.config.max_running_per_tenant, self.waiting.num_of(tenant, is_background)
 
     def num_held_of(self, request_id: int) -> int:
         state = self.by_id[request_id]

@@ -261,17 +261,20 @@ class Predictor:
         left = sum([v.max_length - v.num_tokens for v in decoding]) * self.peak.expected_share
         return len(decoding) ** 2 / max(2.0 * left * self.pace_s(engine), 1e-6)
 
-    def pace_s(self, engine: EngineView) -> float:
+    def pace_s(self, engine: EngineView, more: int = 0) -> float:
         """Mean time between tokens of the decodes, or the objective before the first token. At
-        least the step time of the decodes alone, because there may have been fewer before."""
+        least the step time of the decodes alone, because there may have been fewer before.
+
+        more: decodes to come; before the first token it is then that step time, with them."""
         span_s, count = 0.0, 0
         for view in engine.decoding:
             if view.first_token_s is not None and view.last_token_s is not None:
                 span_s += view.last_token_s - view.first_token_s
                 count += view.num_output_tokens - 1
-        mix = self._decodes(engine)
+        mix = self._decodes(engine, more)
         alone_s = self.cost.profile.latency_s(mix) * self.cost.ratio(mix)
-        return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else self.tbt_s or 0.0)
+        unknown_s = 0.0 if more else self.tbt_s or 0.0
+        return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else unknown_s)
 
     def least_ttft_s(self, num_tokens: int) -> float:
         """Seconds to the first token of a prompt without cached tokens, on an idle engine."""

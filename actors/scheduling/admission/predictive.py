@@ -180,7 +180,7 @@ class PredictiveAdmission:
         own = len(request.prompt) + len(request.output)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
         compute_s, places_s = self.predictor.waits_s(own, there)
-        capped_s = self._capped_s(request.tenant, engine)
+        capped_s, _ = self._capped_s(request.tenant, engine)
         if capped_s:
             places_s = max(places_s, capped_s + own / self.predictor.prefill_rate(engine))
         waits_s = compute_s, places_s
@@ -251,22 +251,26 @@ class PredictiveAdmission:
         own = len(request.prompt) + len(request.output)
         slot_s = 1.0 / predictor.finish_rate(engine) if engine.decoding else 0.0
         busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
-        capped_s = self._capped_s(request.tenant, engine)
-        turn_s = capped_s / max(1, engine.num_to_end(request.tenant))
+        _, turn_s = self._capped_s(request.tenant, engine)
         return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0, turn_s)
 
-    def _capped_s(self, tenant: str, engine: EngineView) -> float:
-        """Seconds until so many of the tenant's requests have ended that its cap lets a new one
-        run. As `Predictor.ended_s`, of its own."""
-        count = engine.num_to_end(tenant)
-        own = [v.max_length - v.num_tokens for v in engine.decoding if v.request.tenant == tenant]
-        if not count or not own:
-            return 0.0
-        num_steps = 2 * count * sum(own) / len(own) ** 2
-        if count <= len(own):
-            num_steps = sorted(own)[count - 1]
-        predictor = self.predictor
-        return num_steps * predictor.peak.expected_share * predictor.pace_s(engine)
+    def _capped_s(self, tenant: str, engine: EngineView) -> tuple[float, float]:
+        """Seconds until the tenant's cap lets a new request run, and those by which the one after
+        it waits longer; zeros: a place is free."""
+        cap, num_waiting = engine.cap_of(tenant)
+        running = () if cap is None else (*engine.decoding, *engine.prefilling)
+        # Those of the background do not count for live ones, as they give their places to these.
+        own = [view for view in running if view.request.tenant == tenant]
+        if cap is None or not own or len(own) + num_waiting < cap:
+            return 0.0, 0.0
+        whole = sum([view.max_length - view.num_prompt_tokens for view in own]) / len(own)
+        # Of those that wait, some take the places still free.
+        left = [float(view.max_length - view.num_tokens) for view in own]
+        left = sorted(left + [whole] * (cap - len(own)))
+        rounds, last = divmod(len(own) + num_waiting - cap, len(left))
+        step_s = self.predictor.pace_s(engine, more=len(engine.prefilling) + 1)
+        step_s *= self.predictor.peak.expected_share
+        return step_s * (left[last] + rounds * whole), step_s * whole / cap
 
 
 def _closed_s(found: Forecast, engine: EngineView) -> float:

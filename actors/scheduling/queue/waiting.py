@@ -84,6 +84,12 @@ class WaitingQueue:
         if num_requests + sign == 0:
             del self._waiting[key]
 
+    def num_of(self, tenant: str, is_background: bool | None) -> int:
+        """Waiting requests of the tenant. is_background: of that class."""
+        if is_background is None:
+            return self.waiting_of.get(tenant, 0)
+        return self._waiting.get((is_background, tenant), (0, 0))[0]
+
     def held_back(self, tenant: str, is_background: bool | None) -> tuple[int, int]:
         """Waiting requests, and their tokens but for shared ones, of other tenants that wait for
         others of these to end, as their tenant's cap does not let all of them run. is_background:

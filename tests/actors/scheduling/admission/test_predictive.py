@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import MayReturn, Reconfigure, Refuse, Submit, TurnedAway
-from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
 
@@ -196,3 +197,93 @@ def test_of_a_tenant_at_its_cap_the_next_that_return_each_wait_for_one_more_to_e
     later_s = [after - before for before, after in itertools.pairwise(waits_s)]
     assert len(later_s) == 2
     assert all(0.8 * waits_s[0] < one < 2.5 * waits_s[0] for one in later_s)
+
+
+def of_tenant(cap: int | None, **settings: Any) -> tuple[Driver, Callable[..., Refuse | None]]:
+    """An engine, and what submits a request of its only tenant."""
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    settings = {"admission": "predictive", "tbt_s": 0.1, "ttft_s": 1.0} | settings
+    limits = {"token_budget": 64, "max_requests": 8, "max_running_per_tenant": cap}
+    driver = Driver(modeled(model, **settings, **limits))
+
+    def submit(
+        number: int, ttft_s: float | None = None, num_tokens: int = 20, priority: int = 0
+    ) -> Refuse | None:
+        prompt, objective = (number,) * num_tokens, Objective(ttft_s=ttft_s)
+        asked = Request(
+            number, prompt, SamplingParams(400), driver.now_s, (), "t", priority, objective
+        )
+        driver.submit(asked)
+        return driver.callers[number].refused
+
+    return driver, submit
+
+
+def waits_s(driver: Driver, number: int) -> float:
+    """How long an accepted request waits from now for its first token."""
+    begin_s = driver.now_s
+    while driver.callers[number].first is None:
+        driver.answer()
+    return driver.now_s - begin_s
+
+
+@pytest.mark.parametrize("num_live", [0, 1, 3])
+def test_the_background_takes_no_place_of_a_tenant_s_cap_from_a_live_request(num_live: int) -> None:
+    driver, submit = of_tenant(cap=4)
+    for number in range(14):
+        is_live = number < num_live
+        assert submit(number, *(() if is_live else (1e6, 20, -100))) is None
+    for _ in range(50):
+        driver.answer()
+    assert driver.core.requests.waiting.running_of == {"t": 4}
+    assert submit(50) is None
+    assert waits_s(driver, 50) < 0.5
+
+
+def test_behind_its_tenant_s_live_requests_one_waits_as_long_as_without_the_background() -> None:
+    for num_background in (0, 10):
+        driver, submit = of_tenant(cap=4)
+        for number in range(4 + num_background):
+            assert submit(number, *(() if number < 4 else (1e6, 20, -100))) is None
+        for _ in range(50):
+            driver.answer()
+        refusal = submit(50)
+        assert refusal is not None
+        assert refusal.retry_after_s is not None
+        assert submit(51, ttft_s=1e6) is None
+        wait_s = waits_s(driver, 51)
+        assert 0.5 * wait_s < refusal.retry_after_s < 2.0 * wait_s
+
+
+@pytest.mark.parametrize("num_answers", [0, 3])
+def test_those_whose_prompt_is_not_computed_yet_hold_their_places_until_they_end_too(
+    num_answers: int,
+) -> None:
+    """Of a cap of four, one decodes; three prompts are being computed, or start next."""
+    driver, submit = of_tenant(cap=4)
+    submit(0)
+    for _ in range(50):
+        driver.answer()
+    for number in range(1, 5):
+        assert submit(number, ttft_s=1e6, num_tokens=400) is None
+    for _ in range(num_answers):
+        driver.answer()
+    refusal = submit(50)
+    assert refusal is not None
+    assert refusal.retry_after_s is not None
+    assert submit(51, ttft_s=1e6) is None
+    wait_s = waits_s(driver, 51)
+    assert 0.5 * wait_s < refusal.retry_after_s < 2.0 * wait_s
+
+
+def test_a_cap_that_is_not_reached_changes_no_decision() -> None:
+    found: list[list[Refuse | None]] = []
+    for cap in (None, 100):
+        driver, submit = of_tenant(cap)
+        found.append([])
+        for number in range(30):
+            found[-1].append(submit(number, num_tokens=100, priority=-(number % 3)))
+            driver.answer()
+    assert found[0] == found[1]
+    assert any(found[0])
+    assert not all(found[0])

@@ -33,7 +33,8 @@ def test_what_waits_for_its_tenants_cap_makes_nobody_else_refused(
     driver = Driver(config(**(SETTINGS | limits)))
     for number in range(60):
         asked = request(number, prompt=100, output=60, tenant="greedy", arrival_s=driver.now_s)
-        driver.submit(replace(asked, priority=priority))
+        # It waits longer than others would, else few of these were accepted.
+        driver.submit(replace(asked, priority=priority, objective=Objective(ttft_s=9.0)))
     for number in range(1000, 1008):
         for _ in range(20):
             driver.answer()
