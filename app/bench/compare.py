@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,21 +120,27 @@ def _capacity(
 
 
 def _probe(server: ServerPlan, plan: ComparisonPlan, model: str, found: dict[str, float]) -> None:
-    """Adds figures to `found` by name, those of one probe after another."""
+    """Adds figures to `found` by name, those of one probe after another. Raises MeasurementError at
+    the end, for all probes that gave none."""
 
     def make(extra: dict[str, Any]) -> LoadClient:
         return LoadClient(server.url, model, extra=extra)
 
-    client = make({})
+    client, problems = make({}), list[str]()
     _warm_up(client)
-    if plan.decode is not None:
-        found.update(_decode(client, plan.decode))
-    if plan.prefill is not None:
-        found.update(_prefill(client, plan.prefill))
-    if plan.stall is not None:
-        found.update(_stall(client, plan.stall))
-    if plan.capacity is not None:
-        found.update(_capacity(make, server, plan.capacity))
+    probes = (
+        plan.decode and partial(_decode, client, plan.decode),
+        plan.prefill and partial(_prefill, client, plan.prefill),
+        plan.stall and partial(_stall, client, plan.stall),
+        plan.capacity and partial(_capacity, make, server, plan.capacity),
+    )
+    for probe in probes:
+        try:
+            found.update(probe() if probe else {})
+        except MeasurementError as error:
+            problems.append(str(error))
+    if problems:
+        raise MeasurementError("; ".join(problems))
 
 
 def _warm_up(client: LoadClient) -> None:

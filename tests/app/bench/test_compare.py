@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from app.bench.compare import _alone_s, _medians, _table
-from app.bench.plan import ComparisonPlan
+from app.bench.compare import _alone_s, _medians, _probe, _table
+from app.bench.plan import ComparisonPlan, DecodeProbe, PrefillProbe, ServerPlan
+from app.bench.report import MeasurementError
 from app.cli.main import app
 
 PLANS = Path(__file__).resolve().parents[3] / "configs/bench"
@@ -68,3 +72,42 @@ def test_a_server_that_fails_does_not_keep_others_from_being_measured(tmp_path: 
     report = json.loads(out.read_text())
     assert list(report["failed"]) == ["first", "second"]
     assert report["medians"] == {}
+
+
+class _Streams(BaseHTTPRequestHandler):
+    """Answers a completion with as many events as it asks for."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        event = json.dumps({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
+        self.wfile.write(f"data: {event}\n\n".encode() * asked["max_tokens"] + b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Streams) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_probe_that_fails_leaves_the_others_of_its_server(url: str) -> None:
+    server, found = ServerPlan(command="", url=url), dict[str, float]()
+    plan = ComparisonPlan(
+        servers={"it": server},
+        decode=DecodeProbe(streams=[2], prompt_tokens=4, output_tokens=1),
+        prefill=PrefillProbe(prompt_tokens=8, repeats=1),
+        stall=None,
+        capacity=None,
+    )
+    with pytest.raises(MeasurementError, match="1 are so few"):
+        _probe(server, plan, "m", found)
+    assert list(found) == ["prefill 8, tokens/s"]
