@@ -77,6 +77,7 @@ def test_names_exist() -> None:
     assert not {str(path): names for path, names in wrong.items() if names}
 
 
+@pytest.mark.heavy
 def test_a_stale_name_is_noticed() -> None:
     stale = {"no_such" + "_name", "NoSuch" + "Name"}
     assert lost(f"`Core.handle`, `num_computed_tokens`, `{'`, `'.join(stale)}`") == stale

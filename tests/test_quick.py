@@ -18,6 +18,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.long
 def test_its_modules_load_without_ray() -> None:
     """What imports say without being run is what happens when they are. `make quick` itself ends

@@ -60,6 +60,7 @@ def test_prompts_of_a_batch_lengthen_steps_beside_streams_by_a_part_at_most() ->
     assert longest_s(stages, 60) > 0.8 * TBT_S  # live prompts take all that the streams leave
 
 
+@pytest.mark.heavy
 def test_decodes_of_a_batch_wait_while_there_are_too_many_and_all_go_on() -> None:
     stages = busy(TILED, max_requests=128)
     alone_s = longest_s(stages, 20)
@@ -169,6 +170,7 @@ def test_streams_of_a_batch_alone_all_get_their_tokens() -> None:
     assert all(len(plan.parts) == 20 for plan in (stages.answer() for _ in range(10)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("order", ["fcfs", "fair", "deadline"])
 def test_a_batch_goes_on_as_ever_while_a_live_request_waits_behind_it(order: str) -> None:
     """It has waited longer than its priority says. The longer it took, the longer the live one
@@ -207,6 +209,7 @@ def test_where_a_token_takes_more_than_a_tenth_it_comes_the_more_seldom(output: 
     assert list(stages.core.live_requests) == [0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("micro_batches", ["greedy", "uniform"])
 def test_steps_between_two_of_a_live_decode_are_no_longer_than_these(

@@ -66,6 +66,7 @@ def test_it_says_what_admission_does() -> None:
     assert np.quantile([abs(a / b - 1.0) for a, b in told], 0.9) < 0.05
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("budget", ["adaptive", "fixed"])
 @pytest.mark.parametrize(("qps", "admission"), [(3.0, "all"), (7.0, "all"), (30.0, "predictive")])
 def test_first_tokens_come_when_said(budget: str, qps: float, admission: str) -> None:
