@@ -18,6 +18,7 @@ from app.engine_client.link import EngineFailed, SchedulerLink
 from app.engine_client.standby import Standby
 from app.engine_client.streams import OpenRequests, Stream
 from app.settings.load import parse, resolve
+from tests.tiny_models import LASTING
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -68,7 +69,7 @@ async def read(stream: Stream, num_known: int = 0) -> tuple[list[int], FinishRea
 
 
 async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
-    replica = Replica(tiny_model())
+    replica = Replica(tiny_model("llama", **LASTING))  # else a stream may end before it is aborted
     link = replica.link
     info, num_blocks = await link.open()
     assert link.is_open
