@@ -81,7 +81,7 @@ class DeviceBlocks:
             return False
         try:
             fill(self._places[number])
-        except BaseException:
+        except BaseException:  # of any type: the place is free again
             with self._lock:
                 self._free.append(number)
             raise

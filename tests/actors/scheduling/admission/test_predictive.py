@@ -227,6 +227,16 @@ def waits_s(driver: Driver, number: int) -> float:
     return driver.now_s - begin_s
 
 
+def assert_told_when_it_would_start(driver: Driver, submit: Callable[..., Refuse | None]) -> None:
+    """The next request is refused, for about as long as one that may wait then waits."""
+    refusal = submit(50)
+    assert refusal is not None
+    assert refusal.retry_after_s is not None
+    assert submit(51, ttft_s=1e6) is None
+    wait_s = waits_s(driver, 51)
+    assert 0.5 * wait_s < refusal.retry_after_s < 2.0 * wait_s
+
+
 @pytest.mark.parametrize("num_live", [0, 1, 3])
 def test_the_background_takes_no_place_of_a_tenant_s_cap_from_a_live_request(num_live: int) -> None:
     driver, submit = of_tenant(cap=4)
@@ -247,12 +257,7 @@ def test_behind_its_tenant_s_live_requests_one_waits_as_long_as_without_the_back
             assert submit(number, *(() if number < 4 else (1e6, 20, -100))) is None
         for _ in range(50):
             driver.answer()
-        refusal = submit(50)
-        assert refusal is not None
-        assert refusal.retry_after_s is not None
-        assert submit(51, ttft_s=1e6) is None
-        wait_s = waits_s(driver, 51)
-        assert 0.5 * wait_s < refusal.retry_after_s < 2.0 * wait_s
+        assert_told_when_it_would_start(driver, submit)
 
 
 @pytest.mark.parametrize("num_answers", [0, 3])
@@ -268,12 +273,7 @@ def test_those_whose_prompt_is_not_computed_yet_hold_their_places_until_they_end
         assert submit(number, ttft_s=1e6, num_tokens=400) is None
     for _ in range(num_answers):
         driver.answer()
-    refusal = submit(50)
-    assert refusal is not None
-    assert refusal.retry_after_s is not None
-    assert submit(51, ttft_s=1e6) is None
-    wait_s = waits_s(driver, 51)
-    assert 0.5 * wait_s < refusal.retry_after_s < 2.0 * wait_s
+    assert_told_when_it_would_start(driver, submit)
 
 
 def test_a_cap_that_is_not_reached_changes_no_decision() -> None:
