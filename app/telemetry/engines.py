@@ -135,7 +135,8 @@ class EngineMetrics(Collector):
             labels=[*names, "cause"],
         )
         for engine in self._engines:
-            for cause, count in engine.missed.items():
+            for cause in Cause:  # from 0 on: Prometheus sees no increase in a first count
+                count = engine.missed.get(cause, 0)
                 missed.add_metric([*model, engine.said.engine_id, cause.value], count)
         yield missed
         moves = CounterMetricFamily(

@@ -23,7 +23,9 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from actors.scheduling.request import FinishReason
 from actors.transport.messages import IterationRecord
+from app.telemetry.causes import Cause
 from app.telemetry.engines import EngineMetrics, FrontEngines, occupancy
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each series otherwise
@@ -154,6 +156,12 @@ class Metrics:
             "tbt_objective_seconds", "The deployment's TBT objective; 0: none"
         )
         self.engines = EngineMetrics(self._labels, self.registry)
+        # A series that first appears with its first count has no increase in Prometheus: shares of
+        # the known ones would come out wrong.
+        for reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.labeled(self.finished, finished_reason=reason.value)
+        for cause in Cause:
+            self.labeled(self.gaps_missed, cause=cause.value)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(

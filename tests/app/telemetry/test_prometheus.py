@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from actors.transport.messages import IterationRecord
+from app.telemetry.causes import Cause
 from app.telemetry.prometheus import Metrics, QuickHistogram
 
 BOUNDS = (0.005, 0.01, 0.5, 1, 10)
@@ -41,3 +42,13 @@ def test_an_iteration_s_time_is_what_its_stages_took_whatever_their_clocks() -> 
     total = metrics.registry.get_sample_value("legato_iteration_seconds_sum", {"model_name": "m"})
     assert total is not None
     assert abs(total - 0.35) < 1e-6
+
+
+def test_counts_of_known_labels_begin_at_zero() -> None:
+    """Prometheus sees no increase in a series that appears with its first count."""
+    shown = generate_latest(Metrics("m").registry).decode()
+    for cause in Cause:
+        assert f'legato_tbt_objective_missed_total{{cause="{cause}",model_name="m"}} 0.0' in shown
+    for reason in ("stop", "length"):
+        series = f'legato_request_success_total{{finished_reason="{reason}",model_name="m"}}'
+        assert f"{series} 0.0" in shown
