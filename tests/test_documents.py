@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -173,3 +174,14 @@ def test_the_checks_notice_what_is_wrong(tmp_path: Path) -> None:
     assert complaint(["bench", "overhead", "--stream", "8"]) == "no option --stream"
     with pytest.raises(AssertionError, match=r"none\.md"):
         test_links_lead_somewhere(document)
+
+
+def test_the_family_of_contributing_is_the_code() -> None:
+    """Without its docstring."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (shown,) = (block for _, block in FENCE.findall(text) if block.startswith("def granite("))
+    module = ast.parse((ROOT / "actors/stage/models/families_llama.py").read_text())
+    (function,) = (node for node in module.body if getattr(node, "name", "") == "granite")
+    assert isinstance(function, ast.FunctionDef)
+    del function.body[0]
+    assert ast.dump(ast.parse(shown).body[0]) == ast.dump(function)

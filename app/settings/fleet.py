@@ -27,8 +27,9 @@ class FleetSettings(BaseModel):
     )
     way: Literal["colocated", "split", "flexible"] = Field(
         "colocated",
-        description="Which engines compute prompts. colocated: all. split: the deployment "
-        "`Engine-prefill` computes prompts and first tokens, `Engine-decode` continues. flexible: "
+        description="Which engines compute prompts. colocated: all. split (disaggregated prefill): "
+        "the deployment `Engine-prefill` computes prompts and first tokens, `Engine-decode` "
+        "continues. flexible: "
         "`Engine-both` continues, and computes prompts too while its streams leave time.",
     )
     way_options: Mapping[str, Any] = Field(
