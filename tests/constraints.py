@@ -18,7 +18,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "constraints.txt"
 EXTRAS = ("dev",)  # those that install everywhere
-_LEFT_TO_TORCH = {"triton"}
+_LEFT_TO_TORCH = ("triton", "nvidia-", "cuda-")  # beginnings of names
 _HEAD = """\
 # Versions known to work together, on Python 3.11 and 3.12: pip install -c constraints.txt .
 # Written by `make lock`.
@@ -40,7 +40,7 @@ def needed() -> dict[str, str]:
             continue
         name = canonicalize_name(requirement.name)
         for wanted in ("", *requirement.extras):
-            if name in _LEFT_TO_TORCH or (name, wanted) in seen:
+            if name.startswith(_LEFT_TO_TORCH) or (name, wanted) in seen:
                 continue
             seen.add((name, wanted))
             package = metadata.distribution(name)
