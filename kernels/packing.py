@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import QuantizedWeight, row_blocks
 
 GROUP = 128
 QUANTIZATIONS = ("int8", "int4", "fp8")
@@ -89,6 +89,19 @@ def pack_weight(weight_OK: torch.Tensor, kind: str) -> PackedWeight:
         known = ", ".join(("none", *QUANTIZATIONS))
         raise ValueError(f"quantization {kind!r} is unknown; known: {known}")
     rows, columns = weight_OK.shape
+    num_groups = -(-columns // GROUP)
+    width = GROUP // 2 if kind == "int4" else GROUP
+    dtype = torch.int8 if kind == "int8" else torch.uint8
+    codes = weight_OK.new_empty((rows, num_groups * width), dtype=dtype)
+    scales_OG = weight_OK.new_empty((rows, num_groups), dtype=torch.float32)
+    for block, part_OK in row_blocks(weight_OK):
+        codes[block], scales_OG[block] = _quantized(part_OK, kind)
+    return PackedWeight(kind, codes, scales_OG, columns)
+
+
+def _quantized(weight_OK: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of some rows."""
+    rows, columns = weight_OK.shape
     padded_OC = functional.pad(weight_OK.float(), (0, -columns % GROUP))
     grouped_OGW = padded_OC.view(rows, -1, GROUP)
     highest = {"int8": 127.0, "int4": 7.0, "fp8": torch.finfo(_FLOAT8).max}[kind]
@@ -98,7 +111,7 @@ def pack_weight(weight_OK: torch.Tensor, kind: str) -> PackedWeight:
         codes = scaled_OGW.to(_FLOAT8).view(torch.uint8).flatten(1)
     else:
         codes = _codes(scaled_OGW.round().clamp(-highest - 1, highest).to(torch.int8), kind)
-    return PackedWeight(kind, codes, scale_OG1.squeeze(-1).contiguous(), columns)
+    return codes, scale_OG1.squeeze(-1)
 
 
 def pack_quantized(weight: QuantizedWeight) -> PackedWeight:

@@ -5,7 +5,7 @@ Shape suffixes: O output features, K input features, G groups of inputs sharing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +19,7 @@ ROUNDING = ("w8a8", "w4a8")  # quantizations of weights that round inputs
 FLOAT8_ROUNDING = "fp8_w8a8"  # the same in e4m3
 FLOAT8 = torch.float8_e4m3fn
 MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
+_BLOCK_BYTES = 64 << 20  # in float32: large enough to fill a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +177,31 @@ def _form(weight: QuantizedWeight) -> tuple[torch.dtype, int, int, str]:
     return weight.values_OK.dtype, weight.bits, weight.group_size, weight.input_rounding
 
 
+def row_blocks(weight_OK: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Consecutive rows of a weight. Quantized block by block, one that fills most of a GPU's memory
+    needs little beside itself and its codes."""
+    rows, columns = weight_OK.shape
+    step = max(1, _BLOCK_BYTES // (4 * max(1, columns)))
+    for begin in range(0, rows, step):
+        block = slice(begin, begin + step)
+        yield block, weight_OK[block]
+
+
 def quantize_rows(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
     """Round to int8 ("w8a8") or e4m3 ("fp8_w8a8"), symmetric about 0, with a scale for each output
     and, for inputs, one for each token. Raises ValueError for another quantization."""
     if quantization not in ("w8a8", FLOAT8_ROUNDING):
         raise ValueError(f"quantization {quantization!r} has no scale for each output")
-    wide_OK = weight_OK.float()
-    highest = 127 if quantization == "w8a8" else 448
-    scale_O1 = wide_OK.abs().amax(1, keepdim=True).clamp(min=1e-12) / highest
-    scaled_OK = (wide_OK / scale_O1).clamp(-highest, highest)
-    values_OK = scaled_OK.round().to(torch.int8) if highest == 127 else scaled_OK.to(FLOAT8)
-    return QuantizedWeight(values_OK, scale_O1, 8, 0, input_rounding="token")
+    highest, dtype = (127, torch.int8) if quantization == "w8a8" else (448, FLOAT8)
+    values_OK = weight_OK.new_empty(weight_OK.shape, dtype=dtype)
+    scales_O1 = weight_OK.new_empty((len(weight_OK), 1), dtype=torch.float32)
+    for block, part_OK in row_blocks(weight_OK):
+        wide_OK = part_OK.float()
+        scale_O1 = wide_OK.abs().amax(1, keepdim=True).clamp(min=1e-12) / highest
+        scaled_OK = (wide_OK / scale_O1).clamp(-highest, highest)
+        scales_O1[block] = scale_O1
+        values_OK[block] = (scaled_OK.round() if dtype == torch.int8 else scaled_OK).to(dtype)
+    return QuantizedWeight(values_OK, scales_O1, 8, 0, input_rounding="token")
 
 
 def fake_quantize(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:

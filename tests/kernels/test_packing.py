@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.packing import pack_quantized, pack_weight
-from kernels.quantized import QuantizedWeight
+from kernels.packing import QUANTIZATIONS, pack_quantized, pack_weight
+from kernels.quantized import FLOAT8_ROUNDING, QuantizedWeight, quantize_rows
 from kernels.torch.backend import TorchBackend
 
 
@@ -69,6 +72,47 @@ def test_weights_quantized_at_load_are_those_of_torch(kind: str) -> None:
     dense = TorchBackend().pack_linear(weight_OK.clone(), None, kind)
     made = pack_weight(weight_OK, kind).dequantize(torch.float32)
     torch.testing.assert_close(made, dense.weight_OK)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest tensor that an operation returns."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.nbytes)
+        return made
+
+
+def quantized(weight_OK: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales."""
+    if kind in QUANTIZATIONS:
+        packed = pack_weight(weight_OK, kind)
+        return packed.codes, packed.scales
+    rounded = quantize_rows(weight_OK, kind)
+    return rounded.values_OK, rounded.scales_OG
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZATIONS, "w8a8", FLOAT8_ROUNDING])
+@pytest.mark.parametrize("size", [(257, 300), (1000, 640), (3, 5000)])
+def test_a_weight_is_quantized_in_little_memory_beside_its_codes(
+    size: tuple[int, int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight_OK = torch.randn(size).bfloat16()
+    whole = quantized(weight_OK, kind)
+    monkeypatch.setattr("kernels.quantized._BLOCK_BYTES", 32 << 10)
+    with LargestTensor() as largest:
+        in_blocks = quantized(weight_OK, kind)
+    for made, wanted in zip(in_blocks, whole, strict=True):
+        assert made.dtype == wanted.dtype
+        assert made.is_contiguous()
+        assert torch.equal(made.view(torch.uint8), wanted.view(torch.uint8))
+    assert largest.num_bytes <= max(whole[0].nbytes, 34 << 10)  # a block, its groups padded
 
 
 def test_four_bits_quarter_the_bytes() -> None:
