@@ -37,6 +37,8 @@ _BEYOND_REPAIR = (
     "can't allocate memory",
     "can't start new thread",
 )
+# torch's, of a GPU's memory: this step alone took too much, and a smaller one may fit.
+_OUT_OF_GPU_MEMORY = "OutOfMemoryError:"
 
 
 def suspects_of(core: Core) -> Suspects:
@@ -135,7 +137,8 @@ class Recovery:
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
         """Rebuild after an error of the process, or after too many failed steps in a row."""
-        if any(words in message for words in _BEYOND_REPAIR):
+        is_repairable = message.startswith(_OUT_OF_GPU_MEMORY)
+        if not is_repairable and any(words in message for words in _BEYOND_REPAIR):
             self.lose(message, steps_are_suspect=False)
         elif num_in_a_row >= _MAX_FAILED_STEPS:
             self.lose(f"{num_in_a_row} steps failed in a row: {message}", steps_are_suspect=False)

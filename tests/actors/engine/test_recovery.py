@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 import actors.engine.recovery as module
 from actors.engine.recovery import BackgroundTasks, Recovery
@@ -178,6 +179,8 @@ async def test_requests_in_a_row_that_overflow_cost_the_stages() -> None:
     "message",
     [
         "ImportError: tokenizers.abi3.so: failed to map segment from shared object",
+        "MemoryError: ",
+        "_ArrayMemoryError: Unable to allocate 7.63 MiB for an array with shape (1000000,)",
         "ModuleNotFoundError: Could not import module 'LlamaConfig'. Are this object's require",
         "OSError: [Errno 24] Too many open files",
         "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
@@ -187,6 +190,16 @@ async def test_requests_in_a_row_that_overflow_cost_the_stages() -> None:
 async def test_what_every_process_needs_is_not_held_against_a_request(message: str) -> None:
     recovery, _, _ = _recovery(0)
     recovery.step_failed(message, 1)
+    assert recovery.is_rebuilding
+
+
+async def test_a_step_too_large_for_a_gpu_is_isolated_before_it_costs_the_stages() -> None:
+    recovery, _, _ = _recovery(0)
+    message = f"{torch.OutOfMemoryError.__name__}: CUDA out of memory. Tried to allocate 2.00 GiB."
+    for num_in_a_row in (1, 2, 3):
+        recovery.step_failed(message, num_in_a_row)
+        assert not recovery.is_rebuilding
+    recovery.step_failed(message, 4)
     assert recovery.is_rebuilding
 
 
