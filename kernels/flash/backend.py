@@ -50,6 +50,8 @@ class FlashBackend(TritonBackend):
         self._lengths: tuple[Batch, SeqLens] | None = None
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+        if problem := super().unsupported(dtype, block_size):
+            return problem
         if dtype not in library.DTYPES:
             return f"it computes in bfloat16 or float16, not {dtype}"
         if block_size is not None and block_size % self._page_multiple:

@@ -35,7 +35,7 @@ from kernels.triton.norm import rms_norm
 from kernels.triton.reduce_norm import reduce_add_rms_norm
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.rounded import RoundedLinear
-from kernels.triton.tiles import ADAPTER_ROWS, LEAST_ROUNDED_FLOAT8_ARCH, target_arch
+from kernels.triton.tiles import ADAPTER_ROWS, LEAST_ARCH, LEAST_ROUNDED_FLOAT8_ARCH, target_arch
 
 
 class TritonBackend(TorchBackend):
@@ -59,6 +59,10 @@ class TritonBackend(TorchBackend):
         self.one_launch = one_launch
         self._is_faster: dict[Variant, bool] = {}  # one launch, by kind of layer
 
+    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+        problem = _too_old_for(LEAST_ARCH)
+        return None if problem is None else f"it {problem}"
+
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
@@ -73,12 +77,10 @@ class TritonBackend(TorchBackend):
         return QuantizedLinear(pack_weight(weight_OK, quantization), bias_O)
 
     def unsupported_quantization(self, quantization: str) -> str | None:
-        if quantization == FLOAT8_ROUNDING and target_arch() < LEAST_ROUNDED_FLOAT8_ARCH:
-            have, need = (
-                f"{arch // 10}.{arch % 10}" for arch in (target_arch(), LEAST_ROUNDED_FLOAT8_ARCH)
-            )
-            return f"{quantization!r} needs a GPU of compute capability {need}, not {have}"
-        return None
+        if quantization != FLOAT8_ROUNDING:
+            return None
+        problem = _too_old_for(LEAST_ROUNDED_FLOAT8_ARCH)
+        return None if problem is None else f"{quantization!r} {problem}"
 
     def _packed(
         self, weight: QuantizedWeight, bias_O: torch.Tensor | None, device: torch.device
@@ -203,6 +205,13 @@ class TritonBackend(TorchBackend):
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         return sampling.gumbel_argmax(logits_SV, rows, first_id)
+
+
+def _too_old_for(least: int) -> str | None:
+    have, need = (f"{arch // 10}.{arch % 10}" for arch in (target_arch(), least))
+    if target_arch() >= least:
+        return None
+    return f"needs a GPU of compute capability {need}, not {have}"
 
 
 def paged(layer: KVLayer) -> PagedKV:

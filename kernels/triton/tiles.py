@@ -16,6 +16,7 @@ _PROGRAMS_PER_MULTIPROCESSOR = 2
 # The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
 ADAPTER_ROWS = 16  # of a tile: see `adapter_tile`
+LEAST_ARCH = 80  # tiles take more shared memory than GPUs before it have
 LEAST_ROUNDED_FLOAT8_ARCH = 89  # whose tensor cores multiply e4m3
 # Shared memory that a program may take, by compute capability; of others at least the last.
 _SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}

@@ -47,6 +47,19 @@ def test_auto_falls_back_and_says_so(
         resolve_backend("cpu", "cpu", torch.float32)
 
 
+def test_auto_takes_torch_on_a_gpu_too_old_for_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("triton", reason="the GPU backends need it")
+    monkeypatch.setattr("kernels.triton.backend.target_arch", lambda: 75)
+    with caplog.at_level(logging.INFO, logger="kernels.registry"):
+        assert resolve_backend("auto", "cuda", torch.float16).name == "torch"
+    problem = "'triton' is not available: it needs a GPU of compute capability 8.0, not 7.5"
+    assert problem in caplog.text
+    monkeypatch.setattr("kernels.triton.backend.target_arch", lambda: 80)
+    assert resolve_backend("auto", "cuda", torch.float16).name == "triton"
+
+
 def test_gpus_have_triton_first() -> None:
     assert next(name for name, entry in registry.BACKENDS.items() if "cuda" in entry.devices) == (
         "triton"
