@@ -210,7 +210,7 @@ def adapter_tile(dtype: torch.dtype) -> AdapterTile:
 @functools.cache
 def _num_multiprocessors() -> int:
     if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).multi_processor_count)
+        return int(torch.cuda.get_device_properties().multi_processor_count)
     if os.environ.get("TRITON_INTERPRET") == "1":
         return _INTERPRETED_MULTIPROCESSORS
     return _FALLBACK_MULTIPROCESSORS

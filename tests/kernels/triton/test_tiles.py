@@ -25,7 +25,7 @@ from kernels.all_reduce import PEER_ROWS
 from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.quantized import QuantizedWeight
 from kernels.sampling import Adjustment
-from kernels.triton import blocks, logits, sampling
+from kernels.triton import blocks, logits, sampling, tiles
 from kernels.triton.backend import TritonBackend
 from kernels.triton.cache import allocate
 from kernels.triton.dense import DenseLinear
@@ -141,6 +141,13 @@ def test_no_grid_is_larger_than_cuda_allows(grids: dict[str, set[tuple[int, ...]
     assert not beyond
     # The shapes are large enough to tell: rows of a head do not fit the second dimension.
     assert max(grid[0] for grid in grids["_dequantize_kernel"]) >= VOCABULARY
+
+
+def test_a_gpu_is_filled_by_its_own_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    own = SimpleNamespace(multi_processor_count=72)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: own)  # of the current device
+    assert tiles._num_multiprocessors.__wrapped__() == 72
 
 
 def test_shared_memory_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
