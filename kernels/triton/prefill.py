@@ -27,7 +27,7 @@ from kernels.triton.tiles import PrefillTile, prefill_tile, target_arch
 
 @triton.jit
 def attend_tile(
-    rank: tl.tensor,
+    turn: tl.tensor,
     head: tl.tensor,
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -60,10 +60,10 @@ def attend_tile(
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Attention of one head's tile of this rank: 0 is the last one listed. Ranks without a tile
-    have nothing to do."""
+    """Attention of one head's tile, the last one listed at turn 0. Turns past the last tile have
+    nothing to do."""
     # Late tiles have the longest context: starting them first, of all heads, balances the tail.
-    tile = tl.load(tile_starts_ptr + num_slices) - 1 - rank
+    tile = tl.load(tile_starts_ptr + num_slices) - 1 - turn
     if tile >= 0:
         s = tl.load(slices_ptr + tile)
         query_start = tl.load(query_starts_ptr + s)
