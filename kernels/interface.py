@@ -222,7 +222,7 @@ class Backend(Protocol):
         ...
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
-        """A host copy of one block, for swapping; opaque to the caller."""
+        """One block on the host: its shape and type are those of every place in `read_blocks`."""
         ...
 
     def read_blocks(
