@@ -6,9 +6,10 @@ inherit from it and override the operations that they accelerate. `kernels.regis
 once, and logs the choice.
 
 Shape suffixes: T tokens of the whole hybrid batch (all requests flattened), S slices (one per
-request in the batch), B KV blocks per row of a block table, H hidden, N query heads, G key/value
-heads, D head dimension, I MLP inner size, V vocabulary, R rows of logits, P positions of the
-rotation table, K/O input/output features of a linear layer.
+request in the batch) and, in sampling, rows that draw a token, B KV blocks per row of a block
+table, H hidden, N query heads, G key/value heads, D head dimension, I MLP inner size, V vocabulary,
+R any rows of logits, P positions of the rotation table, K/O input/output features of a linear
+layer, X of several side by side (q, k and v, or gate and up).
 """
 
 from __future__ import annotations

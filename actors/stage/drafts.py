@@ -3,6 +3,8 @@ the drafts begin that a step asks for.
 
 A draw depends on (seed, position) and on the tokens before it alone. After
 drafts that equal the draws of their positions it is therefore the draw of a separate step.
+
+Shape suffixes: N draws, S slices, T tokens of the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stage's persistent batch, in flat arrays: one row per running request.
+"""The stage's persistent batch, in flat arrays: one row per running request (suffix R).
 
 The scheduler's plans carry only changes; everything else that a step needs is looked up here with
 a few vectorized gathers, so building a batch takes microseconds for requests of any length.

@@ -4,6 +4,8 @@ ranks exchange these, a few bytes per token, instead of logits.
 That suffices for greedy decoding and for temperature alone. Parameters that need the whole
 distribution or change logits (top_k, top_p, min_p, log-probabilities, penalties, biases, grammars,
 min_tokens) have the logits of their rows gathered on rank 0.
+
+Shape suffixes: S draws, N ranks, V vocabulary.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A program processes its part of the list (`work_list`) split by split. A split i
 tiles of one kv head of one request, with all query heads of the group packed into the rows of the
 matrix products (GQA packing): K and V are read once per group. A head within one program is written
 directly; the others, at most two per program, its first and its last, are combined by their
-log-sum-exp."""
+log-sum-exp. Shape suffixes as in `kv_tiles`."""
 
 import torch
 import triton

@@ -1,5 +1,6 @@
 """Shared by the attention kernels: their constants, loads of K and V tiles through a block table,
-and online softmax."""
+and online softmax. Shape suffixes in all of these: R rows, each a query head of a token, K KV
+positions of a tile, D head dimension."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 A tile is `TOKENS` consecutive tokens of one slice times all query heads that share a kv head (GQA
 packing), so each K/V tile is read once for the whole group. The slice of a tile is found on the
 device, so the launch depends on upper bounds alone and can be captured in a CUDA graph and replayed
-over other lengths."""
+over other lengths. Shape suffixes as in `kv_tiles`."""
 
 import torch
 import triton
