@@ -13,7 +13,7 @@ from kernels.all_reduce import AllReduce
 from kernels.cpu import library
 from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, check
-from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
+from kernels.cpu.kv import CpuKVLayer, ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.prefault import Prefault
 from kernels.interface import AttentionShape, Batch, KVLayer
@@ -151,32 +151,9 @@ class CpuStack:
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         if shape.alibi_NP is not None:
             self._positions = min(self._positions, shape.alibi_NP.shape[1])
-        self._layers = (_LayerView * len(layers))(
-            *(
-                _LayerView(
-                    library.pointer(w.input_norm_H),
-                    library.pointer(w.input_norm_bias_H),
-                    qkv.handle,
-                    out.handle,
-                    library.pointer(w.attention_out_norm_H),
-                    library.pointer(w.post_norm_H),
-                    library.pointer(w.post_norm_bias_H),
-                    gate_up.handle,
-                    down.handle,
-                    library.pointer(w.mlp_out_norm_H),
-                    library.pointer(w.q_norm_D),
-                    library.pointer(w.k_norm_D),
-                    cache.data.data_ptr(),
-                    table_PD.data_ptr(),
-                    library.pointer(w.sinks_N),
-                    replace(shape, sliding_window=w.sliding_window).window_code,
-                    (ctypes.c_void_p * 4)(*[None if a is None else a.address for a in four]),
-                )
-                for w, (qkv, out, gate_up, down), cache, table_PD, four in zip(
-                    layers, linears, caches, tables, adapters, strict=True
-                )
-            )
-        )
+        parts = zip(layers, linears, caches, tables, adapters, strict=True)
+        self._layers = (_LayerView * len(layers))(*(_layer_view(*part, shape) for part in parts))
+        # The stack has one shape; that of each layer is viewed for the errors it may raise.
         views = [
             view_shape(
                 replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N),
@@ -223,14 +200,7 @@ class CpuStack:
         prefault = self._prefault
         if prefault is not None:
             prefault.step_begins(int(batch.slot_mapping_T.max()) // self._block_size + 1)
-        error = self._run(
-            self._view,
-            view,
-            runs,
-            added,
-            residual_TH.data_ptr(),
-            out_TH.data_ptr(),
-        )
+        error = self._run(self._view, view, runs, added, residual_TH.data_ptr(), out_TH.data_ptr())
         if prefault is not None:
             prefault.step_ends()
             if prefault.is_done:
@@ -267,6 +237,36 @@ def _adapters(
                 raise ValueError(f"adapters of {sizes} for a layer of {linear.out_features}")
         found.append(adapters)
     return found
+
+
+def _layer_view(
+    weights: LayerWeights,
+    linears: tuple[CpuLinear, ...],
+    cache: CpuKVLayer,
+    cos_sin_PD: torch.Tensor,
+    adapters: list[CpuAdapters | None],
+    shape: AttentionShape,
+) -> _LayerView:
+    qkv, out, gate_up, down = linears
+    return _LayerView(
+        input_norm=library.pointer(weights.input_norm_H),
+        input_norm_bias=library.pointer(weights.input_norm_bias_H),
+        qkv=qkv.handle,
+        out=out.handle,
+        attention_out_norm=library.pointer(weights.attention_out_norm_H),
+        post_norm=library.pointer(weights.post_norm_H),
+        post_norm_bias=library.pointer(weights.post_norm_bias_H),
+        gate_up=gate_up.handle,
+        down=down.handle,
+        mlp_out_norm=library.pointer(weights.mlp_out_norm_H),
+        q_norm=library.pointer(weights.q_norm_D),
+        k_norm=library.pointer(weights.k_norm_D),
+        cache=cache.data.data_ptr(),
+        cos_sin=cos_sin_PD.data_ptr(),
+        sinks=library.pointer(weights.sinks_N),
+        sliding_window=replace(shape, sliding_window=weights.sliding_window).window_code,
+        adapters=(ctypes.c_void_p * 4)(*[None if a is None else a.address for a in adapters]),
+    )
 
 
 def _check_layer(
