@@ -38,21 +38,3 @@ def _mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def hashes(keys_S: NDArray[np.uint64], first_id: int, num_tokens: int) -> NDArray[np.uint32]:
-    """(S, num_tokens) numbers of 32 bits, of the tokens from first_id on: each row's are distinct.
-
-    >>> key = row_keys(np.array([1]), np.array([2]))
-    >>> bool((hashes(key, 0, 9)[:, 4:] == hashes(key, 4, 5)).all())
-    True
-    """
-    low_S1 = (keys_S & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, None]
-    high_S1 = (keys_S >> np.uint64(32)).astype(np.uint32)[:, None]
-    a, b, c = (np.uint32(factor) for factor in HASH_FACTORS)
-    with np.errstate(over="ignore"):
-        x = np.arange(first_id, first_id + num_tokens, dtype=np.uint32) + low_S1
-        x = ((x ^ (x >> np.uint32(17))) * a) ^ high_S1
-        x = (x ^ (x >> np.uint32(11))) * b
-        x = (x ^ (x >> np.uint32(15))) * c
-        return x ^ (x >> np.uint32(14))

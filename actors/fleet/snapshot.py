@@ -59,19 +59,6 @@ class BitClass:
     draw: int = 1
     batch_invariant: bool = True
 
-    def differs_in(self, other: BitClass) -> tuple[str, ...]:
-        """Names of the fields that differ.
-
-        >>> a = BitClass("m", "bfloat16", "cpu", "avx512_bf16")
-        >>> a.differs_in(BitClass("m", "bfloat16", "cpu", "avx2"))
-        ('instruction_set',)
-        """
-        return tuple(
-            name
-            for name in self.__dataclass_fields__
-            if getattr(self, name) != getattr(other, name)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class OutlookPoint:

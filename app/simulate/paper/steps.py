@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-
-from actors.calibration.fit import nnls
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
@@ -121,28 +117,3 @@ def validation_rows() -> list[PublishedRow]:
             PublishedRow("Artifact", f"Yi-34B, {batch} decodes at 1024", "step, ms", ours, ms)
         )
     return rows
-
-
-def calibrated_to_artifact(model: CostModel) -> CostModel:
-    """`model` with the per-step and per-request cost that the artifact's decode steps show.
-
-    The measured decode steps exceed the sum of their operators by a constant and by about a
-    millisecond a request: the cost of that implementation's Python. Used as a sensitivity check.
-    """
-    batches = np.array(sorted(published.DECODE_MS), float)
-    measured = np.array([published.DECODE_MS[int(b)] / 1e3 for b in batches])
-    bare = replace(model, overhead_s=0.0, per_request_s=0.0)
-    operators = np.array([bare.latency_s(Mix(int(b), int(b) * 1024)) for b in batches])
-    matrix = np.stack([np.ones_like(batches), batches], axis=1)
-    weights = 1.0 / measured
-    overhead_s, per_request_s = nnls(
-        matrix * weights[:, None], (measured - operators) * weights
-    ).tolist()
-    note = "Overheads calibrated to decode steps measured by the paper's artifact."
-    return replace(
-        model,
-        name=f"{model.name}-artifact",
-        overhead_s=overhead_s,
-        per_request_s=per_request_s,
-        notes=(*model.notes, note),
-    )

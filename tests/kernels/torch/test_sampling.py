@@ -8,13 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.random_stream import hashes, row_keys
+from kernels.random_stream import HASH_FACTORS, row_keys
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.sampling import adjust, chosen_logprobs, natural_log, sample, unpack_mask
 
 LOGITS = torch.tensor([1.5, -0.5, 0.3, 2.0, -3.0, 1.5, 0.0, 0.9, -1.0, 2.0])
+
+
+def hashes(keys_S: NDArray[np.uint64], first_id: int, num_tokens: int) -> NDArray[np.uint32]:
+    """(S, num_tokens) numbers of 32 bits, of the tokens from first_id on, in plain integers."""
+    low_S1 = (keys_S & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, None]
+    high_S1 = (keys_S >> np.uint64(32)).astype(np.uint32)[:, None]
+    a, b, c = (np.uint32(factor) for factor in HASH_FACTORS)
+    with np.errstate(over="ignore"):
+        x = np.arange(first_id, first_id + num_tokens, dtype=np.uint32) + low_S1
+        x = ((x ^ (x >> np.uint32(17))) * a) ^ high_S1
+        x = (x ^ (x >> np.uint32(11))) * b
+        x = (x ^ (x >> np.uint32(15))) * c
+        return x ^ (x >> np.uint32(14))
 
 
 def rows(count: int, first_seed: int = 0, **options: float) -> SamplingRows:
