@@ -66,6 +66,7 @@ class ModelSettings(_Section):
         "hermes",
         "llama3_json",
         "mistral",
+        "phi4_mini",
         "pythonic",
         "qwen3_coder",
         "tool_code",

@@ -143,7 +143,7 @@ class ChatTemplate:
             "variables": {
                 **variables,
                 **self._special_tokens,
-                "messages": form.messages(messages),
+                "messages": form.messages(messages, tools),
                 "tools": form.tools(tools),
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,

@@ -18,6 +18,8 @@ _SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _REASONING: Final = "reasoning_content"
 # How a template reads a field of a message: m.x, m['x'], m.get('x', ...).
 _FIELD: Final = r"\b(?:message|msg|m)(?:\.{0}\b|\[['\"]{0}['\"]\]|\.get\(['\"]{0}['\"])"
+# Phi-4-mini's, where a conversation with tools has no system message.
+_WITH_TOOLS: Final = "You are a helpful assistant with some tools."
 _ARGUMENTS: Final = r"\barguments\b['\"\]]*\s*"
 
 _Messages = list[dict[str, Any]]
@@ -35,6 +37,8 @@ class MessageForm:
     text_arguments: a call's arguments are JSON text, not an object.
     null_content: a message with calls and no text has the content null, not "".
     described_tools: every tool has a description.
+    tools_in_system: the system message holds the tools, as JSON text; `tool` is the role of such a
+    declaration then, `tool_response` that of a result.
     """
 
     reasoning: str = _REASONING
@@ -45,6 +49,7 @@ class MessageForm:
     text_arguments: bool = False
     null_content: bool = False
     described_tools: bool = False
+    tools_in_system: bool = False
 
     @classmethod
     def of(cls, template: str) -> MessageForm:
@@ -69,15 +74,22 @@ class MessageForm:
                 r"\s+is\s+(?:not\s+)?none"
             ),
             described_tools=shows(r"[+~]\s*tool(?:\.function)?\.description\s*[+~]"),
+            tools_in_system=shows(r"[+~]\s*" + _FIELD.format("tools")),
         )
 
-    def messages(self, given: Sequence[Mapping[str, Any]]) -> _Messages:
+    def messages(
+        self, given: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> _Messages:
         """The conversation in this form: leading system messages are one, as most templates read
         only the first."""
         fitted = [self._message(dict(message)) for message in given]
         while len(fitted) > 1 and all(_is_system_text(message) for message in fitted[:2]):
             second = fitted.pop(1)
             fitted[0] = {**fitted[0], "content": f"{fitted[0]['content']}\n\n{second['content']}"}
+        if self.tools_in_system and tools:
+            if not fitted or not _is_system_text(fitted[0]):
+                fitted.insert(0, {"role": "system", "content": _WITH_TOOLS})
+            fitted[0]["tools"] = json.dumps([t["function"] for t in tools], ensure_ascii=False)
         return _one_call_each(fitted) if self.one_call else fitted
 
     def tools(self, given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -92,6 +104,8 @@ class MessageForm:
         ]
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self.tools_in_system and message.get("role") == "tool":
+            message["role"] = "tool_response"
         calls = message.get("tool_calls")
         if calls:
             message["tool_calls"] = [self._call(dict(call)) for call in calls]

@@ -1,9 +1,9 @@
-"""Granite 3: `<|tool_call|>` and a list of JSON objects. Granite 4 writes as Hermes does."""
+"""Granite 3 and Phi-4-mini: `<|tool_call|>` and JSON. Granite 4 writes as Hermes does."""
 
 from __future__ import annotations
 
-from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, call_text, json_calls
+from app.text.output.interface import ToolFormat, ending
+from app.text.output.json_text import Calls, call_text, json_call, json_calls
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -23,3 +23,30 @@ class Granite(ToolFormat):
         yield from source.blanks()
         yield from source.expect("[")
         yield from json_calls(source, out)
+
+
+class Phi4Mini(ToolFormat):
+    """A list between two marks. Other templates than its own ask for one object there, or for a
+    list after `functools`.
+    """
+
+    recognized_by = ("<|/tool|>", "<|/tool_call|>", "functools[")
+    special_tokens = ("<|tool_call|>", "<|/tool_call|>")
+    openings = ("<|tool_call|>", "functools[")
+    closing = ("<|/tool_call|>",)
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return f"{Granite.written(calls)}<|/tool_call|>"
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        if opening == "functools[" or (yield from source.accept("[")):
+            yield from json_calls(source, out)
+            yield from source.blanks()
+            yield from source.accept(*self.closing)
+            return
+        draft = out.draft(source)
+        yield from json_call(source, draft)
+        yield from ending(source, *self.closing, opening)
+        draft.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from app.text.output.forced import Forced
-from app.text.output.granite import Granite
+from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
@@ -25,6 +25,7 @@ from app.text.output.thinking import MistralThink, Think
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
     "qwen3_coder": Qwen3Coder,
+    "phi4_mini": Phi4Mini,
     "granite": Granite,
     "mistral": Mistral,
     "pythonic": Pythonic,

@@ -40,6 +40,7 @@ ANSWERS = {
     "gemma_3": f"[{PYTHON}]",
     "granite_3": f"<|tool_call|>[{', '.join(OBJECTS)}]",
     "granite_4": HERMES,
+    "phi_4_mini": f"<|tool_call|>[{', '.join(OBJECTS)}]<|/tool_call|>",
     "r1": f"Two of them.\n</think>\n\n{HERMES}",
     "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
     "qwen3_coder": CODER,

@@ -237,6 +237,12 @@ GEMMA_3: Final = (
     "{{ message.content | trim }}{% else %}{{ raise_exception('no text') }}{% endif %}<end_of_turn>"
     "\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+PHI_4_MINI: Final = (  # reads no variable `tools`, and no calls
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'system' and message['tools'] is defined %}"
+    "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 FAMILIES: Final = {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
 }
@@ -255,6 +261,7 @@ SPECIAL: Final = (
     "<|constrain|>",
     "<|call|>",
     "<|tool_call|>",
+    "<|/tool_call|>",
     "<think>",
     "</think>",
     "<unseen>",

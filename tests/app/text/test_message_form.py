@@ -13,7 +13,7 @@ from app.text.template_worker import render
 from tests.app.text.families import FAMILIES
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-WITHOUT_TOOLS = ("gemma_3", "granite_3")  # of OpenAI's form
+WITHOUT_TOOLS = ("gemma_3", "granite_3", "phi_4_mini")  # or calls, of OpenAI's form
 # Families whose template takes parallel calls with ids of OpenAI's kind as they are.
 PLAIN = ("hermes", "qwen3", "qwen3_coder", "granite_4", "llama_3_2", "llama_4", "magistral")
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.text.chat_template import ChatTemplate
 from app.text.output.registry import choose_formats
-from tests.app.text.families import FAMILIES, GEMMA_3, GRANITE_3
+from tests.app.text.families import FAMILIES, GEMMA_3, GRANITE_3, PHI_4_MINI
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -75,6 +75,21 @@ def test_gemma_3_gets_results_in_the_turn_of_the_user(rendered: Rendered) -> Non
     )
 
 
+def test_phi_4_mini_gets_tools_in_its_system_message(rendered: Rendered) -> None:
+    told = '<|tool|>[{"name": "add", "parameters": {"type": "object"}}]<|/tool|><|end|>'
+    assert rendered(PHI_4_MINI, TURNS, [TOOL]) == (
+        f"<|system|>You are a helpful assistant with some tools.{told}<|user|>Sums?<|end|>"
+        '<|assistant|><|tool_call|>[{"name": "add", "arguments": {"a": 11}}, '
+        '{"name": "add", "arguments": {"a": 22}}]<|/tool_call|><|end|>'
+        "<|tool_response|>result 11<|end|><|tool_response|>result 22<|end|><|assistant|>"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    assert rendered(PHI_4_MINI, [system, TURNS[0]], [TOOL]) == (
+        f"<|system|>Be brief.{told}<|user|>Sums?<|end|><|assistant|>"
+    )
+    assert rendered(PHI_4_MINI, TURNS[:1]) == "<|user|>Sums?<|end|><|assistant|>"
+
+
 def test_a_template_without_tools_gets_calls_like_hermes(rendered: Rendered) -> None:
     plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     told = {**CALLS, "content": "I add.", "tool_calls": [call(11)]}
@@ -88,7 +103,7 @@ def test_a_template_without_tools_gets_calls_like_hermes(rendered: Rendered) -> 
     assert text.endswith("\n</tool_call>\n\nBe brief.<user>Sums?")
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma_3", "granite_3"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma_3", "granite_3", "phi_4_mini"}))
 def test_nothing_changes_where_the_template_shows_all(rendered: Rendered, family: str) -> None:
     text = rendered(FAMILIES[family], TURNS, [TOOL])
     told = family == "r1"  # whose template has no tools

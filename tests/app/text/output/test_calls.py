@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -12,118 +11,11 @@ from hypothesis import strategies as st
 
 from app.text.output.pieces import CallDelta, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
+from tests.app.text.output.answers import ADD, MALFORMED, NOW, PLOT, WELL_FORMED
 from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
-ADD = ("add", {"a": 1, "b": 'x}\\"{ é'})
-NOW = ("now", {})
-PLOT = ("plot", {"points": [[1, 2], {"x": [3.5]}], "scale": 0.5, "grid": True, "title": None})
-WRITTEN = json.dumps(ADD[1], ensure_ascii=False)
-PLOTTED = json.dumps(PLOT[1])
 BEGUN = "<function=add><parameter=a>1</parameter>"
-END = "<|end|><|start|>assistant"
-
-# Format -> (an answer, the text it holds, the calls).
-WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
-    (
-        "hermes",
-        f'Let me see.<tool_call>\n{{"name": "add", "arguments": {WRITTEN}}}\n</tool_call>\n'
-        f'<tool_call>{{"arguments": {PLOTTED}, "name": "plot"}}</tool_call>Done.',
-        "Let me see.Done.",
-        [ADD, PLOT],
-    ),
-    ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
-    (
-        "hermes",
-        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
-        "",
-        [("add", {"a": 1})],
-    ),
-    (
-        "llama3_json",
-        f'\n{{"type": "function", "name": "add", "parameters": {WRITTEN}}}',
-        "",
-        [ADD],
-    ),
-    (
-        "llama3_json",
-        f'Well: <|python_tag|>{{"name": "add", "parameters": {WRITTEN}}}; '
-        f'{{"name": "plot", "parameters": {PLOTTED}}}',
-        "Well: ",
-        [ADD, PLOT],
-    ),
-    ("llama3_json", '{"name": "now", "parameters": {}} is the call.', "is the call.", [NOW]),
-    (
-        "pythonic",
-        "[add(a=1, b='x}\\\\\"{ é'), now(), plot(points=[[1, 2], {'x': [3.5]}], scale=.5,"
-        " grid=true, title=None)]",
-        "",
-        [ADD, NOW, PLOT],
-    ),
-    ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
-    (
-        "mistral",
-        f'[TOOL_CALLS] [{{"name": "add", "arguments": {WRITTEN}, "id": "abcdefghi"}}, '
-        f'{{"name": "plot", "arguments": {PLOTTED}}}]',
-        "",
-        [ADD, PLOT],
-    ),
-    (
-        "mistral",
-        f"Yes.[TOOL_CALLS]add[ARGS]{WRITTEN}[TOOL_CALLS]plot[CALL_ID]a1b2[ARGS]{PLOTTED}",
-        "Yes.",
-        [ADD, PLOT],
-    ),
-    ("mistral", "[TOOL_CALLS]now{}", "", [NOW]),
-    (
-        "granite",
-        f'Yes.<|tool_call|> [{{"name": "add", "arguments": {WRITTEN}}}, '
-        f'{{"name": "plot", "arguments": {PLOTTED}}}]',
-        "Yes.",
-        [ADD, PLOT],
-    ),
-    ("tool_code", "[add(a=1, b='x}\\\\\"{ é'), now()]", "", [ADD, NOW]),
-    (
-        "tool_code",
-        "I look.\n```tool_code\nnow()\nplot(points=[[1, 2], {'x': [3.5]}], scale=0.5, grid=True,"
-        " title=None)\n```\n",
-        "I look.\n",
-        [NOW, PLOT],
-    ),
-    ("tool_code", "```tool_code\n[now(), now()]\n```", "", [NOW, NOW]),
-    (
-        "qwen3_coder",
-        "I look.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
-        f"{ADD[1]['b']}\n</parameter>\n</function>\n</tool_call>\n<tool_call><function=now>"
-        "</function></tool_call>",
-        "I look.\n",
-        [ADD, NOW],
-    ),
-    (
-        "qwen3_coder",
-        "<function=plot>\n<parameter=points>\n"
-        '[[1, 2], {"x": [3.5]}]\n</parameter>\n<parameter=scale>0.5</parameter>\n'
-        "<parameter=grid>True</parameter><parameter=title>null</parameter></function></tool_call>",
-        "",
-        [PLOT],
-    ),
-    ("qwen3_coder", "<tool_call><function=now></function> and more", "and more", [NOW]),
-    (
-        "harmony",
-        f"<|channel|>commentary<|message|>I look.{END} to=functions.add<|channel|>commentary "
-        f"<|constrain|>json<|message|>{WRITTEN}<|call|>",
-        "I look.",
-        [ADD],
-    ),
-    (
-        "harmony",
-        f"<|channel|>commentary to=functions.plot json<|message|>{PLOTTED}<|call|><|start|>"
-        "assistant<|channel|>commentary to=functions.now<|message|>{}",
-        "",
-        [PLOT, NOW],
-    ),
-]
 
 
 @pytest.mark.parametrize("by_argument", [False, True])
@@ -164,57 +56,6 @@ def test_arguments_go_out_as_each_is_whole(
 @pytest.mark.parametrize("calls", [[NOW], [ADD, NOW, PLOT]], ids=len)
 def test_a_format_reads_what_it_writes(name: str, calls: list[tuple[str, Any]]) -> None:
     assert read(FORMATS[name], list(TOOL_FORMATS[name].written(calls))) == ("", "", calls)
-
-
-MALFORMED = [
-    ("hermes", "no call"),
-    ("hermes", "a < b <tool"),
-    ("hermes", "<tool_call>not json</tool_call>"),
-    ("hermes", '<tool_call>{"arguments": {"a": 1}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": 3}</tool_call>'),
-    ("hermes", '<tool_call>{"nam'),
-    ("hermes", '<tool_call>{"name": "rm", "arguments": {"a": 1}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": one}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": [1, 2]}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": "a, b"}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {}}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}} and so on'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}'),
-    ("hermes", '<tool_call>{"name": "ad<tool'),
-    ("llama3_json", '{"city": "Paris", "name": "add"}'),
-    ("llama3_json", '{"name": "Ann", "parameters": {}}'),
-    ("llama3_json", '{"name": "add", "parameters": 3}'),
-    ("llama3_json", 'The call is {"name": "now", "parameters": {}}'),
-    ("llama3_json", '<|python_tag|>brave.call(query="x")'),
-    ("pythonic", "[add](http://example.org)"),
-    ("pythonic", "[1, 2, 3]"),
-    ("pythonic", "[rm(a=1)]"),
-    ("pythonic", "[add(1)]"),
-    ("pythonic", "[add(a=b)]"),
-    ("pythonic", "[add(a={1})]"),
-    ("pythonic", "[add(a=1e999)]"),
-    ("pythonic", "[add(a=[1)]"),
-    ("pythonic", "[add(a='x"),
-    ("pythonic", "Use [now()]"),
-    ("mistral", "[TOOL_CALLS]rm[ARGS]{}"),
-    ("mistral", '[TOOL_CALLS][{"name": "rm"}]'),
-    ("mistral", "[TOOL_CALLS]add[ARGS][1]"),
-    ("mistral", "[TOOL_CALLS]add and multiply"),
-    ("mistral", "[TOOL_CAL"),
-    ("granite", '<|tool_call|>[{"name": "rm"}]'),
-    ("granite", "<|tool_call|>none"),
-    ("tool_code", "```tool_code\nprint(1)\n```"),
-    ("tool_code", "now()"),
-    ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
-    ("qwen3_coder", "<tool_call>{}</tool_call>"),
-    ("qwen3_coder", "<function=add><parameter=a>one</parameter></function>"),
-    ("qwen3_coder", "<function=add>1</function>"),
-    ("qwen3_coder", "<function=plot><parameter=grid>1</parameter></function>"),
-]
 
 
 @pytest.mark.parametrize(("name", "answer"), MALFORMED)
