@@ -96,10 +96,10 @@ class Checkpoint:
         shard = self.file_of(name)
         return tuple(self._handles[shard].get_slice(self._stored[name]).get_shape())
 
-    def is_e4m3(self, name: str) -> bool:
-        """Whether a tensor is stored as e4m3. Raises ModelError if it is missing."""
+    def dtype_of(self, name: str) -> str:
+        """Stored type of a tensor, as safetensors calls it. Raises ModelError if it is missing."""
         shard = self.file_of(name)
-        return bool(self._handles[shard].get_slice(self._stored[name]).get_dtype() == "F8_E4M3")
+        return str(self._handles[shard].get_slice(self._stored[name]).get_dtype())
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         view, shard = self._view(name, shape), self._shard_of[name]

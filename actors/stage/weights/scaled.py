@@ -26,6 +26,8 @@ SCALED_ENDINGS = (
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
     ".weight_shape", ".input_scale", ".output_scale",
 )  # fmt: skip
+# Types of weights by kind, as safetensors calls them; packed ones have a name of their own.
+_STORED = {"int8": ("I8",), "float8": ("F8_E4M3", "F8_E5M2")}
 
 
 class ScaledWeights:
@@ -89,7 +91,7 @@ class ScaledWeights:
                 and group % 8 == 0
                 and group <= MAX_GROUP
                 and (self._ranks == 1 or not group or inputs % (group * self._ranks) == 0)
-                and self._checkpoint.is_e4m3(f"{layer}.weight")
+                and self._checkpoint.dtype_of(f"{layer}.weight") == "F8_E4M3"
             )
         if group and inputs % (group * self._ranks):
             return False
@@ -113,7 +115,7 @@ class ScaledWeights:
         return weight
 
     def _check(self, layer: str) -> None:
-        """Check the names and shapes of a layer's tensors; values are checked when read."""
+        """Check the names, shapes and types of a layer's tensors; values are checked when read."""
         rows, columns = self.layers[layer]
         scheme = self.scheme
         groups = -(-columns // scheme.group) if scheme.group else 1
@@ -138,6 +140,10 @@ class ScaledWeights:
                     f"{shard}: tensor {name} of shape {found} does not fit a layer of "
                     f"{rows} x {columns}"
                 )
+        if scheme.kind in _STORED:
+            stored = self._checkpoint.dtype_of(f"{layer}.weight")
+            if stored not in _STORED[scheme.kind]:
+                raise self._unfit(layer, f"its weight is stored as {stored}, not {scheme.kind}")
 
     def _name(self, layer: str) -> str:
         return f"{layer}.weight_packed" if self.scheme.kind == "packed" else f"{layer}.weight"
@@ -191,8 +197,6 @@ class ScaledWeights:
 
     def _float8(self, layer: str) -> torch.Tensor:
         values = self._raw(layer, "weight")
-        if values.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-            raise self._unfit(layer, f"its weight is {values.dtype}, not a float of 8 bits")
         scales = self._raw(layer, self.scheme.scale).float()
         rows, columns = self.layers[layer]
         weight = values.float()

@@ -86,8 +86,13 @@ def _float8(config: Mapping[str, Any], where: str) -> Scheme:
 
 
 def _compressed(config: Mapping[str, Any], where: str) -> Scheme:
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format") == "dense":  # none
+        config = {key: value for key, value in config.items() if key != "sparsity_config"}
     _known(config, _TOP, where)
-    _one_of(config, "quantization_status", ("compressed", None), where)
+    # frozen: saved without a compressor, in the stored form all the same, or else in floats, which
+    # the tensors show.
+    _one_of(config, "quantization_status", ("compressed", "frozen", None), where)
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ModelError(f"{where}: config_groups names no scheme")

@@ -129,7 +129,7 @@ def test_what_is_not_known_is_refused_by_key_and_file(tmp_path: Path) -> None:
         ({"format": "marlin-24"}, {}, "group_0: format 'marlin-24' is not supported"),
         ({"sparsity_config": {"format": "sparse-24"}}, {}, "sparsity_config is not supported"),
         ({"kv_cache_scheme": {"num_bits": 8}}, {}, "kv_cache_scheme is not supported"),
-        ({"quantization_status": "frozen"}, {}, "quantization_status 'frozen'"),
+        ({"quantization_status": "calibration"}, {}, "quantization_status 'calibration'"),
         ({}, {"num_bits": 3}, "weights: num_bits 3 is not supported; supported: 8"),
         ({}, {"dynamic": True}, "weights: dynamic True"),
         ({}, {"strategy": "attn_head"}, "strategy 'attn_head' is not supported"),
@@ -139,6 +139,26 @@ def test_what_is_not_known_is_refused_by_key_and_file(tmp_path: Path) -> None:
         rewrite(tmp_path, change, weights)
         with pytest.raises(ModelError, match=r"config\.json: quantization_config: ?.*" + message):
             check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["w4a16", "w8a8", "fp8-channel"])
+def test_a_frozen_folder_is_read_if_its_tensors_are_stored_as_told(
+    tmp_path: Path, method: str
+) -> None:
+    """Published ones say frozen beside compressed tensors, and dense beside no sparsity."""
+    model = scaled_folders.write(tmp_path, method)
+    dense = {"format": "dense", "global_sparsity": 0.14, "targets": []}
+    rewrite(tmp_path, {"quantization_status": "frozen", "sparsity_config": dense}, {}, method)
+    planner = MiniPlanner(make_chain(tmp_path))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    path = tmp_path / "model.safetensors"
+    floats = {f"{LAYER}.weight": dict(model.named_parameters())[f"{LAYER}.weight"].detach()}
+    tensors = {k: v for k, v in load_file(path).items() if k != f"{LAYER}.weight_packed"}
+    save_file({**tensors, **floats}, path)
+    with pytest.raises(
+        ModelError, match=rf"{LAYER}(: its weight is stored as F32|\.weight_packed)"
+    ):
+        check_folder(tmp_path)
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
