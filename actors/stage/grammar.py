@@ -193,14 +193,18 @@ class GrammarMasks:
         if self._compiler is None:
             import xgrammar
 
-            if not self._eos:
-                raise ValueError("the model names no end-of-sequence token: grammars cannot end")
             try:
                 tokenizer = read_tokenizer(self._folder)
             except (OSError, ValueError) as bad:
                 if isinstance(bad, OSError) and bad.errno is not None:
                     raise  # no memory, no files: nothing is known of the folder
                 raise ValueError(f"{self._folder} has no tokenizer for grammars: {bad}") from bad
+            # The front stops at the tokenizer's end token, too, whatever the model's files list.
+            own = tokenizer.eos_token_id
+            if own is not None and own < self._vocab_size and own not in self._eos:
+                self._eos = (*self._eos, int(own))
+            if not self._eos:
+                raise ValueError("the model names no end-of-sequence token: grammars cannot end")
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
             )

@@ -177,14 +177,16 @@ def _refuse(unknown: JsonObject, ignored: Collection[str], architecture: str) ->
 
 
 def _eos_token_ids(folder: Path, config: JsonObject) -> tuple[int, ...]:
-    """End tokens, generation_config.json first, because chat models list turn ends only there."""
+    """End tokens, generation_config.json first, because chat models list turn ends only there. A
+    null or an empty list there says nothing, as if the key were absent."""
     path = folder / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    ids = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
+    if ids is None or ids == []:
+        path = folder / "config.json"
+        ids = config.get("eos_token_id")
     if ids is None:
         return ()
     try:
         return tuple(int(i) for i in ids) if isinstance(ids, list) else (int(ids),)
     except (TypeError, ValueError) as bad:
-        at_fault = path if "eos_token_id" in generation else folder / "config.json"
-        raise ModelError(f"{at_fault}: eos_token_id {ids!r}: {bad}") from bad
+        raise ModelError(f"{path}: eos_token_id {ids!r}: {bad}") from bad

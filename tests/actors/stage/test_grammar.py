@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,14 +124,17 @@ def tokens_of(result: object) -> tuple[tuple[int, int], ...]:
     return result.tokens
 
 
-def test_foreign_output_ends_the_request_alone(tiny_model: Callable[..., Path]) -> None:
-    """A replayed output that breaks the grammar: only end tokens follow, no error."""
-    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+@pytest.mark.parametrize("listed", [STOPS, STOPS[1:], ()])
+def test_foreign_output_ends_the_request_alone(
+    tiny_model: Callable[..., Path], listed: tuple[int, ...]
+) -> None:
+    """A replayed output that breaks the grammar: only end tokens follow, the tokenizer's too."""
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, listed)
     mask = masks.mask(1, Grammar("choice", '["no"]'), np.array([3, 4], dtype=np.int32))
     assert mask is not None
     words = mask.numpy().view(np.uint32)
     allowed = [i for i in range(VOCAB_SIZE) if words[i // 32] >> np.uint32(i % 32) & np.uint32(1)]
-    assert allowed == list(STOPS)
+    assert allowed == sorted({EOS_TOKEN_ID, *listed})
 
 
 @pytest.mark.parametrize("pattern", [".*", "[^a]*", "b.*"])
@@ -192,8 +196,11 @@ def test_a_step_looks_its_grammar_up_while_another_compiles(
 
 
 def test_model_without_end_or_tokenizer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    endless = shutil.copytree(tiny_model("llama"), tmp_path / "endless")
+    path = endless / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": None}))
     with pytest.raises(ValueError, match="no end-of-sequence token"):
-        GrammarMasks(tiny_model("llama"), VOCAB_SIZE, ()).compile(Grammar("json_object", ""))
+        GrammarMasks(endless, VOCAB_SIZE, ()).compile(Grammar("json_object", ""))
     with pytest.raises(ValueError, match="has no tokenizer for grammars"):
         GrammarMasks(tmp_path, VOCAB_SIZE, STOPS).compile(Grammar("json_object", ""))
 

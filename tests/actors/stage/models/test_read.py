@@ -129,6 +129,18 @@ def test_a_wrong_end_token_is_a_fault_of_the_file_that_has_it(tmp_path: Path, wr
         load_config(tmp_path)
 
 
+@pytest.mark.parametrize("nothing", [None, []])
+def test_end_tokens_are_those_of_the_file_that_lists_some(tmp_path: Path, nothing: Any) -> None:
+    config = write_gemma3_4b(tmp_path)
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": nothing}))
+    assert load_config(tmp_path).eos_token_ids == (1, 106)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": nothing}))
+    assert load_config(tmp_path).eos_token_ids == ()
+    generation.write_text('{"eos_token_id": 0}')
+    assert load_config(tmp_path).eos_token_ids == (0,)
+
+
 def test_published_configs() -> None:
     """The shapes that ship with the repository are readable."""
     root = Path(__file__).resolve().parents[4] / "configs" / "models"
