@@ -26,14 +26,15 @@ _BASE = "base_model.model."
 _TENSOR = re.compile(re.escape(_BASE) + r"(?P<module>.+)\.lora_[AB]\.weight")
 
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"}
-# Keys of training, of the base model, or implied by the tensors.
+# Keys of training, of the base model, or implied by the tensors. (Ranks that EVA has distributed
+# are a rank_pattern, which is refused.)
 _WITHOUT_EFFECT = {
-    "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
+    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out",
     "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "target_modules",
 }  # fmt: skip
 # Initializations that leave the base model's weights unchanged.
-_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True, slots=True)

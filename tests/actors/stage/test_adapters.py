@@ -286,6 +286,15 @@ def test_refused_configs(
     assert str(folder) in str(refused.value)
 
 
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_starts_that_leave_the_base_model_as_it_is(
+    tiny_model: Callable[..., Path], runner: StageRunner, tmp_path: Path, start: bool | str
+) -> None:
+    """With the keys that peft writes beside each."""
+    adapter = tiny_adapters.write(tmp_path / "adapter", init_lora_weights=start)
+    runner.load_adapter(0, adapter)
+
+
 NAME = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 
 
