@@ -13,9 +13,9 @@ from app.text.output.source import Broken, Reading, Source
 _IN_STRING: Final = re.compile(r'[^"\\]+')
 _OUTSIDE: Final = re.compile(r'[^"{}\[\],]+')
 
-NAME_KEYS: Final = ("name", "function")
+NAME_KEYS: Final = ("name", "function", "tool_name")
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
-OTHER_KEYS: Final = ("id", "type")  # written by some models, ignored
+OTHER_KEYS: Final = ("id", "type", "tool_call_id")  # written by some models, ignored
 
 # Names and arguments of calls; arguments that are no object stay text.
 Calls = Sequence[tuple[str, Mapping[str, Any] | str]]
@@ -154,6 +154,8 @@ def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
             return
 
 
-def call_text(name: str, arguments: Mapping[str, Any] | str, key: str = "arguments") -> str:
+def call_text(
+    name: str, arguments: Mapping[str, Any] | str, key: str = "arguments", name_key: str = "name"
+) -> str:
     """A call as `json_call` reads it."""
-    return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
+    return json.dumps({name_key: name, key: arguments}, ensure_ascii=False)

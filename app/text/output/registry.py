@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.forced import Forced
 from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
@@ -27,6 +28,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "qwen3_coder": Qwen3Coder,
     "phi4_mini": Phi4Mini,
     "granite": Granite,
+    "cohere": Cohere,
     "mistral": Mistral,
     "pythonic": Pythonic,
     "hermes": Hermes,
@@ -35,6 +37,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
 }
 REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,
+    "cohere": CohereThink,
     "mistral": MistralThink,
     "think": Think,
 }

@@ -15,7 +15,7 @@ class Think(ReasoningFormat):
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
     recognized_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
-    special_tokens = ("<think>", "</think>")
+    special_tokens: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         if out.part is not AnswerPart.REASONING:

@@ -40,6 +40,12 @@ ANSWERS = {
     "gemma_3": f"[{PYTHON}]",
     "granite_3": f"<|tool_call|>[{', '.join(OBJECTS)}]",
     "granite_4": HERMES,
+    "command_r7b": "<|START_THINKING|>Two of them.<|END_THINKING|><|START_ACTION|>[\n    "
+    + ",\n    ".join(
+        f'{{"tool_call_id": "{number}", "tool_name": "add", "parameters": {one}}}'
+        for number, one in enumerate(ARGUMENTS)
+    )
+    + "\n]<|END_ACTION|>",
     "phi_4_mini": f"<|tool_call|>[{', '.join(OBJECTS)}]<|/tool_call|>",
     "r1": f"Two of them.\n</think>\n\n{HERMES}",
     "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
@@ -54,8 +60,8 @@ ANSWERS = {
     "magistral": "[THINK]Two of them.[/THINK]" + "".join(f"[TOOL_CALLS]add{a}" for a in TEKKEN),
     "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
 }
-THINKS = ("r1", "qwen3", "magistral", "gpt_oss")
-KEEPS = ("qwen3", "magistral", "gpt_oss")  # the reasoning between calls; r1 drops it
+THINKS = ("command_r7b", "r1", "qwen3", "magistral", "gpt_oss")
+KEEPS = ("command_r7b", "qwen3", "magistral", "gpt_oss")  # the reasoning between calls; r1 drops it
 RESULTS = ("result one", "result two")
 FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))
 STREAM = pytest.mark.parametrize("stream", [False, True])

@@ -243,6 +243,26 @@ PHI_4_MINI: Final = (  # reads no variable `tools`, and no calls
     "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+COMMAND_R7B: Final = (
+    "{{ bos_token }}"
+    + _FIRST
+    + "{% set ns = namespace(call=0) %}<|SYSTEM_TOKEN|>{{ rules }}{% if tools %} Write "
+    "<|START_THINKING|> and a plan, <|START_ACTION|> and a JSON list of calls, or "
+    "<|START_RESPONSE|> and text."
+    + _TOOLS
+    + "{% endif %}<|END_OF_TURN_TOKEN|>{% for message in turns %}{% if message.role == 'user' %}"
+    "<|USER_TOKEN|>{{ message.content }}{% elif message.role == 'tool' %}<|SYSTEM_TOKEN|>"
+    "<|START_TOOL_RESULT|>{{ message.content | tojson }}<|END_TOOL_RESULT|>"
+    "{% elif message.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>"
+    "{{ message.reasoning_content }}<|END_THINKING|><|START_ACTION|>["
+    "{% for call in message.tool_calls %}"
+    + _OBJECT
+    + '{"tool_call_id": "{{ ns.call }}", "tool_name": "{{ call.function.name }}", "parameters": '
+    "{{ call.function.arguments | tojson }}}{% if not loop.last %},{% endif %}"
+    "{% set ns.call = ns.call + 1 %}{% endfor %}]<|END_ACTION|>{% else %}"
+    "<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content + '' }}<|END_RESPONSE|>{% endif %}"
+    "<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt %}<|CHATBOT_TOKEN|>{% endif %}"
+)
 FAMILIES: Final = {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
 }
@@ -262,6 +282,12 @@ SPECIAL: Final = (
     "<|call|>",
     "<|tool_call|>",
     "<|/tool_call|>",
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
     "<think>",
     "</think>",
     "<unseen>",

@@ -15,7 +15,16 @@ from tests.app.text.families import FAMILIES
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 WITHOUT_TOOLS = ("gemma_3", "granite_3", "phi_4_mini")  # or calls, of OpenAI's form
 # Families whose template takes parallel calls with ids of OpenAI's kind as they are.
-PLAIN = ("hermes", "qwen3", "qwen3_coder", "granite_4", "llama_3_2", "llama_4", "magistral")
+PLAIN = (
+    "command_r7b",
+    "hermes",
+    "qwen3",
+    "qwen3_coder",
+    "granite_4",
+    "llama_3_2",
+    "llama_4",
+    "magistral",
+)
 
 
 def call(number: int, arguments: Any) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def test_other_families_get_what_was_given(family: str) -> None:
     assert form.tools([ADD]) == [ADD]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "magistral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["command_r7b", "qwen3", "magistral", "gpt_oss"])
 def test_reasoning_between_calls_is_kept(family: str) -> None:
     assert fitted(family, TURNS).count("Two of them.") == 1
 

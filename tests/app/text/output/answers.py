@@ -87,6 +87,15 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [NOW, ADD],
     ),
     ("phi4_mini", ' functools[{"name": "now", "arguments": {}}]', " ", [NOW]),
+    (
+        "cohere",
+        f'Yes.<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "add", "parameters": '
+        f'{WRITTEN}}},\n    {{"tool_call_id": "1", "tool_name": "plot", "parameters": {PLOTTED}}}\n'
+        "]<|END_ACTION|>",
+        "Yes.",
+        [ADD, PLOT],
+    ),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "now", "parameters": {}}', "", [NOW]),
     ("tool_code", "[add(a=1, b='x}\\\\\"{ é'), now()]", "", [ADD, NOW]),
     (
         "tool_code",
@@ -174,6 +183,8 @@ MALFORMED = [
     ("phi4_mini", '<|tool_call|>[{"name": "rm"}]<|/tool_call|>'),
     ("phi4_mini", '<|tool_call|>{"name": "now"} or so<|/tool_call|>'),
     ("phi4_mini", "functools[cache] and functools.cache"),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "rm", "parameters": {}}]<|END_ACTION|>'),
+    ("cohere", '<|START_ACTION|>{"tool_name": "now"}<|END_ACTION|>'),
     ("tool_code", "```tool_code\nprint(1)\n```"),
     ("tool_code", "now()"),
     ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),

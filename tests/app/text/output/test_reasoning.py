@@ -11,6 +11,7 @@ from actors.scheduling.request import FinishReason
 from app.api.endpoints.output import read_delta
 from app.engine_client.client import TokenChunk
 from app.text.incremental import TableDetokenizer, TextRules, TextStream
+from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.pieces import AnswerPiece, Text, gathered
@@ -19,6 +20,7 @@ from app.text.output.thinking import MistralThink, Think
 from tests.app.text.output.reading import CUTS, TOOLS, Read, cut, read
 
 THINK = OutputFormats(Hermes, Think)
+COHERE = OutputFormats(Cohere, CohereThink)
 HARMONY = OutputFormats(Harmony, HarmonyChannels)
 CALL = '<tool_call>{"name": "now"}</tool_call>'
 CHANNELS = (
@@ -32,6 +34,9 @@ RESUMED = (
     "<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"
 )
 
+PLAN = "<|START_THINKING|>A\nplan.<|END_THINKING|>"
+ACTION = '<|START_ACTION|>[{"tool_name": "now", "parameters": {}}]<|END_ACTION|>'
+
 CASES = [
     (THINK, False, "<think>\nOne.\n\nTwo.\n</think>\n\nYes.", ("Yes.", "One.\n\nTwo.", [])),
     (THINK, False, f"<think>So</think>{CALL}", ("", "So", [("now", {})])),
@@ -43,6 +48,17 @@ CASES = [
     (THINK, True, "One.\n</think>\n\nYes.", ("Yes.", "One.", [])),
     (THINK, True, "never ends\n", ("", "never ends", [])),
     (OutputFormats(None, MistralThink), False, "[THINK]Hm[/THINK]Yes.", ("Yes.", "Hm", [])),
+    (COHERE, False, f"{PLAN}{ACTION}", ("", "A\nplan.", [("now", {})])),
+    (
+        COHERE,
+        False,
+        f"{PLAN}<|START_RESPONSE|>Hi <b>.<|END_RESPONSE|>",
+        ("Hi <b>.", "A\nplan.", []),
+    ),
+    (COHERE, False, "<|START_RESPONSE|>Hi.<|END_RESPONSE|>", ("Hi.", "", [])),
+    (COHERE, False, "\n<|START_RESPONSE|>cut off<|END_RES", ("cut off<|END_RES", "", [])),
+    (COHERE, False, " Unmarked. <|START_RES", (" Unmarked. <|START_RES", "", [])),
+    (COHERE, True, f"plan<|END_THINKING|>{ACTION}", ("", "plan", [("now", {})])),
     (OutputFormats(None, None), False, "<think>Hm</think>Yes.", ("<think>Hm</think>Yes.", "", [])),
     (HARMONY, False, CHANNELS, ("So: 1 < 2.", "First a <b>.Then c.", [("add", {"a": 1})])),
     (HARMONY, False, RESUMED, ("Let me see.Hi", "Hm.", [])),

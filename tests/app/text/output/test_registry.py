@@ -33,6 +33,7 @@ FORMATS_OF = {
     "magistral": ("mistral", "mistral"),
     "gpt_oss": ("harmony", "harmony"),
     "gemma_3": ("tool_code", None),
+    "command_r7b": ("cohere", "cohere"),
     "phi_4_mini": ("phi4_mini", None),
     "granite_3": ("granite", None),
     "granite_4": ("hermes", None),

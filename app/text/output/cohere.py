@@ -1,0 +1,56 @@
+"""Cohere's Command R7B and A: each part of an answer stands between two marks of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from app.text.output.interface import ToolFormat
+from app.text.output.json_text import Calls, call_text, json_calls
+from app.text.output.pieces import AnswerPart, AnswerPieces
+from app.text.output.source import Reading, Source
+from app.text.output.thinking import Think
+
+_RESPONSE: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+
+
+class CohereThink(Think):
+    """Reasoning, and the answer's text without the marks around it."""
+
+    opening = "<|START_THINKING|>"
+    closing = "<|END_THINKING|>"
+    recognized_by = ("<|START_THINKING|>",)
+    special_tokens = ("<|START_THINKING|>", "<|END_THINKING|>", *_RESPONSE)
+
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
+        yield from super().read(source, out)
+        start, (begin, end) = source.at, _RESPONSE
+        out.part = AnswerPart.ANSWER
+        yield from source.blanks()
+        if not (yield from source.accept(begin)):
+            source.at = start
+            return
+        yield from source.shown_until((end,), out.text)
+        yield from source.accept(end)
+
+
+class Cohere(ToolFormat):
+    """A list of JSON objects with the keys `tool_call_id`, `tool_name` and `parameters`."""
+
+    recognized_by = ("<|START_ACTION|>",)
+    special_tokens = ("<|START_ACTION|>", "<|END_ACTION|>")
+    openings = ("<|START_ACTION|>",)
+    closing = ("<|END_ACTION|>",)
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        listed = ", ".join(
+            call_text(*call, name_key="tool_name", key="parameters") for call in calls
+        )
+        return f"<|START_ACTION|>[{listed}]<|END_ACTION|>"
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        yield from source.expect("[")
+        yield from json_calls(source, out)
+        yield from source.blanks()
+        yield from source.accept(*self.closing)
