@@ -35,7 +35,8 @@ QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 STACKED_METHODS = ("mxfp4",)
 
 _OF_WHOLE_MODEL = (
-    "dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings",
+    "compression_config", "dtype", "torch_dtype", "eos_token_id", "quantization_config",
+    "tie_word_embeddings",
 )  # fmt: skip
 
 # Activations by their name in config.json -> their name in `Backend.activate`.
@@ -111,7 +112,8 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
     # Read by `read_rope`.
     keys.ignore("original_max_position_embeddings", "partial_rotary_factor")
     keys.ignore("rope_parameters", "rope_scaling", "rope_theta")
-    torch_dtype = keys.get("torch_dtype")  # of older folders
+    torch_dtype = keys.get("torch_dtype")  # of older folders, as is the next
+    compression = keys.get("compression_config")
     layer_type = FULL if family.ropes_by_layer_type else None
     rope = read_rope(keys.values, head_dim, max_positions, layer_type)
     return DecoderConfig(
@@ -133,7 +135,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
         tied_embeddings=keys.flag("tie_word_embeddings"),
         dtype=str(keys.get("dtype") or torch_dtype or "float32"),
         eos_token_ids=eos_token_ids,
-        quantization_config=keys.get("quantization_config") or None,
+        quantization_config=keys.get("quantization_config") or compression or None,
     )
 
 
@@ -148,7 +150,8 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
     if stored is None:
         return
     if not isinstance(stored, dict) or stored.get("quant_method") is None:
-        raise ValueError("quantization_config lacks the key 'quant_method'")
+        name = "quantization_config" if keys.get("quantization_config") else "compression_config"
+        raise ValueError(f"{name} lacks the key 'quant_method'")
     method = stored["quant_method"]
     known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
     if method not in known:

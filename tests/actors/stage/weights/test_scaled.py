@@ -161,6 +161,18 @@ def test_a_frozen_folder_is_read_if_its_tensors_are_stored_as_told(
         check_folder(tmp_path)
 
 
+def test_the_key_of_2024_is_read_like_todays(tmp_path: Path) -> None:
+    scaled_folders.write(tmp_path, "w8a8")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    stored = config.pop("quantization_config")
+    path.write_text(json.dumps({**config, "compression_config": stored}))
+    assert "compressed-tensors (int-quantized)" in check_folder(tmp_path)
+    path.write_text(json.dumps({**config, "compression_config": {"format": "dense"}}))
+    with pytest.raises(ModelError, match=r"json: compression_config lacks the key 'quant_method'"):
+        check_folder(tmp_path)
+
+
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     scaled_folders.write(tmp_path, "w8a8")
     assert "compressed-tensors (int-quantized)" in check_folder(tmp_path)
