@@ -270,7 +270,14 @@ def load_tokenizer(folder: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of any type: what is wrong is found late, deep in a library
         if not (Path(folder) / "tokenizer.json").is_file():
-            raise TokenizerError(f"model.path: {folder} holds no tokenizer.json") from error
+            other = Path(folder) / "tokenizer.model"
+            hint = (
+                " but tokenizer.model, which transformers does not read here: load it with "
+                "AutoTokenizer where its code may run, and save_pretrained to this folder"
+            )
+            raise TokenizerError(
+                f"model.path: {folder} holds no tokenizer.json{hint if other.is_file() else ''}"
+            ) from error
         line = (str(error).splitlines() or [""])[0]
         raise TokenizerError(
             f"model.path: {folder}/tokenizer.json or tokenizer_config.json cannot be read: "

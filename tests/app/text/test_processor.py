@@ -4,6 +4,7 @@ tokenized."""
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_a_tokenizer_that_cannot_be_read_is_named(
         TextProcessor(folder)
     assert str(raised.value).startswith(f"model.path: {folder}")
     assert said in str(raised.value)
+
+
+def test_a_tokenizer_of_remote_code_is_told_how_to_be_saved(tmp_path: Path) -> None:
+    """InternLM2's published folders have one."""
+    folder = byte_level_folder(tmp_path)
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    described = {
+        "tokenizer_class": "InternLM2Tokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    with pytest.raises(
+        TokenizerError, match=r"holds no tokenizer\.json but tokenizer\.model, .* sav"
+    ):
+        TextProcessor(folder)
 
 
 async def test_many_short_texts_leave_the_event_loop_free(byte_level: TextProcessor) -> None:
