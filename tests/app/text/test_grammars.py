@@ -41,7 +41,6 @@ def checker(folder: str) -> Iterator[GrammarChecker]:
 )
 async def test_good_grammars_compile(checker: GrammarChecker, grammar: Grammar) -> None:
     await checker.check(grammar)
-    await checker.check(grammar)  # from memory
 
 
 @pytest.mark.parametrize(
@@ -55,9 +54,24 @@ async def test_good_grammars_compile(checker: GrammarChecker, grammar: Grammar) 
     ],
 )
 async def test_bad_grammars_are_refused(checker: GrammarChecker, grammar: Grammar) -> None:
-    for _ in range(2):
-        with pytest.raises(GrammarInvalid):
-            await checker.check(grammar)
+    with pytest.raises(GrammarInvalid):
+        await checker.check(grammar)
+
+
+async def test_verdicts_are_remembered(folder: str) -> None:
+    """Nothing else is left to ask once the compiler is closed."""
+    checker = GrammarChecker(folder)
+    good, bad = Grammar("regex", "[a-c]{2}"), Grammar("regex", "([")
+    await patiently(checker, good)
+    with pytest.raises(GrammarInvalid) as first:
+        await patiently(checker, bad)
+    checker.close()
+    await checker.check(good)
+    with pytest.raises(GrammarInvalid) as second:
+        await checker.check(bad)
+    assert str(first.value) == str(second.value)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await checker.check(Grammar("regex", "new"))
 
 
 @pytest.mark.parametrize(
