@@ -31,7 +31,8 @@ class FleetRequest(OpenRequest):
 
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
     or the last one. bits_here: the class of that engine; bits_before: of the one that computed its
-    tokens before. refused_by: engines that refused it. placed_s: when it was sent to its engine.
+    tokens before. refused_by: engines that refused it, the last one last.
+    placed_s: when it was sent to its engine.
     waiting_since_s: it has had no token since then, plus the time that it spent at engines.
     last_move: as shown in the fleet's status.
     num_cached_tokens: of it, that its engine had when it was sent there.
@@ -42,8 +43,7 @@ class FleetRequest(OpenRequest):
     last_engine_id: str = ""
     bits_here: BitClass | None = None
     bits_before: BitClass | None = None
-    refused_by: set[str] = field(default_factory=set)
-    refusal: Refuse | None = None
+    refused_by: dict[str, Refuse] = field(default_factory=dict)
     waiting_since_s: float = 0.0
     placed_s: float = 0.0
     num_cached_tokens: int = 0
@@ -93,10 +93,18 @@ class FleetRequest(OpenRequest):
         """Take it from its engine. Its wait counts from now if that engine sent a token, and else
         goes on: the time there, in a queue, was none."""
         self.connection = None
+        self.forget_load()
         if len(self.delivered) > self.num_delivered_before:
             self.waiting_since_s = now_s
         else:
             self.waiting_since_s += now_s - self.placed_s
+
+    def forget_load(self) -> None:
+        """It leaves its engine. If that has accepted it, others that were too busy for it may take
+        it now: what was accepted is judged by no such limit again."""
+        if self.last_engine_id not in self.refused_by:
+            kept = {name: r for name, r in self.refused_by.items() if r.retry_after_s is None}
+            self.refused_by = kept
 
     def resumed(self) -> Request:
         request = OpenRequest.resumed(self)

@@ -231,10 +231,10 @@ def refusal_of(
     fleet_request: FleetRequest, serving: Sequence[FleetEngine]
 ) -> RequestRefused | None:
     """The last refusal, if all of these engines have refused it; None: one may still accept it."""
-    last = fleet_request.refusal
-    if last is None or any(engine.engine_id not in fleet_request.refused_by for engine in serving):
+    refused_by = fleet_request.refused_by
+    if not refused_by or any(engine.engine_id not in refused_by for engine in serving):
         return None
-    return told(last)
+    return told(list(refused_by.values())[-1])
 
 
 def told(refusal: Refuse) -> RequestRefused:

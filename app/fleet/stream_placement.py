@@ -110,8 +110,7 @@ class StreamPlacement:
             fleet_request.connection = None
             fleet_request.stream.fail(told(refusal))
         else:
-            fleet_request.refused_by.add(connection.engine_id)
-            fleet_request.refusal = refusal
+            fleet_request.refused_by[connection.engine_id] = refusal
             self._unplace(fleet_request)
             self.place_waiting()
 
@@ -133,6 +132,8 @@ class StreamPlacement:
         fleet_requests = [
             r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
         ]
+        for fleet_request in fleet_requests:
+            fleet_request.forget_load()
         if state is EngineState.DRAINING and connection.is_ready:
             fleet_requests = [
                 r for r in fleet_requests if r not in self._copies and not self._routing.stays(r)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from app.engine_client.streams import Stream
 from app.fleet.connection import FleetRequest
@@ -17,13 +18,13 @@ def engine(name: str) -> Any:
 def test_what_an_engine_has_accepted_is_judged_by_no_limit_of_the_next() -> None:
     waiting = FleetRequest(Request(1, (5, 6), SamplingParams(9), 0.0), 0, Stream())
     waiting.place(engine("refuses"))
-    waiting.refused_by.add("refuses")
+    waiting.refused_by["refuses"] = Refuse(1, "the queue is full", None, 1.0)
     waiting.place(engine("accepts"))
     assert not waiting.resumed().was_accepted  # no engine has taken it so far
     waiting.unplace(0.0)  # that engine dies before the first token
     waiting.place(engine("full"))
     assert waiting.resumed().was_accepted
-    waiting.refused_by.add("full")
+    waiting.refused_by["full"] = Refuse(1, "the prompt is too long")
     waiting.place(engine("last"))
     assert waiting.resumed().was_accepted
 

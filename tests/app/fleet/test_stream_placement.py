@@ -88,9 +88,7 @@ async def test_a_move_counts_as_inexact_where_it_ends_and_not_where_it_is_refuse
     def refuse_at(name: str) -> None:
         ((request_id, moving),) = wires[name].connection.open_requests.items()
         assert moving is stream
-        wires[name].connection._received(
-            pack_kind(Refuse(request_id, "the queue is full", None, 1.0))
-        )
+        wires[name].connection._received(pack_kind(Refuse(request_id, "the prompt is too long")))
 
     def moves() -> tuple[int, int, list[tuple[str, str, bool]]]:
         told = client.moves.to_dict()
@@ -115,6 +113,53 @@ async def test_a_move_counts_as_inexact_where_it_ends_and_not_where_it_is_refuse
     assert moves() == (1, 0, [("a", "e", True)])
     client.lost(wires["e"].connection)
     assert moves() == (2, 1, [("a", "e", True), ("e", "d", False)])
+    asked.cancel()
+
+
+@pytest.mark.parametrize("leaves", ["dies", "drains"])
+async def test_what_was_accepted_goes_to_an_engine_that_was_too_busy_for_it(leaves: str) -> None:
+    client = front("round_robin", rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("ab", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    ((request_id, stream),) = wires[0].connection.open_requests.items()
+    wires[0].frames.clear()
+    refusal = Refuse(request_id, "the queue is full", None, 1.0)
+    wires[0].connection._received(pack_kind(refusal))
+    while len(stream.delivered) < 3:
+        wires[1].carry()
+        wires[1].engine.stages.answer()
+    if leaves == "dies":
+        client.lost(wires[1].connection)
+    else:
+        publication = wires[1].engine.loop.publication
+        assert publication is not None
+        publication.leave()
+        wires[1].carry()
+    assert list(wires[0].connection.open_requests.values()) == [stream]
+    while wires[0].carry() or wires[0].engine.stages.unanswered:
+        wires[0].engine.stages.answer()
+        await asyncio.sleep(0)
+    assert len(await asked) == 8
+
+
+async def test_a_stream_of_a_leaving_engine_stays_where_no_other_can_hold_it() -> None:
+    client = front("round_robin", rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("ab", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    ((request_id, stream),) = wires[0].connection.open_requests.items()
+    wires[0].connection._received(pack_kind(Refuse(request_id, "the prompt is too long")))
+    wires[1].carry()
+    publication = wires[1].engine.loop.publication
+    assert publication is not None
+    publication.leave()
+    wires[1].carry()
+    assert list(wires[1].connection.open_requests.values()) == [stream]
     asked.cancel()
 
 
