@@ -180,6 +180,11 @@ class Connection(SchedulerChannel):
         """Whether it has published that it drains."""
         return self.leaving_since_s is not None
 
+    @property
+    def fleet_requests(self) -> list[FleetRequest]:
+        """The continuations on this engine."""
+        return [r for r in self.open_requests.values() if isinstance(r, FleetRequest)]
+
     async def connect(self) -> None:
         """Raises OSError or TimeoutError where the engine cannot be reached."""
         if self._address is None:

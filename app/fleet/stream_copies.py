@@ -104,9 +104,7 @@ class StreamCopies:
     def expected(self) -> Iterator[FleetRequest]:
         """Streams that an engine expects because it fetches their KV early."""
         for connection in self._connections.values():
-            for fleet_request in connection.open_requests.values():
-                if isinstance(fleet_request, FleetRequest) and fleet_request.receiver_id:
-                    yield fleet_request
+            yield from (r for r in connection.fleet_requests if r.receiver_id)
         yield from (r for r in self._handed_over.values() if r.receiver_id)
 
     def _busy(self) -> set[str]:

@@ -87,9 +87,7 @@ class StreamPlacement:
     def lost(self, connection: Connection) -> None:
         """An engine has died: its streams move, and those it was computing become suspects."""
         connection.open_requests.engine_lost()
-        fleet_requests = [
-            r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
-        ]
+        fleet_requests = connection.fleet_requests
         connection.open_requests.clear()
         if not connection.was_leaving or fleet_requests:
             num_streams = len(fleet_requests)
@@ -129,9 +127,7 @@ class StreamPlacement:
         The others stay until its stages are rebuilt, or until they end. Called again and again,
         also as a copy ends: each time the next streams begin to be copied, or move.
         """
-        fleet_requests = [
-            r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
-        ]
+        fleet_requests = connection.fleet_requests
         for fleet_request in fleet_requests:
             fleet_request.forget_load()
         if state is EngineState.DRAINING and connection.is_ready:
@@ -149,7 +145,7 @@ class StreamPlacement:
         if not self._routing.is_late(connection.engine_id):
             return
         connection.balanced_s = now_s
-        known = [r for r in connection.open_requests.values() if isinstance(r, FleetRequest)]
+        known = connection.fleet_requests
         # Suspects are tried where they are.
         movable = [r for r in known if not r.num_losses and r not in self._copies]
         # Continuations of one prompt wait for its computation together.
