@@ -49,6 +49,11 @@ class FleetRouting:
                 self._count_rest(group, move, streams[move.stream_id])
             yield group, move.engine_id, move.exact
 
+    @property
+    def accepts(self) -> bool:
+        """Whether an engine takes requests."""
+        return any(engine.snapshot.accepts for engine in self._fleet.engines.values())
+
     def is_late(self, engine_id: str) -> bool:
         """Whether requests of this engine may be better off elsewhere."""
         engine = self._fleet.engines.get(engine_id)

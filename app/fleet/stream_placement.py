@@ -73,7 +73,7 @@ class StreamPlacement:
     def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Send new streams to an engine now, or to the first one that can take them."""
         self._unplaced |= {id(r): r for r in fleet_requests}
-        self.place_waiting()
+        self._place(fleet_requests)
 
     def abandon(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Abort these streams: their client has left."""
@@ -127,6 +127,8 @@ class StreamPlacement:
         The others stay until its stages are rebuilt, or until they end. Called again and again,
         also as a copy ends: each time the next streams begin to be copied, or move.
         """
+        if not self._routing.accepts:
+            return
         fleet_requests = connection.fleet_requests
         for fleet_request in fleet_requests:
             fleet_request.forget_load()
@@ -187,10 +189,13 @@ class StreamPlacement:
 
     def place_waiting(self) -> None:
         """Send each stream without an engine to one that can compute it, where there is one."""
-        if not self._unplaced:
-            return
-        now_s = time.monotonic()
-        for group, engine_id, exact in self._routing.place(list(self._unplaced.values()), now_s):
+        if self._unplaced:
+            self._place(list(self._unplaced.values()))
+
+    def _place(self, fleet_requests: Sequence[FleetRequest]) -> None:
+        if not self._routing.accepts:
+            return  # at each of many arrivals, all that wait would be routed in vain
+        for group, engine_id, exact in self._routing.place(fleet_requests, time.monotonic()):
             there = self._connections.get(engine_id or "")
             if there is None or not there.is_open:
                 self._refuse_if_all_have(group)

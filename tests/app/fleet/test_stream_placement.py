@@ -14,6 +14,7 @@ from actors.transport.messages import Readiness, pack_kind
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
+from app.fleet.routing import FleetRouting
 from app.fleet.stream_placement import StreamPlacement
 from tests.actors.fleet.pictures import OTHER_BITS
 from tests.app.fleet.paper_fleet import Wire, ask, front
@@ -161,6 +162,42 @@ async def test_a_stream_of_a_leaving_engine_stays_where_no_other_can_hold_it() -
     wires[1].carry()
     assert list(wires[1].connection.open_requests.values()) == [stream]
     asked.cancel()
+
+
+async def test_requests_that_wait_for_an_engine_are_routed_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each arrival and each snapshot would cost as much as all that wait."""
+    routed: list[int] = []
+    place = FleetRouting.place
+
+    def counted(self: FleetRouting, fleet_requests: Any, now_s: float) -> Any:
+        routed.append(len(fleet_requests))
+        return place(self, fleet_requests, now_s)
+
+    monkeypatch.setattr(FleetRouting, "place", counted)
+    client = front("round_robin", rebalance=False)
+    wire = Wire(client, "a", 1)
+    publication = wire.engine.loop.publication
+    assert publication is not None
+    publication.computes(False)
+    wire.carry()
+    asked = [asyncio.create_task(ask(client, (n, 2, 3), 1)) for n in range(20)]
+    await asyncio.sleep(0)
+    client._placement.place_waiting()
+    publication.publish()
+    wire.carry()
+    assert (client._placement.num_unplaced, routed) == (20, [])
+    publication.computes(True)
+    wire.carry()
+    assert (client._placement.num_unplaced, routed) == (0, [20])
+    asked.append(asyncio.create_task(ask(client, (20, 2, 3), 1)))
+    await asyncio.sleep(0)
+    publication.computes(False)
+    wire.carry()  # its streams find no other place
+    assert routed == [20, 1]
+    for task in asked:
+        task.cancel()
 
 
 async def test_an_engine_that_ends_as_it_rebuilds_its_stages_is_one_loss() -> None:
