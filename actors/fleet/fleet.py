@@ -70,6 +70,12 @@ class FleetEngine:
         self.sent_prefill_tokens += num_new
         self.sent_tokens += num_tokens
 
+    def note_not_sent(self) -> None:
+        self.num_sent -= 1
+        _, num_new, num_tokens = self.sent.pop()
+        self.sent_prefill_tokens -= num_new
+        self.sent_tokens -= num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
@@ -92,8 +98,8 @@ class Prospect:
 
 
 class Fleet:
-    """A front's view of all engines. Only `published`, `update_prefixes`, `sent`, `unsent` and
-    `lost` change it."""
+    """A front's view of all engines. Only `published`, `update_prefixes`, `sent`, `unsent`,
+    `not_sent` and `lost` change it."""
 
     def __init__(self) -> None:
         self.engines: dict[str, FleetEngine] = {}  # by engine_id, in order of appearance
@@ -135,6 +141,12 @@ class Fleet:
     def unsent(self, engine_id: str, prefix: Iterable[bytes]) -> None:
         """Record that a request of this prefix was refused there, or has left before it began."""
         self.prefixes.retract(engine_id, prefix)
+
+    def not_sent(self, engine_id: str, number: int) -> None:
+        """Record that so many requests counted as sent there could not be sent. If others have been
+        counted since, the sums are theirs once the engine has received them."""
+        for _ in range(number):
+            self.engines[engine_id].note_not_sent()
 
     def lost(self, engine_id: str) -> None:
         """Remove an engine that died or left."""

@@ -172,7 +172,8 @@ class FleetRouting:
         """Count the continuations after the first, which is counted, as sent."""
         for fleet_request in group:
             fleet_request.num_cached_tokens = move.num_cached_tokens
-        for _ in group[1:]:
+        for fleet_request in group[1:]:
+            fleet_request.prefix = group[0].prefix
             self._fleet.sent(move.engine_id or "", one.arrival)
 
     def _stream(

@@ -269,6 +269,9 @@ class StreamPlacement:
         try:
             to.submit_continuations(group)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
+            self._fleet.not_sent(to.engine_id, len(group))
+            for fleet_request in group:
+                self._not_begun(fleet_request, to)
             group[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 
     def _refuse_if_all_have(self, group: Sequence[FleetRequest]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.messages import Readiness, pack_kind
-from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.client import EngineUnavailable, GenerationRequest, RequestRefused
 from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
 from app.fleet.routing import FleetRouting
@@ -198,6 +198,21 @@ async def test_requests_that_wait_for_an_engine_are_routed_once_there_is_one(
     assert routed == [20, 1]
     for task in asked:
         task.cancel()
+
+
+async def test_what_cannot_be_sent_does_not_count_as_sent() -> None:
+    client = front("round_robin", rebalance=False)
+    wires = [Wire(client, name, number, prefix_cache=True) for number, name in enumerate("ab", 1)]
+    for wire in wires:
+        wire.carry()
+    sampling = SamplingParams(8, seed=1 << 70)  # of more bits than a message's numbers have
+    request = GenerationRequest("id", tuple(range(40)), sampling, n=2)
+    with pytest.raises(RequestRefused, match="cannot be sent"):
+        async for _ in client.generate(request):
+            pass
+    engines = client._fleet.engines.values()
+    assert [(e.num_sent, e.num_live, e.sent_tokens) for e in engines] == [(0, 0, 0)] * 2
+    assert len(client._fleet.prefixes) == 0
 
 
 async def test_an_engine_that_ends_as_it_rebuilds_its_stages_is_one_loss() -> None:
