@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from actors.engine.config import EngineConfig
-from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, SaveNow, TierHolds
 from actors.scheduling.state import RequestState, RequestStatus
+from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.running_time import running_timeout
 
 

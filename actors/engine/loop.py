@@ -23,13 +23,7 @@ from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER, Message, OnGone, OnMessage, Peers, connection_of
 from actors.engine.publication import Publication
 from actors.engine.questions import ANSWERED_LATER, Questions
-from actors.engine.recovery import (
-    BackgroundTasks,
-    Recovery,
-    grammars_of,
-    suspects_of,
-    suspects_of_loss,
-)
+from actors.engine.recovery import Recovery, grammars_of, suspects_of, suspects_of_loss
 from actors.engine.saved_prompts import SavedPrompts
 from actors.engine.step_deadline import StepDeadline
 from actors.executor.stage_set import StageSet, StagesFailed
@@ -56,6 +50,7 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
+from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.messages import (
     AbortRequests,
     Ask,

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from concurrent import futures
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
 from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES, Grammar
 from actors.scheduling.state import Fate, RequestStatus
+from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.messages import Suspects
 from actors.transport.notices import notify
 
@@ -79,23 +80,6 @@ def grammars_of(core: Core) -> set[Grammar]:
     """The grammars of live requests."""
     found = (state.request.sampling.grammar for state in core.live_requests.values())
     return {grammar for grammar in found if grammar is not None}
-
-
-class BackgroundTasks:
-    """Keeps references to tasks that are not awaited, and logs their exceptions."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a background task failed", exc_info=error)
 
 
 class Recovery:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.scheduling.live_changes import merged
+from actors.transport.background_tasks import BackgroundTasks
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection
 from app.fleet.stream_placement import RETRY_AFTER_S
@@ -22,7 +23,7 @@ class LiveChanges:
     def __init__(self, order: str = "auto") -> None:
         self._order = order
         self._accepted: dict[str, Any] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def make(
         self, changes: Mapping[str, Any], connections: Callable[[], Sequence[Connection]]
@@ -46,9 +47,7 @@ class LiveChanges:
     def catch_up(self, connection: Connection) -> None:
         """Send an engine that has joined what it has missed."""
         if self._accepted:
-            task = asyncio.create_task(self._repeat(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._repeat(connection))
 
     async def _repeat(self, connection: Connection) -> None:
         try:
@@ -59,5 +58,4 @@ class LiveChanges:
             logger.error("engine %s: %s", connection.engine_id, error)
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 
 from actors.fleet.balance import LOOKS_EVERY_S
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineSnapshot, EngineState
 from actors.scheduling.events import Refuse
+from actors.transport.background_tasks import BackgroundTasks
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, FleetRequest
@@ -49,10 +49,11 @@ class StreamPlacement:
         self._rebalances = rebalance
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._copies = StreamCopies(
-            routing, connections, self._handed_over, self._start, self._copied, self._copy_ended
-        )
+            routing, connections, self._handed_over,
+            self._tasks.start, self._copied, self._copy_ended,
+        )  # fmt: skip
         self.moves = StreamMoves()
 
     @property
@@ -67,8 +68,7 @@ class StreamPlacement:
 
     def close(self) -> None:
         """Wait for no engine any longer."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Send new streams to an engine now, or to the first one that can take them."""
@@ -221,12 +221,7 @@ class StreamPlacement:
         within_s = max(_SAVED_WITHIN_S, now_s - fleet_request.waiting_since_s)
         fleet_request.unplace(now_s)
         self._handed_over[id(fleet_request)] = fleet_request
-        self._start(self._follow(fleet_request, connection, within_s))
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._follow(fleet_request, connection, within_s))
 
     async def _follow(
         self, fleet_request: FleetRequest, connection: Connection, within_s: float

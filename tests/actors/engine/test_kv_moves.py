@@ -10,10 +10,10 @@ import pytest
 from actors.engine.config import EngineConfig
 from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER
-from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StagesFailed
 from actors.scheduling.events import Event, Fetch, FetchEarly, Moved, Save, TierChange, TierHolds
 from actors.stage.spec import StageSpec
+from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
 from actors.transport.running_time import LOOKS
 from tests.actors.engine import paper_engine

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import actors.engine.recovery as module
-from actors.engine.recovery import BackgroundTasks, Recovery
+from actors.engine.recovery import Recovery
 from actors.scheduling.request import Grammar
+from actors.transport.background_tasks import BackgroundTasks
 
 GRAMMAR = Grammar("regex", "a+")
 
@@ -201,14 +202,3 @@ async def test_a_step_too_large_for_a_gpu_is_isolated_before_it_costs_the_stages
         assert not recovery.is_rebuilding
     recovery.step_failed(message, 4)
     assert recovery.is_rebuilding
-
-
-async def test_what_a_background_task_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail() -> None:
-        raise LookupError("lost in the background")
-
-    tasks = BackgroundTasks()
-    tasks.start(fail())
-    await asyncio.gather(*tasks._tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # its callback is due now
-    assert "lost in the background" in caplog.text
