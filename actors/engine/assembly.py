@@ -9,6 +9,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt, with_model
 from actors.engine.config import EngineConfig
@@ -47,6 +49,7 @@ class Engine:
         self._events: EventLog | None = None
         self._calibrated: StageInfo | None = None  # set if the engine measured its own cost model
         self._finished = asyncio.Event()
+        self._dying: list[psutil.Process] = []  # the ranks of this node, once the engine ends
 
     async def start(
         self, socket_path: str, fronts: FrontAddress | None = None
@@ -104,6 +107,9 @@ class Engine:
     async def finished(self) -> None:
         """Returns when the replica has closed its socket and the stages have ended."""
         await self._finished.wait()
+        # It stops the loop for seconds, so it comes last: the sockets of fronts are closed by now.
+        if self._config.kv.shared_cache_gib:
+            remove_unheld(root_of_shares(self._config), after=self._dying)
 
     def _max_model_len(self, info: StageInfo, num_blocks: int, in_fleet: bool) -> int:
         try:
@@ -129,16 +135,14 @@ class Engine:
     def _end(self, loop: EngineLoop, core: Core) -> None:
         """End the engine, because the socket of the replica that owns it has closed."""
         # First close the event log: it is unreadable if incomplete, and ending stages may fail.
-        loop.peers.stop_listening()
+        loop.peers.close_fronts()
         try:
             if self._events is not None:
                 self._events.close()
             if self._calibrated is not None:
                 keep_learnt(self._config, self._calibrated, core.cost_model)
-            dying = self._stages.here  # ranks of other nodes have shares of their own there
+            self._dying = self._stages.here  # ranks of other nodes have shares of their own there
             self._stages.close()
-            if self._config.kv.shared_cache_gib:
-                remove_unheld(root_of_shares(self._config), after=dying)
         finally:
             self._finished.set()
 

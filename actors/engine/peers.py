@@ -105,9 +105,15 @@ class Peers:
         self._servers.append(server)
         return address
 
-    def stop_listening(self) -> None:
+    def close_fronts(self) -> None:
+        """Let none connect any more, and hang up on those that have: the engine ends."""
+        self._welcome = None
         for server in self._servers:
             server.close()
+        fronts, self._fronts = self._fronts, {}  # none of them is told of as gone
+        for peer in fronts.values():
+            if peer.socket is not None:
+                peer.socket.abort()
 
     def knows(self, request_id: int) -> bool:
         """Whether the connection that sent this request is still open."""

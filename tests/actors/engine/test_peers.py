@@ -73,7 +73,7 @@ async def scheduler() -> AsyncIterator[Scheduler]:
     made = Scheduler()
     await made.open()
     yield made
-    made.peers.stop_listening()
+    made.peers.close_fronts()
 
 
 def request(request_id: int, arrival_s: float = 0.0) -> SubmitRequests:

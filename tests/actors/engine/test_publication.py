@@ -98,7 +98,7 @@ async def engine() -> AsyncIterator[Engine]:
     made = Engine()
     await made.open()
     yield made
-    made.peers.stop_listening()
+    made.peers.close_fronts()
 
 
 def digests(number: int) -> set[bytes]:
