@@ -32,13 +32,12 @@ logger = logging.getLogger("legato.transport")
 _LENGTH = struct.Struct("<I")
 _TURN_BYTES: Final = 1 << 15  # of frames: some milliseconds of log-probabilities, or 500 steps
 MAX_FRAME_BYTES = 1 << 30  # a frame with a greater length closes the connection
+_SECRET_WAIT_S = 5.0  # a connection must send the secret within this time
+_ACKNOWLEDGED_WITHIN_S = 10.0  # what another node has got; TCP by itself tries for a quarter hour
 
 
 class ConnectionLost(Exception):
     """The other end has closed the connection."""
-
-
-_SECRET_WAIT_S = 5.0  # a connection must send the secret within this time
 
 
 class Mailbox:
@@ -174,6 +173,9 @@ class FrameProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        sock, option = transport.get_extra_info("socket"), getattr(socket, "TCP_USER_TIMEOUT", None)
+        if sock.family != socket.AF_UNIX and option is not None:  # Linux has it
+            sock.setsockopt(socket.IPPROTO_TCP, option, round(1000 * _ACKNOWLEDGED_WITHIN_S))
         if self._secret:
             loop = asyncio.get_running_loop()
             self._silence = loop.call_later(_SECRET_WAIT_S, transport.close)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from actors.transport.addresses import new_secret, private_directory
+from actors.transport.addresses import new_local_address, new_secret, private_directory
 from actors.transport.wire import (
     MAX_FRAME_BYTES,
     ConnectionLost,
@@ -172,6 +172,45 @@ def test_an_abort_does_not_wait_for_a_peer_that_never_reads(
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(fill_and_abort())
     mailbox.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="no such option here")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("address", ["path", "local", "127.0.0.1:0"])
+def test_only_a_connection_between_nodes_ends_where_nothing_is_acknowledged(
+    directory: Path,
+    address: str,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At both ends: a node that vanishes closes no socket."""
+    secret = b"" if address == "path" else new_secret()
+    where = {"path": str(directory / "m"), "local": new_local_address()}.get(address, address)
+    accepted: list[FrameProtocol] = []
+
+    def accept() -> FrameProtocol:
+        accepted.append(FrameProtocol(lambda _: heard.set(), lambda: None, secret))
+        return accepted[0]
+
+    async def limits_ms() -> list[int]:
+        server, there = await listen(where, accept)
+        made = await connect(there, lambda _: None, lambda: None, secret)
+        made.send(b"it has been accepted")
+        await asyncio.wait_for(heard.wait(), 10)
+        found = list[int]()
+        for end in (made, *accepted):
+            assert end._transport is not None
+            sock = end._transport.get_extra_info("socket")
+            if sock.family != socket.AF_UNIX:
+                found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        made.close()
+        server.close()
+        return found
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        heard = asyncio.Event()
+        assert runner.run(limits_ms()) == ([10_000] * 2 if address == "127.0.0.1:0" else [])
+    assert not caplog.text  # e.g. that a socket has no such option
 
 
 async def test_loop_to_mailbox_and_loss(directory: Path) -> None:
