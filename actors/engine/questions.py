@@ -13,6 +13,7 @@ from actors.engine.kv_moves import KVMoves
 from actors.engine.publication import Publication
 from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
+from actors.scheduling.build import check_config
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
@@ -96,13 +97,14 @@ class Questions:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""
         return self._core.quote(read_value(QuoteRequest, asked), now_s)
 
+    def try_changes(self, changes: Mapping[str, Any]) -> RefusedSetting | None:
+        """What `reconfigure` would say; nothing changes."""
+        changed = self._core.config.with_changes
+        return _refused(lambda: check_config(changed(changes), is_measured=False))
+
     def reconfigure(self, changes: Mapping[str, Any]) -> RefusedSetting | None:
         """Change scheduling settings live; nothing has changed if one is refused."""
-        try:
-            self._handle(Reconfigure(changes))
-        except ConfigError as error:
-            return RefusedSetting(error.key, str(error))
-        return None
+        return _refused(lambda: self._handle(Reconfigure(changes)))
 
     def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
@@ -131,6 +133,14 @@ class Questions:
         """Publish that this engine takes no new requests."""
         if self._publication is not None:
             self._publication.leave()
+
+
+def _refused(change: Callable[[], None]) -> RefusedSetting | None:
+    try:
+        change()
+    except ConfigError as error:
+        return RefusedSetting(error.key, str(error))
+    return None
 
 
 def _no_answer(ask: Ask, error: Exception) -> Answer:

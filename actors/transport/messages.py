@@ -38,7 +38,7 @@ _Kind = TypeVar("_Kind")
 
 SlowQuestion = Literal["load_adapter", "kv_saved", "kv_fetched", "next_token"]
 Question = Literal[
-    SlowQuestion, "status", "stage_pids", "reconfigure", "quote", "leave", "stand_by"
+    SlowQuestion, "status", "stage_pids", "try_changes", "reconfigure", "quote", "leave", "stand_by"
 ]
 
 

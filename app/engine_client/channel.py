@@ -153,8 +153,15 @@ class SchedulerChannel:
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Change settings live; raises RequestRefused naming a bad key, EngineUnavailable."""
+        await self._ask_to("reconfigure", changes)
+
+    async def try_changes(self, changes: Mapping[str, Any]) -> None:
+        """Raises as `reconfigure` would, and changes nothing."""
+        await self._ask_to("try_changes", changes)
+
+    async def _ask_to(self, question: Question, changes: Mapping[str, Any]) -> None:
         try:
-            answer = await self.ask("reconfigure", dict(changes))
+            answer = await self.ask(question, dict(changes))
         except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
             raise RequestRefused(f"invalid settings: {error}") from error
         if answer is not None:

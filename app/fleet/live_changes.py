@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from actors.scheduling.live_changes import merged
@@ -28,16 +28,13 @@ class LiveChanges:
     async def make(
         self, changes: Mapping[str, Any], connections: Callable[[], Sequence[Connection]]
     ) -> None:
-        """As `EngineClient.reconfigure`. connections: the open ones."""
+        """As `EngineClient.reconfigure`: what one engine refuses, none of them makes. connections:
+        the open ones."""
         asked = connections()
         if not asked:
             raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
-        answers = [connection.reconfigure(changes) for connection in asked]
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        errors = [error for error in found if isinstance(error, BaseException)]
-        refused = [error for error in errors if isinstance(error, RequestRefused)]
-        if refused or len(errors) == len(found):
-            raise (refused or errors)[0]
+        await _all([connection.try_changes(changes) for connection in asked])
+        await _all([connection.reconfigure(changes) for connection in asked])
         # An engine that has not answered gets them when it joins again.
         self._accepted = merged(self._accepted, changes, self._order)
         for connection in connections():
@@ -59,3 +56,12 @@ class LiveChanges:
 
     def close(self) -> None:
         self._tasks.cancel()
+
+
+async def _all(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Raises the first refusal, or EngineUnavailable if no engine answers."""
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    errors = [error for error in found if isinstance(error, BaseException)]
+    refused = [error for error in errors if isinstance(error, RequestRefused)]
+    if refused or len(errors) == len(found):
+        raise (refused or errors)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,13 +25,19 @@ class Engine:
         self.answers.set()
         self.has_changed = asyncio.Event()
 
+    async def try_changes(self, changes: Mapping[str, Any]) -> None:
+        self._changed(changes)
+
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        try:
-            self.config = self.config.with_changes(changes)
-        except ConfigError as error:
-            raise RequestRefused(str(error), param=error.key) from error
+        self.config = self._changed(changes)
         self.has_changed.set()
         await self.answers.wait()
+
+    def _changed(self, changes: Mapping[str, Any]) -> SchedulerConfig:
+        try:
+            return self.config.with_changes(changes)
+        except ConfigError as error:
+            raise RequestRefused(str(error), param=error.key) from error
 
 
 async def test_an_engine_that_joins_has_the_settings_of_those_that_ran() -> None:
@@ -71,10 +78,24 @@ async def test_an_engine_that_joins_during_a_change_gets_it_too() -> None:
     assert late.config.policy == "vllm"
 
 
+async def test_what_one_engine_refuses_none_of_them_makes() -> None:
+    engines: list[Any] = [Engine(), Engine()]
+    engines[1].config = replace(engines[1].config, max_step_tokens=128)
+    before = [engine.config for engine in engines]
+    changes = LiveChanges()
+    with pytest.raises(RequestRefused, match="128"):
+        await changes.make({"budget": "fixed", "token_budget": 256}, lambda: engines)
+    assert [engine.config for engine in engines] == before
+    await changes.make({"budget": "fixed", "token_budget": 64}, lambda: engines)
+    assert [engine.config.token_budget for engine in engines] == [64, 64]
+
+
 async def test_what_an_engine_refuses_is_told_though_another_does_not_answer() -> None:
     class Silent(Engine):
-        async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        async def try_changes(self, changes: Mapping[str, Any]) -> None:
             raise EngineUnavailable("the scheduler does not answer")
+
+        reconfigure = try_changes
 
     engines: list[Any] = [Silent(), Engine()]
     with pytest.raises(RequestRefused):
