@@ -7,6 +7,10 @@ idling gives no credit.
 
 Bound (theorem 4.4, weights 1): while two tenants both wait, their service differs by at most
 2 * max(prompt_weight * longest prompt, output_weight * most output tokens resident at once).
+
+A tenant whose requests are set aside waits, too: it keeps its counter, and is among those that a
+new one is raised to. Its cap may keep it behind for as long as it waits; that gives it, and who is
+raised to it, no more credit than the bound of the longest requests.
 """
 
 from __future__ import annotations
@@ -41,7 +45,12 @@ class VirtualTokenCounter(Order):
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self.counters: dict[str, float] = {}
+        most_output = config.max_running_per_tenant or config.max_requests
+        self._most_credit = (
+            2 * config.max_model_len * max(prompt_weight, output_weight * most_output)
+        )
         self._queues: dict[str, deque[RequestState]] = {}  # waiting requests by tenant
+        self._aside: dict[str, set[RequestState]] = {}  # those that are set aside
         # (counter, tenant), once for every tenant in _listed (all that wait); counters only grow,
         # so an outdated entry is too small and is corrected when it reaches the top
         self._heap: list[tuple[float, str]] = []
@@ -65,7 +74,10 @@ class VirtualTokenCounter(Order):
         self.counters = {
             tenant: counter
             for tenant, counter in self.counters.items()
-            if counter > floor or tenant in self._queues or tenant in self._listed
+            if counter > floor
+            or tenant in self._queues
+            or tenant in self._listed
+            or tenant in self._aside
         }
 
     def adopt(self, state: RequestState) -> None:
@@ -73,7 +85,18 @@ class VirtualTokenCounter(Order):
 
     def restore(self, state: RequestState, now_s: float) -> None:
         self._known(state.request.tenant)
+        self.remove(state)
         self._enter(state.request.tenant).appendleft(state)
+
+    def set_aside(self, state: RequestState) -> None:
+        self._aside.setdefault(state.request.tenant, set()).add(state)
+
+    def remove(self, state: RequestState) -> None:
+        aside = self._aside.get(state.request.tenant)
+        if aside is not None:
+            aside.discard(state)
+            if not aside:
+                del self._aside[state.request.tenant]
 
     def _enter(self, tenant: str) -> deque[RequestState]:
         queue = self._queues.get(tenant)
@@ -141,7 +164,11 @@ class VirtualTokenCounter(Order):
     def _floor(self) -> float:
         """What the counter of a tenant that begins to wait is raised to."""
         least = self._least_counter()
-        return self._last_counter if least is None else least
+        aside = [self.counters[tenant] for tenant in self._aside]  # no more than those that run
+        if not aside:
+            return self._last_counter if least is None else least
+        ahead = max(aside) if least is None else least
+        return max(min(ahead, *aside), ahead - self._most_credit)
 
     def drain(self) -> list[RequestState]:
         waiting: list[RequestState] = []

@@ -48,6 +48,12 @@ class Order(ABC):
     def pop(self) -> RequestState:
         """Remove and return the request that the last `peek` returned."""
 
+    def set_aside(self, state: RequestState) -> None:  # noqa: B027  # an optional hook
+        """The popped request does not start: it waits elsewhere until `restore` or `remove`."""
+
+    def remove(self, state: RequestState) -> None:  # noqa: B027
+        """A waiting request has ended, here or set aside."""
+
     @abstractmethod
     def drain(self) -> list[RequestState]:
         """Remove all waiting requests, best first, for a switch of the order."""

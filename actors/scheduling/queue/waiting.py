@@ -57,6 +57,7 @@ class WaitingQueue:
     def remove(self, state: RequestState) -> None:
         """Remove a waiting request that has ended; orders skip it by its status."""
         self._count(state, -1)
+        self.order.remove(state)
 
     def shared_tokens_of(self, state: RequestState) -> int:
         """All but the last one of a prompt that another computes."""
@@ -116,7 +117,7 @@ class WaitingQueue:
             if self.running_of.get(state.request.tenant, 0) < cap:
                 return state
             parked = self.parked.setdefault(state.request.tenant, [])
-            insort(parked, self.order.pop(), key=self.order.place)
+            insort(parked, self.set_aside(), key=self.order.place)
 
     def started(self, state: RequestState) -> None:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""
@@ -146,7 +147,9 @@ class WaitingQueue:
 
     def set_aside(self) -> RequestState:
         """Take the head out of the order, until it is put back."""
-        return self.order.pop()
+        state = self.order.pop()
+        self.order.set_aside(state)
+        return state
 
     def put_back(self, state: RequestState, now_s: float) -> None:
         """Return a request that was set aside to the order, before its peers."""

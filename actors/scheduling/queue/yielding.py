@@ -53,6 +53,12 @@ class YieldingOrder(Order):
     def pop(self) -> RequestState:
         return self._next.pop()
 
+    def set_aside(self, state: RequestState) -> None:
+        self._of(state).set_aside(state)
+
+    def remove(self, state: RequestState) -> None:
+        self._of(state).remove(state)
+
     def drain(self) -> list[RequestState]:
         return self.live.drain() + self.background.drain()
 

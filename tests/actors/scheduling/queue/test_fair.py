@@ -132,3 +132,75 @@ def test_a_returning_tenant_has_saved_no_credit() -> None:
     starts = ["busy" if number < 8 else "back" for number in started]
     assert "back" in starts[:4]
     assert "busy" in starts[:4]  # `back` does not go through alone
+
+
+def test_a_tenant_at_its_cap_keeps_its_credit() -> None:
+    """Its waiting requests are set aside, but it is not idle: each of the three gets its share."""
+    heavy, light, output = 300, 5, 10
+    config = SchedulerConfig(
+        num_blocks=4000,
+        block_size=1,
+        max_requests=2,
+        max_model_len=900,
+        token_budget=512,
+        prefix_cache=False,
+        drafter="none",
+        policy="fair",
+        max_running_per_tenant=1,
+    )
+    driver, number = Driver(config), itertools.count()
+    tenant_of: dict[int, str] = {}
+
+    def keep_waiting() -> None:
+        for tenant, prompt in (("a", heavy), ("b", light), ("c", light)):
+            while driver.core.view.num_waiting_of(tenant) < 3:
+                tenant_of[one := next(number)] = tenant
+                sampling = SamplingParams(output, min_tokens=output)
+                asked = Request(one, (1,) * prompt, sampling, driver.now_s, tenant=tenant)
+                driver.submit(asked)
+
+    keep_waiting()
+    for _ in range(300):
+        driver.answer()
+        keep_waiting()
+    served = dict.fromkeys("abc", 0.0)
+    for plan in driver.plans:
+        for start in plan.started:
+            served[tenant_of[start.request_id]] += start.num_prompt_tokens + 2 * output
+    bound = 2 * max(heavy, 2 * 2 * output)
+    assert max(served.values()) - min(served.values()) <= bound
+
+
+def test_a_tenant_that_waits_for_a_fetch_is_not_idle() -> None:
+    order = VirtualTokenCounter(CONFIG)
+    for number, tenant in enumerate(("light", "heavy", "heavy")):
+        order.push(state(number, tenant=tenant), 0.0)
+    order.counters.update(light=10.0, heavy=100.0)
+    fetching = order.peek(0.0)
+    assert fetching is not None
+    order.pop()
+    order.set_aside(fetching)
+    order.push(state(3, tenant="light"), 0.0)
+    order.push(state(4, tenant="new"), 0.0)
+    assert order.counters == {"light": 10.0, "heavy": 100.0, "new": 10.0}
+    fetching.status = RequestStatus.ENDED
+    order.remove(fetching)
+    order.counters.update(light=50.0, new=50.0)
+    order.push(state(5, tenant="newer"), 0.0)
+    assert order.counters["newer"] == 50.0
+
+
+def test_a_cap_gives_no_credit_without_end() -> None:
+    """Nobody is held back for all that a tenant at its cap has not asked for at once."""
+    order = VirtualTokenCounter(CONFIG, output_weight=1.0)
+    for number, tenant in enumerate(("capped", "heavy")):
+        order.push(state(number, tenant=tenant), 0.0)
+    order.counters.update(capped=10.0, heavy=1e6)
+    capped = order.peek(0.0)
+    assert capped is not None
+    order.pop()
+    order.set_aside(capped)
+    most = 2 * CONFIG.max_model_len * CONFIG.max_requests
+    for number, tenant in enumerate(("capped", "new")):
+        order.push(state(number + 2, tenant=tenant), 0.0)
+        assert order.counters[tenant] == 1e6 - most
