@@ -76,11 +76,13 @@ def what_if(
         raise ValueError("the log carries no cost model: give one with --cost-model")
     if own is None and not changes:
         raise ValueError("nothing is asked: give --policy, --budget or another setting")
-    config = changed_config(recorded.config, changes)
+    has_tier = recorded.config.tier_ranks > 0
+    own_config = dataclasses.replace(recorded.config, tier_ranks=0, tier_shared=False)
+    config = changed_config(own_config, changes)
     if recorded.steps:
-        as_it_was = measured_deployment(recorded.config, profile, recorded.steps)
+        as_it_was = measured_deployment(own_config, profile, recorded.steps)
     else:
-        as_it_was = Deployment(recorded.config, profile)
+        as_it_was = Deployment(own_config, profile)
     other = dataclasses.replace(as_it_was, config=config)
     if cost_model is not None and own is not None:
         other = Deployment(config, cost_model)
@@ -96,6 +98,8 @@ def what_if(
         notes.append(f"simulated steps take as long as the log's: {ratio:.2f} of that model's")
     if other.model is not as_it_was.model:
         notes.append(f"what if: steps take what {other.model.name} says, as it is")
+    if has_tier:
+        notes.append("the second tier is not simulated: what it fetched is computed")
     return WhatIf(happened, simulated, changed, (*notes, *recorded.notes))
 
 

@@ -17,7 +17,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Recorder, Row, from_row, to_row
-from actors.scheduling.events import Abort, Execute, Submit
+from actors.scheduling.events import Abort, Execute, Moved, Save, Submit
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.cli.main import app
 from app.simulate.hardware.deployments import save_model
@@ -69,6 +69,9 @@ def log_of(settings: SchedulerConfig) -> list[Row]:
     core = build_core(settings)
     recorder: Any = Recorder(core, rows.append)
     replica = Replica(recorder, MODEL, RunRecord(1000), host_s=0.001, token_of=token_of)
+    replica.on_move = lambda move, now_s: replica.submit(
+        Moved(move.move_id, len(move.blocks)), now_s
+    )
     arrivals = [(1000.0 + 0.08 * k, request) for k, request in enumerate(requests())]
     abort_s = arrivals[LEFT][0] + 0.26
     while True:
@@ -138,6 +141,16 @@ def test_what_if_is_what_the_other_settings_do() -> None:
     assert happened.tbt_max > 2 * what_if(chunked, {"policy": "vllm"}).happened.tbt_max
     for name in ("ttft_p50", "ttft_p99", "tbt_p99", "tbt_max", "output_tokens_per_s"):
         assert getattr(foretold, name) == pytest.approx(getattr(happened, name), rel=0.05), name
+
+
+def test_a_log_of_an_engine_with_a_second_tier_is_simulated_without() -> None:
+    rows = log_of(config(tier_ranks=1, tier_shared=True))
+    assert any(isinstance(one, Save) for row in rows[1:] for one in from_row(row)[2])
+    found = what_if(rows, {"policy": "vllm"})
+    assert found.simulated.num_completed == found.changed.num_completed == COUNT
+    note = "the second tier is not simulated: what it fetched is computed"
+    assert note in found.notes
+    assert note not in what_if(log_of(config()), {"policy": "vllm"}).notes
 
 
 @pytest.mark.parametrize(
