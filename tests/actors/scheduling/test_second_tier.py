@@ -232,6 +232,20 @@ def test_steps_are_learnt_from_as_they_were() -> None:
     finish(driver)
 
 
+def test_beside_a_fetch_the_next_of_a_tenant_at_its_cap_starts() -> None:
+    driver = kept(config(max_running_per_tenant=1), request(1))
+    driver.submit(request(2, kind=5, length=4))
+    driver.submit(request(3))
+    driver.submit(request(4, kind=6, length=4))
+    while 2 in driver.core.live_requests:
+        driver.answer()
+    (move,) = [move for move in driver.moves if isinstance(move, Fetch)]
+    assert [start.request_id for plan in driver.outstanding for start in plan.started] == [4]
+    driver.answer_move(driver.moves.index(move))
+    assert 3 in driver.core.live_requests, "it waits for its turn"
+    finish(driver)
+
+
 def test_aborted_while_it_waits() -> None:
     driver = kept(config(), request(1))
     driver.submit(request(2))
