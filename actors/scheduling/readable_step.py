@@ -146,8 +146,10 @@ class ReadableStep:
         if self.is_place_coming:
             return False
         num_running = running.num_requests - len(without)
+        donor = self._requests.waiting.donor(state)
+        donor = None if donor in without else donor
         return num_running >= self.config.max_requests or not running.could_start(
-            state, self.room, self.reserve, without
+            state, self.room, self.reserve, without, donor
         )
 
     def capped(self) -> list[RequestState]:

@@ -102,13 +102,13 @@ class RunningRequests:
         return True
 
     def could_start(
-        self, state: RequestState, first_chunk: int, reserve: bool, without: Sequence[RequestState]
-    ) -> bool:
+        self, state: RequestState, first_chunk: int, reserve: bool,
+        without: Sequence[RequestState], donor: RequestState | None = None,
+    ) -> bool:  # fmt: skip
         """Whether memory would suffice with these preempted: not where moves of KV hold the rest.
-
-        Arguments otherwise as of `start`, which without a donor would then not wait."""
+        Arguments otherwise as of `start`, which would then not wait."""
         blocks, size = self.block_manager, self.config.block_size
-        shared, begin, _ = self._reusable(state, None)
+        shared, begin, _ = self._reusable(state, donor)
         num_tokens = self._num_tokens_at_start(state, begin + first_chunk, reserve)
         need = -(-num_tokens // size) - len(shared) + blocks.num_unreferenced(shared)
         if len(without) < self.num_slots_taken:

@@ -72,7 +72,7 @@ def give_way(step: StepBuilder) -> bool:
             and step.goes_before(waits, state)
             and (waits is head or state.request.tenant == waits.request.tenant)
         ]
-        if later:
+        if later and not step.lacks_place(waits, without=later):  # else preempted in vain
             step.preempt(max(later, key=lambda state: state.order_key))
             return True
     return False

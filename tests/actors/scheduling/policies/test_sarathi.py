@@ -168,6 +168,38 @@ def test_a_live_request_takes_the_place_of_its_own_tenants_batch(num_stages: int
     driver.drain()
 
 
+def test_nothing_is_preempted_for_memory_that_live_requests_hold() -> None:
+    """Neither for the next in the queue nor for one that its tenant's own batch keeps waiting."""
+    driver = Driver(config(max_running_per_tenant=2, num_blocks=24))
+    driver.submit(request(0, prompt=40, output=20, tenant="live"))
+    for number in (1, 2):
+        asked = request(number, prompt=4, output=30, tenant="batch")
+        driver.submit(replace(asked, priority=-1000))
+    for _ in range(4):
+        driver.answer()
+    assert len(driver.core.view.decoding) == 3
+    driver.submit(request(8, prompt=60, output=1, tenant="batch"))
+    driver.submit(request(9, prompt=60, output=1, tenant="live"))
+    for _ in range(10):
+        driver.answer()
+    assert 0 in driver.core.live_requests
+    assert driver.core.num_preemptions == 0
+    driver.drain()
+
+
+def test_one_that_shares_a_prompt_takes_the_little_it_lacks_from_the_background() -> None:
+    driver = Driver(config(num_blocks=14))
+    driver.submit(replace(request(0, prompt=8, output=30), priority=-1000))
+    driver.answer()
+    for number in (1, 2):
+        driver.submit(request(number, tokens=(5,) * 41, output=4, group="g"))
+    while driver.callers[2].first is None:
+        driver.answer()
+    assert driver.core.num_preemptions == 1
+    assert 1 in driver.core.live_requests
+    driver.drain()
+
+
 @pytest.mark.parametrize("order", ["fcfs", "priority", "shortest", "deadline", "fair", "mlfq"])
 def test_no_queue_of_the_background_delays_a_live_request(order: str) -> None:
     """Each step has its next one, and many are older than what a live one may wait for its first
