@@ -107,9 +107,20 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         by_name = {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(kind)}
         by_name |= {old: by_name[new] for old, new in _RENAMED.items() if new in by_name}
         return lambda data: kind(
-            **{_RENAMED.get(name, name): by_name[name](item) for name, item in data.items()}
+            **{
+                _RENAMED.get(name, name): _known(by_name, name, kind.__name__)(item)
+                for name, item in data.items()
+            }
         )
     return lambda data: data
+
+
+def _known(of_name: Mapping[str, Any], name: str, place: str) -> Any:
+    try:
+        return of_name[name]
+    except KeyError:
+        message = f"the log is of another version: unknown {name!r} in {place}"
+        raise ValueError(message) from None
 
 
 # ---- rows ---------------------------------------------------------------------------------
@@ -141,16 +152,17 @@ def to_row(now_s: float, event: Event, instructions: Iterable[Instruction]) -> R
 
 
 def from_row(row: Row) -> tuple[float, Event, list[Instruction]]:
-    """The inverse of `to_row`. Raises KeyError for a kind this version does not know."""
-    event: Event = decode(_EVENTS[row["kind"]], json.loads(row["event"]))
+    """The inverse of `to_row`. Raises ValueError for what this version does not know."""
+    event: Event = decode(_known(_EVENTS, row["kind"], "events"), json.loads(row["event"]))
     instructions: list[Instruction] = [
-        decode(_INSTRUCTIONS[name], data) for name, data in json.loads(row["instructions"])
+        decode(_known(_INSTRUCTIONS, name, "instructions"), data)
+        for name, data in json.loads(row["instructions"])
     ]
     return row["now_s"], event, instructions
 
 
 def config_of(row: Row) -> SchedulerConfig:
-    """The configuration in the first row of a log."""
+    """The configuration in the first row of a log. Raises ValueError as `from_row` does."""
     if row["kind"] != "Config":
         raise ValueError(f"a log begins with its configuration, not with {row['kind']}")
     settings = {**_FORMER_DEFAULTS, **json.loads(row["event"])}

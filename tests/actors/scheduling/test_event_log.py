@@ -184,3 +184,19 @@ def test_a_log_of_an_earlier_version_names_further_tokens_otherwise() -> None:
     assert "extra_tokens" in row["event"]
     earlier = {**row, "event": row["event"].replace("extra_tokens", "further")}
     assert from_row(earlier) == (0.5, event, [])
+
+
+def test_a_log_of_another_version_is_named_as_such() -> None:
+    submit = Submit(Request(1, (1, 2), SamplingParams(2), 0.0))
+    settings, row = config_row(SchedulerConfig(num_blocks=8)), to_row(0.5, submit, ())
+    added = {**settings, "event": settings["event"].replace('"num_blocks"', '"new_setting"')}
+    message = "the log is of another version: unknown 'new_setting' in SchedulerConfig"
+    with pytest.raises(ValueError, match=message):
+        check_replay([added, row])
+    for other, unknown in (
+        ({**row, "kind": "NewEvent"}, "unknown 'NewEvent' in events"),
+        ({**row, "event": row["event"].replace('"prompt"', '"prompts"')}, "unknown 'prompts' in R"),
+        ({**row, "instructions": '[["NewOne",{}]]'}, "unknown 'NewOne' in instructions"),
+    ):
+        with pytest.raises(ValueError, match=unknown):
+            check_replay([settings, other])
