@@ -85,7 +85,7 @@ class DividedFleet(SimulatedFleet):
             return
         self.moved.left(stream, now_s)
         if not self._begin(self.engines[to], whole, True, now_s):
-            self._route(whole, arrival_of(whole, self._deployment.config), now_s)
+            self._send_or_queue(whole, arrival_of(whole, self._deployment.config), now_s)
 
     def _find_target(self, request: Request, now_s: float) -> SimulatedEngine:
         """The engine that continues a request whose prompt another one computes."""

@@ -243,7 +243,11 @@ class SimulatedFleet:
             self._alone.num_live += 1
             self._alone.submit(Submit(request), now_s)
             return
-        self._route(request, arrival_of(request, self._deployment.config), now_s)
+        self._send_or_queue(request, arrival_of(request, self._deployment.config), now_s)
+
+    def _send_or_queue(self, request: Request, arrival: Arrival, now_s: float) -> None:
+        if not self._route(request, arrival, now_s):
+            self.queued.append((request, arrival))
 
     def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
         """Send a request to an engine, or to another while they refuse; False: it must wait."""
@@ -258,7 +262,6 @@ class SimulatedFleet:
         if arrival.refused_by and self._refusal is not None:
             self._record.refused(self._refusal, now_s)
             return True
-        self.queued.append((request, arrival))
         return False
 
     def _send(self, engine: SimulatedEngine, request: Request, now_s: float) -> bool:
@@ -284,6 +287,7 @@ class SimulatedFleet:
         for _ in range(len(self.queued)):
             request, arrival = self.queued.popleft()
             if not self._route(request, arrival, now_s):
+                self.queued.appendleft((request, arrival))
                 return
 
     # ---- streams move -----------------------------------------------------------------
@@ -299,4 +303,4 @@ class SimulatedFleet:
         if to is None:
             self.queued.append((request, stream.arrival))
         elif not self._send(self.engines[to], request, now_s):
-            self._route(request, stream.arrival, now_s)
+            self._send_or_queue(request, stream.arrival, now_s)

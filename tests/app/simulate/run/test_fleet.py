@@ -19,6 +19,7 @@ from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import prefix_digests
 from app.simulate.run.engine import BITS
 from app.simulate.run.fleet import SimulatedFleet
+from app.simulate.run.record import RunRecord
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
@@ -78,6 +79,24 @@ def test_a_fleet_that_is_all_dead_serves_when_an_engine_has_started() -> None:
     lost = (workload.arrival_s > 2.0) & (workload.arrival_s < 7.0)
     assert lost.any()
     assert (first[lost] >= 7.0).all()
+
+
+def test_what_waits_for_an_engine_keeps_its_place() -> None:
+    """However often an engine that takes nothing tells how it is."""
+    fleet = SimulatedFleet(Deployment(CONFIG, MODEL, num_replicas=2), RunRecord(5), 0, None)
+    requests = [Request(n, (1,) * 100, SamplingParams(200), 0.0) for n in range(5)]
+    fleet.submit(requests[0], 0.0)
+    (busy,) = [engine for engine in fleet.engines.values() if engine.num_received]
+    for engine in list(fleet.engines.values()):
+        fleet.drain(engine, 1000.0, 0.0)
+    for request in requests[1:]:
+        fleet.submit(request, 0.0)
+    for _ in range(12):
+        fleet.timers.run_next()
+        busy.changed = True
+        assert [request.request_id for request, _ in fleet.queued] == [1, 2, 3, 4]
+    fleet.start(fleet.timers.next_s)
+    assert not fleet.queued
 
 
 @pytest.mark.heavy
