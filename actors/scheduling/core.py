@@ -303,9 +303,10 @@ class Core:
         """The next step; None if nothing can run now."""
         builder = self.builder
         builder.begin(self.num_steps)
-        if self.requests.trials and self.faults.plan_turn(builder, self.policy.plan):
+        if not self.requests.trials:
+            self.policy.plan(builder)
+        elif self.faults.plan_turn(builder, self.policy.plan):
             return builder.build()
-        self.policy.plan(builder)
         if builder.contents.is_empty and not self.in_flight:
             self.num_forced_steps += 1
             plan_anything(builder)

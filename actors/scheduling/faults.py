@@ -50,12 +50,16 @@ class Faults:
             trials.popleft()
 
     def plan_turn(self, step: StepBuilder, plan_others: Callable[[StepBuilder], None]) -> bool:
-        """Plan a step of suspects or, in turn, of the others; False: nothing is planned."""
-        if not self._trial_is_next:
+        """Plan a step of suspects or, in turn, of the others, who are asked once; False: nothing is
+        planned."""
+        others_are_next = not self._trial_is_next
+        if others_are_next:
             plan_others(step)
         self._trial_is_next = not step.contents.is_empty
         if step.contents.is_empty:
             self._plan_trial(step)
+        if step.contents.is_empty and not others_are_next:
+            plan_others(step)
         return not step.contents.is_empty
 
     def _plan_trial(self, step: StepBuilder) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from actors.scheduling.events import PipelineLost
+from actors.scheduling.faults import Faults
 from actors.scheduling.request import FinishReason
+from actors.scheduling.state import RequestState
+from actors.scheduling.step import StepBuilder
+from tests.actors.scheduling.bench import Bench
 from tests.actors.scheduling.driver import REBUILT_AFTER, Driver
 from tests.actors.scheduling.short_lives import config, request
 
@@ -54,6 +58,20 @@ def test_a_killer_that_was_in_a_failed_step_before_costs_three_losses_too() -> N
         assert len(tried) == len(set(tried))
     assert driver.num_kills == {7: 3}
     driver.check_everyone_finished(but_errors=[7])
+
+
+def test_a_step_is_planned_once_where_neither_a_trial_nor_another_can_start() -> None:
+    """A move holds the memory; a policy that preempts must not do so twice."""
+    bench = Bench()
+    bench.requests.running.block_manager.allocate(bench.requests.num_free_blocks)
+    suspect = RequestState(request(1, num_losses=1), 1, max_model_len=64)
+    faults = Faults(bench.requests)
+    faults.suspect_from_before(suspect)
+    bench.requests.add(suspect)
+    asked: list[StepBuilder] = []
+    for number in range(1, 5):
+        assert not faults.plan_turn(bench.begin(), asked.append)
+        assert len(asked) == number
 
 
 @pytest.mark.parametrize("num_requests", [1, 5])
