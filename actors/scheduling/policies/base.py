@@ -1,4 +1,4 @@
-"""The base class of policies, and the fallback for an empty plan."""
+"""The interface of policies, and the fallback for an empty plan."""
 
 from __future__ import annotations
 
