@@ -45,7 +45,7 @@ class ClassView:
         self._num_held, self._num_held_tokens = num_held, num_held_tokens
         self.now_s = requests.now_s
         self.num_arrived = requests.num_arrived
-        self.num_loads = requests.num_loads
+        self.num_adapter_loads = requests.num_adapter_loads
         self.tokens_per_s = requests.tokens_per_s
         self.num_blocks = requests.num_blocks
         self.block_size = requests.block_size

@@ -102,7 +102,7 @@ class EngineView(Protocol):
     def num_arrived(self) -> int: ...  # requests accepted so far
 
     @property
-    def num_loads(self) -> int:
+    def num_adapter_loads(self) -> int:
         """Adapters that the stages are loading."""
         ...
 
@@ -242,7 +242,7 @@ class TokenBudget(Protocol):
         """Most drafts that the step may have in addition, once its prefill is planned."""
         ...
 
-    def room_for_loads_s(self, shape: StepShape) -> float:
+    def room_for_adapter_loads_s(self, shape: StepShape) -> float:
         """For how long adapters may be loaded beside the step, once it is planned. Never 0: every
         load ends."""
         ...

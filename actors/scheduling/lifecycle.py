@@ -39,7 +39,7 @@ class LiveRequests:
         self.num_background = 0  # of those, see `Request.priority`
         self.num_preemptions = 0
         self.num_arrived = 0
-        self.num_loads = 0  # of adapters, under way
+        self.num_adapter_loads = 0  # of adapters, under way
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
         # The lists of `running`, which change in place
         self.decoding = self.running.decoding
@@ -53,7 +53,7 @@ class LiveRequests:
         self.running.block_manager.version += 1  # what lacked memory may have it by these
 
     def adapters_load(self, number: int) -> None:
-        self.num_loads = number
+        self.num_adapter_loads = number
 
     @property
     def are_mixed(self) -> bool:

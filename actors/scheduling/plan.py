@@ -70,7 +70,7 @@ class StepPlan:
         last stage draws after the known token and after each draft, up to the first that differs.
     drafts_asked: (request_id, number) of drafts wanted of the last stage for the tokens after the
         one that it draws in this step.
-    load_s: for how long each rank may load adapters beside the step.
+    adapter_load_s: for how long each rank may load adapters beside the step.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
     slices: the work, decodes first.
@@ -88,7 +88,7 @@ class StepPlan:
     trimmed: tuple[tuple[int, int], ...] = ()
     drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()
     drafts_asked: tuple[tuple[int, int], ...] = ()
-    load_s: float = 0.0
+    adapter_load_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -23,8 +23,10 @@ class StepBuilder(ReadableStep):
         """The plan, if it has work."""
         if self.contents.is_empty:
             return None
-        load_s = self.budget.room_for_loads_s(self.shape) if self._requests.num_loads else 0.0
-        return self.contents.build(self._requests, self._beside_move, load_s)
+        adapter_load_s = 0.0
+        if self._requests.num_adapter_loads:
+            adapter_load_s = self.budget.room_for_adapter_loads_s(self.shape)
+        return self.contents.build(self._requests, self._beside_move, adapter_load_s)
 
     def narrow(self, is_background: bool | None) -> None:
         """From now on the step takes, and other reads than `decoding` and `prefilling` tell of,

@@ -101,7 +101,7 @@ class StepContents:
         self.drafted[state] = drafted
         self.drafts.append((state.request_id, drafts))
 
-    def build(self, requests: LiveRequests, beside_move: bool, load_s: float) -> InFlight:
+    def build(self, requests: LiveRequests, beside_move: bool, adapter_load_s: float) -> InFlight:
         """The plan; it carries the pending releases and copies of `requests`."""
         running, swap = requests.running, requests.running.swap
         slices = self.decode_slices
@@ -137,7 +137,7 @@ class StepContents:
             trimmed=tuple(self.trimmed),
             drafts=tuple(self.drafts),
             drafts_asked=tuple(self.drafts_asked),
-            load_s=load_s,
+            adapter_load_s=adapter_load_s,
         )
         step = InFlight(
             plan=plan,

@@ -100,10 +100,10 @@ class LoadPace:
         self._piece_s = 0.0  # when the piece under way began
 
     @contextmanager
-    def step(self, load_s: float) -> Iterator[None]:
-        """Around a step. load_s: as in `StepPlan`."""
+    def step(self, adapter_load_s: float) -> Iterator[None]:
+        """Around a step. adapter_load_s: as in `StepPlan`."""
         with self._changed:
-            self._left_s = load_s + min(0.0, self._left_s)
+            self._left_s = adapter_load_s + min(0.0, self._left_s)
             self._runs, self._step_s = True, self._clock()
             self._changed.notify_all()
         try:

@@ -184,7 +184,7 @@ class StageRunner:
         """
         if self._adapters is None:
             return self._execute(plan, hidden_TH, following)
-        with self._adapters.pace.step(plan.load_s):
+        with self._adapters.pace.step(plan.adapter_load_s):
             return self._execute(plan, hidden_TH, following)
 
     def _execute(

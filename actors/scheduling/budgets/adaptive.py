@@ -19,8 +19,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from actors.scheduling.budgets.adapter_loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.background import BackgroundRoom
-from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
 from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes, add_chunk
 from actors.scheduling.config import SchedulerConfig
@@ -143,7 +143,7 @@ class AdaptiveBudget:
             limit_s = INFINITY  # the streams that now begin leave before this step would delay them
         holds_starts = relieves = False
         if limit_s < INFINITY:
-            limit_s -= least_load_s(self._slack.tightest_s) if engine.num_loads else 0.0
+            limit_s -= least_load_s(self._slack.tightest_s) if engine.num_adapter_loads else 0.0
             tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
         else:
             tokens = self._most_alone
@@ -176,7 +176,7 @@ class AdaptiveBudget:
         limit_s = self._limit_s * self._share() / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
-    def room_for_loads_s(self, shape: StepShape) -> float:
+    def room_for_adapter_loads_s(self, shape: StepShape) -> float:
         if self._limit_s == INFINITY:
             return UNPROMISED_LOAD_S
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)

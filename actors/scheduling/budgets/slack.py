@@ -275,7 +275,7 @@ class PipelineClock:
     def _place(self, step: StepView) -> tuple[StepView, list[float], float]:
         profile, shape = self._cost.profile, step.shape
         mix = Mix.of_shape(shape, profile.attention_window)
-        stage_s = profile.stage_s(mix) * self._cost.ratio(mix) + step.plan.load_s
+        stage_s = profile.stage_s(mix) * self._cost.ratio(mix) + step.plan.adapter_load_s
         before = self._known[-1][1] if self._known else self._base_s
         arrives_s, frees = step.planned_at_s, []
         send_s = profile.send_s(mix.num_tokens)

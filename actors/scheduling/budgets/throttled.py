@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S
+from actors.scheduling.budgets.adapter_loads import UNPROMISED_LOAD_S
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import EngineView, pending_tokens
@@ -73,7 +73,7 @@ class ThrottledBudget:
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.most - shape.num_tokens
 
-    def room_for_loads_s(self, shape: StepShape) -> float:
+    def room_for_adapter_loads_s(self, shape: StepShape) -> float:
         return UNPROMISED_LOAD_S
 
     def observe(self, shape: StepShape, duration_s: float, drafting_s: float) -> None:

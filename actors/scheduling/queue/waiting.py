@@ -228,7 +228,7 @@ class WaitingQueue:
 
 
 class HeapOrder(Order):
-    """By a key that is known on entry. Subclasses define `value`; ties are ordered by submission."""
+    """Subclasses define `value`, known on entry; ties are ordered by submission."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         # (key on entry, entry number, request); an entry counts while key and status still match

@@ -42,7 +42,7 @@ class Slots:
         )  # fmt: skip
 
     async def _load(self, slot: int, folder: str) -> str | None:
-        assert self.engine.core.view.num_loads == 1
+        assert self.engine.core.view.num_adapter_loads == 1
         self.loads.append((slot, folder))
         await asyncio.sleep(0)
         return self.problem
@@ -55,7 +55,7 @@ async def test_fronts_see_what_the_slots_hold() -> None:
     one.problem = "no such folder"
     assert await one.slots.load(0, "lost", "key") == "no such folder"
     assert one.published[-1] == ((1, "second"),)
-    assert one.engine.core.view.num_loads == 0
+    assert one.engine.core.view.num_adapter_loads == 0
 
 
 async def test_several_fronts_may_ask_for_one_adapter() -> None:

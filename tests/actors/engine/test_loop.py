@@ -297,12 +297,12 @@ async def test_steps_know_of_the_adapters_that_load() -> None:
     for slot in (1, 2):
         engine.wires.receive(FRONT, Ask(slot, "load_adapter", (slot, "folder")))
     await asyncio.sleep(0)
-    assert engine.core.view.num_loads == 2
+    assert engine.core.view.num_adapter_loads == 2
     engine.submit(request(1, prompt=3))
-    assert engine.stages.unanswered[0].load_s > 0.0
+    assert engine.stages.unanswered[0].adapter_load_s > 0.0
     engine.stages.may_go_on.set()
     await background()
-    assert engine.core.view.num_loads == 0
+    assert engine.core.view.num_adapter_loads == 0
     engine.stages.answer_all()
 
 

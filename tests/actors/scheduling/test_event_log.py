@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from actors.scheduling.event_log import (
 )
 from actors.scheduling.events import (
     Abort,
+    AdapterLoads,
     Emit,
     Output,
     PipelineLost,
@@ -200,3 +202,14 @@ def test_a_log_of_another_version_is_named_as_such() -> None:
     ):
         with pytest.raises(ValueError, match=unknown):
             check_replay([settings, other])
+
+
+def test_a_log_of_an_earlier_version_names_the_time_for_loads_otherwise() -> None:
+    rows: list[dict[str, Any]] = []
+    recorder = Recorder(build_core(SchedulerConfig(num_blocks=8)), rows.append)
+    recorder.handle(AdapterLoads(1), 0.0)
+    recorder.handle(Submit(Request(1, (1, 2), SamplingParams(2), 0.0)), 0.0)
+    written = rows[-1]["instructions"]
+    assert '"adapter_load_s":' in written
+    rows[-1]["instructions"] = written.replace("adapter_load_s", "load_s")
+    assert check_replay(rows) == len(rows)

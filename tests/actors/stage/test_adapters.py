@@ -209,8 +209,8 @@ def test_a_load_beside_steps_takes_what_they_leave_and_ends(
     thread.start()
     while thread.is_alive():
         step_id += 1
-        load_s = 1e-4 if step_id > 100 else 0.0
-        runner.execute(StepPlan(step_id, slices, load_s=load_s), None)
+        adapter_load_s = 1e-4 if step_id > 100 else 0.0
+        runner.execute(StepPlan(step_id, slices, adapter_load_s=adapter_load_s), None)
     assert sum(n for step, n in loads.items() if step <= 100) == 0
     assert sum(loads.values()) == 7 * 3 * 4  # projections, layers, ranks
     assert len(loads) > 5

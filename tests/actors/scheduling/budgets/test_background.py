@@ -13,7 +13,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Abort
 from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import Objective, Request, SamplingParams
-from tests.actors.scheduling.budgets.test_loads import TBT_S, Stages, busy
+from tests.actors.scheduling.budgets.test_adapter_loads import TBT_S, Stages, busy
 from tests.actors.scheduling.budgets.tiled_model import TILED
 
 AHEAD = {"lookahead": True, "drafter": "none"}  # drafts would wait for what they continue

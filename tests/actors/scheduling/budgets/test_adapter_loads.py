@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.scheduling.budgets.loads import UNPROMISED_LOAD_S
+from actors.scheduling.budgets.adapter_loads import UNPROMISED_LOAD_S
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.cost.mix import Mix
@@ -38,7 +38,7 @@ class Stages:
 
     def take(self, out: list[Instruction]) -> None:
         for plan in [i.plan for i in out if isinstance(i, Execute)]:
-            step_s = self.model.stage_s(Mix.of(plan.slices)) + plan.load_s
+            step_s = self.model.stage_s(Mix.of(plan.slices)) + plan.adapter_load_s
             end_s = self.now_s
             for stage, free_s in enumerate(self.free_s):
                 end_s = self.free_s[stage] = max(end_s, free_s) + step_s
@@ -53,7 +53,7 @@ class Stages:
         if any(request_id == 0 for request_id, _ in tokens):
             self.gaps_s.append(self.now_s - self.last_s)
             self.last_s = self.now_s
-        self.loaded_s += plan.load_s
+        self.loaded_s += plan.adapter_load_s
         self.num_prefilled += sum(s.num_tokens for s in plan.parts if s.num_tokens > 1)
         self.take(self.core.handle(StepDone(StepResult(plan.step_id, tokens)), self.now_s))
         return plan
@@ -98,7 +98,7 @@ def test_streams_keep_their_objective_and_the_load_ends(
     core.handle(AdapterLoads(0), stages.now_s)
     for _ in range(core.config.depth):
         stages.answer()
-    assert stages.answer().load_s == 0.0
+    assert stages.answer().adapter_load_s == 0.0
 
 
 def test_steps_beside_a_load_teach_nothing_of_their_shape() -> None:
@@ -119,11 +119,11 @@ def test_without_an_objective_or_a_time_it_has_a_constant(budget: str, tbt_s: fl
     stages = busy(TILED, budget, tbt_s=tbt_s)
     stages.take(stages.core.handle(AdapterLoads(2), stages.now_s))
     stages.answer()
-    assert stages.answer().load_s == UNPROMISED_LOAD_S
+    assert stages.answer().adapter_load_s == UNPROMISED_LOAD_S
 
 
 def test_decodes_that_take_the_whole_objective_leave_the_least() -> None:
     stages = busy(TILED, tbt_s=0.012)
     stages.take(stages.core.handle(AdapterLoads(1), stages.now_s))
     stages.answer()
-    assert 0.0 < stages.answer().load_s < 0.001
+    assert 0.0 < stages.answer().adapter_load_s < 0.001
