@@ -50,7 +50,7 @@ def suspects_of(core: Core) -> Suspects:
         for state in group
         if state.suspicion is not None
     ]
-    in_flight = {part.request_id for step in core.in_flight for part in step.plan.parts}
+    in_flight = {part.request_id for step in core.in_flight for part in step.plan.named_slices}
     return Suspects(
         tuple(suspects), tuple([number for number, _ in suspects if number in in_flight])
     )

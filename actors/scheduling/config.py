@@ -81,7 +81,7 @@ class SchedulerConfig:
         4096, "Longest prompt plus output, in tokens.", hidden=True, at_least=2
     )
     max_step_tokens: int = setting(
-        8192, "Tokens per iteration that the stages' buffers hold.", at_least=1
+        8192, "Tokens per step that the stages' buffers hold.", at_least=1
     )
 
     num_stages: int = setting(1, "Pipeline stages.", hidden=True, at_least=1)
@@ -115,7 +115,7 @@ class SchedulerConfig:
     order_options: Mapping[str, Any] = setting({}, "Options of that order.", live=True)
     budget: str = setting(
         "auto",
-        "Tokens per iteration: fixed, throttled (by KV), profiled or adaptive (both by a cost "
+        "Tokens per step: fixed, throttled (by KV), profiled or adaptive (both by a cost "
         "model and `slo.tbt_ms`); auto is adaptive, and fixed where `token_budget` is set or "
         "nothing could be measured.",
         live=True,
@@ -153,7 +153,7 @@ class SchedulerConfig:
 
     token_budget: int | None = setting(
         None,
-        "Tokens per iteration of a fixed or throttled budget, decodes included; there null is "
+        "Tokens per step of a fixed or throttled budget, decodes included; there null is "
         f"{DEFAULT_TOKEN_BUDGET}.",
         live=True,
         at_least=1,
@@ -212,7 +212,7 @@ class SchedulerConfig:
 
     @property
     def constant_budget(self) -> int:
-        """Tokens per iteration of budgets that are constant."""
+        """Tokens per step of budgets that are constant."""
         return self.token_budget or DEFAULT_TOKEN_BUDGET
 
     @cached_property

@@ -231,7 +231,7 @@ def plain_output(row: OutputRow) -> Output:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """All outputs of one iteration, to be sent as one message."""
+    """All outputs of one step, to be sent as one message."""
 
     rows: tuple[OutputRow, ...]
 

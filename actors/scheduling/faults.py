@@ -107,7 +107,7 @@ class Faults:
     def succeeded(self, step: InFlight) -> None:
         """A step succeeded: clear members that are past their fault."""
         self.num_failures_in_a_row = 0
-        for part in step.plan.parts:
+        for part in step.plan.named_slices:
             state = self.requests.by_id.get(part.request_id)
             if (
                 state is None
@@ -136,7 +136,7 @@ class Faults:
         suspects: dict[RequestState, None] = {}
         for step in steps:
             of_id = {state.request_id: state for state in step.members()}
-            for part in step.plan.parts:
+            for part in step.plan.named_slices:
                 state = of_id[part.request_id]
                 if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                     continue

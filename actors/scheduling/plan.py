@@ -1,4 +1,4 @@
-"""The plan of one iteration, sent from the core to the stages, and their answer.
+"""The plan of one step, sent from the core to the stages, and their answer.
 
 A step is a tuple of slices. There is no phase flag anywhere: a decode is a slice of one token.
 Stages mirror request state, so a plan carries only what changed since the last one.
@@ -55,7 +55,7 @@ class RequestStart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch. Stages apply swap_out, swap_in and copies, then released, started, trimmed,
+    """One step. Stages apply swap_out, swap_in and copies, then released, started, trimmed,
     new_blocks and fed, and then compute the slices with their drafts.
 
     released: requests to forget (finished, aborted or preempted); an id that the stage does not
@@ -95,7 +95,7 @@ class StepPlan:
         return sum([num_tokens for _, _, num_tokens, _ in self.slices])
 
     @property
-    def parts(self) -> tuple[Slice, ...]:
+    def named_slices(self) -> tuple[Slice, ...]:
         """The slices with their fields named, for readers that need not be fast."""
         return tuple(map(Slice._make, self.slices))
 

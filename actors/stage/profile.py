@@ -76,7 +76,9 @@ def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
 
 def ending(plan: StepPlan) -> StepPlan:
     """The following step, which releases the plan's requests."""
-    return StepPlan(plan.step_id + 1, (), released=tuple(part.request_id for part in plan.parts))
+    return StepPlan(
+        plan.step_id + 1, (), released=tuple(part.request_id for part in plan.named_slices)
+    )
 
 
 def largest_plan(spec: StageSpec, max_model_len: int) -> StepPlan:

@@ -30,7 +30,7 @@ class _FaultyRunner:
 
     def execute(self, plan: StepPlan, *rest: Any) -> Any:
         self._orders |= {start.request_id: start.tokens[:3] for start in plan.started}
-        orders = {self._orders.get(part.request_id) for part in plan.parts}
+        orders = {self._orders.get(part.request_id) for part in plan.named_slices}
         if KILL in orders:
             os.kill(os.getpid(), signal.SIGKILL)
         # Broken by its decode, and not by its replay in the stage that comes after.

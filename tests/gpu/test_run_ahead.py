@@ -181,7 +181,7 @@ def test_a_bad_plan_fails_in_its_own_turn(runner: StageRunner) -> None:
     engine = Engine(runner)
     engine.send(Submit(requests([SamplingParams(TOKENS)] * 3)[0]))
     plan = engine.plans.popleft()
-    bad = StepPlan(99, (plan.parts[0]._replace(request_id=77),))
+    bad = StepPlan(99, (plan.named_slices[0]._replace(request_id=77),))
     result = runner.execute(plan, None, lambda wait_s: bad)
     assert isinstance(result, StepResult)
     with pytest.raises(KeyError, match="request 77"):

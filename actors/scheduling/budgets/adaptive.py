@@ -1,4 +1,4 @@
-"""A budget per iteration: the largest prefill that the running decodes have time for.
+"""A budget per step: the largest prefill that the running decodes have time for.
 
 Three bounds are computed anew for each step:
 

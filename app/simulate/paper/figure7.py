@@ -106,7 +106,7 @@ def run_example(policy: str) -> Timeline:
         if outstanding:
             plan = outstanding.popleft()
             steps_done += 1
-            tokens = tuple((part.request_id, 0) for part in plan.parts if part.samples)
+            tokens = tuple((part.request_id, 0) for part in plan.named_slices if part.samples)
             send(StepDone(StepResult(plan.step_id, tokens)))
     return timeline(calls)
 

@@ -75,7 +75,7 @@ def timeline(calls: Iterable[Call]) -> Timeline:
 
 
 def _add_step(lanes: Mapping[int, Lane], plan: StepPlan, step: int) -> None:
-    for part in plan.parts:
+    for part in plan.named_slices:
         lane = lanes.get(part.request_id)
         if lane is not None:
             lane.tokens[step] = part.num_tokens

@@ -55,7 +55,7 @@ class Stages:
         assert len(blocks) == len(set(blocks))
         assert max(blocks, default=0) < LIMITS.kv_tokens // LIMITS.block_size
         assert plan.num_tokens <= LIMITS.max_step_tokens
-        for part in plan.parts:
+        for part in plan.named_slices:
             start = self.known[part.request_id]
             end = part.start + part.num_tokens
             assert 0 <= part.start < end <= len(start.tokens) < LIMITS.max_model_len

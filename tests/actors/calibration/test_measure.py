@@ -70,7 +70,7 @@ async def test_a_repeat_that_overflows_leaves_the_first_measurement() -> None:
     async def execute(plan: StepPlan) -> StepResult:
         result = await stages.execute(plan)
         if plan.started:
-            kind = tuple((part.start, part.num_tokens) for part in plan.parts)
+            kind = tuple((part.start, part.num_tokens) for part in plan.named_slices)
             if kind in met:
                 raise StepNotFinite("NotFinite")
             met.add(kind)

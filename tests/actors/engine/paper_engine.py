@@ -66,7 +66,7 @@ class Stages:
             if not self.unanswered:
                 return
             plan = self.unanswered.popleft()
-            if any(part.request_id == self.poison for part in plan.parts):
+            if any(part.request_id == self.poison for part in plan.named_slices):
                 self.fail(plan)
             else:
                 self._on_answer(replace(self.fake.run(plan), stage_times_s=self.times_s))

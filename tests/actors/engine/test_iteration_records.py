@@ -27,7 +27,7 @@ def test_batches_of_a_tenth_of_a_second_and_the_rest_at_once() -> None:
         (plan,) = plans
         now_s += STEP_S
         planned = core.in_flight[0]
-        result = StepResult(plan.step_id, tuple((s.request_id, 9) for s in plan.parts))
+        result = StepResult(plan.step_id, tuple((s.request_id, 9) for s in plan.named_slices))
         instructions = core.handle(StepDone(result), now_s)
         if due := _note(records, planned, now_s):
             batches.append((now_s, [record.step for record in due]))

@@ -115,7 +115,7 @@ class _Engine:
 
     def answer(self) -> None:
         step = self.core.in_flight[0]
-        tokens = tuple((s.request_id, 9) for s in step.plan.parts)
+        tokens = tuple((s.request_id, 9) for s in step.plan.named_slices)
         self._handle(StepDone(StepResult(step.plan.step_id, tokens)))
 
 

@@ -104,7 +104,7 @@ class Rank:
             return passed_on
         ticket, packed, _, _, failure = message
         plan = unpack(StepPlan, packed)
-        tokens = tuple((part.request_id, 7) for part in plan.parts if part.samples)
+        tokens = tuple((part.request_id, 7) for part in plan.named_slices if part.samples)
         return ticket, pack(StepResult(plan.step_id, tokens)), failure
 
     def die(self) -> None:

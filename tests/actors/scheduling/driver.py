@@ -194,7 +194,7 @@ class Driver:
 
     def _check_trial(self, plan: StepPlan) -> None:
         """Suspects are computed with suspects only, with nothing else in flight."""
-        states = [self.core.requests.by_id[part.request_id] for part in plan.parts]
+        states = [self.core.requests.by_id[part.request_id] for part in plan.named_slices]
         suspects = [state for state in states if state.suspicion is not None]
         assert len(suspects) in (0, len(states)), "a suspect beside others"
         assert not (suspects and len(self.core.in_flight) > 1), "a suspect's step is not alone"
@@ -254,16 +254,17 @@ class Driver:
         excused = dynamic or by_time or tried or core.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
-                part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.parts
+                part.num_tokens == 1 and part.samples and part.start > 0
+                for part in plan.named_slices
             )
-            decodes += sum(part.request_id in dict(plan.drafts) for part in plan.parts)
+            decodes += sum(part.request_id in dict(plan.drafts) for part in plan.named_slices)
             beside = 1 if core.requests.num_background else 0  # that goes on all the same
             assert plan.num_tokens <= max(core.config.token_budget, decodes) + beside
 
     def _check_plan(self, plan: StepPlan) -> None:
         core, size = self.core, self.config.block_size
         assert plan.slices, "an empty step"
-        ids = [part.request_id for part in plan.parts]
+        ids = [part.request_id for part in plan.named_slices]
         assert len(ids) == len(set(ids)), "two slices of one request in one step"
         assert plan.num_tokens <= self.config.max_step_tokens
         if self.config.steps_per_request == 1:
@@ -272,12 +273,12 @@ class Driver:
             awaited = {
                 part.request_id
                 for other in self.outstanding
-                for part in other.parts
+                for part in other.named_slices
                 if part.samples or not overlap
             }
             assert not awaited & set(ids), "a request in two steps at once"
         pinned = {block for step in core.in_flight for block in step.pinned}
-        for part in plan.parts:
+        for part in plan.named_slices:
             state = core.requests.by_id[part.request_id]
             first, last = part.start // size, (part.start + part.num_tokens - 1) // size
             for block in state.block_table[first : last + 1]:
@@ -338,6 +339,6 @@ def _fatal(deadly: dict[int, Callable[[Slice], bool]], plan: StepPlan) -> set[in
     """The requests whose slices of this plan bring it down."""
     return {
         part.request_id
-        for part in plan.parts
+        for part in plan.named_slices
         if part.request_id in deadly and deadly[part.request_id](part)
     }

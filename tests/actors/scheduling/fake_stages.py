@@ -100,7 +100,7 @@ class FakeStages:
         drafts, extra_tokens = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
         asked, offered = dict(plan.drafts_asked), list[tuple[int, tuple[int, ...]]]()
         asked = asked if self.offers else {}
-        for part in plan.parts:
+        for part in plan.named_slices:
             mirror = self.known[part.request_id]
             if part.request_id in drafts:
                 first, *more = self._verify(part, mirror, drafts[part.request_id])
@@ -171,10 +171,10 @@ class FakeStages:
 
     def fail(self, plan: StepPlan, applied: bool) -> None:
         """The step raises: not applied at all, or applied with garbage in the KV it writes."""
-        touched = {part.request_id for part in plan.parts}
+        touched = {part.request_id for part in plan.named_slices}
         if applied:
             self._prepare(plan)
-            for part in plan.parts:
+            for part in plan.named_slices:
                 mirror = self.known[part.request_id]
                 for position in range(part.start, part.start + part.num_tokens):
                     if mirror.corrupt:
@@ -219,7 +219,7 @@ class FakeStages:
                 self.slots[destination, offset] = self.slots.get((source, offset), GARBAGE)
         for start in plan.started:
             assert start.request_id not in self.known or self.known[start.request_id].corrupt
-            begin = next(s.start for s in plan.parts if s.request_id == start.request_id)
+            begin = next(s.start for s in plan.named_slices if s.request_id == start.request_id)
             self.known[start.request_id] = Mirror(
                 list(start.tokens),
                 list(start.block_ids),

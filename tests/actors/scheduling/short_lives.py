@@ -31,4 +31,4 @@ def request(number: int, prompt: int = 4, output: int = 4, **more: Any) -> Reque
 
 
 def slices(driver: Driver, step: int) -> list[tuple[int, int, int, bool]]:
-    return [tuple(part) for part in driver.plans[step].parts]
+    return [tuple(part) for part in driver.plans[step].named_slices]

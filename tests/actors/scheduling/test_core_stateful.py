@@ -232,7 +232,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.outstanding)
     @rule(applied=st.booleans())
     def fail(self, applied: bool) -> None:
-        slices = self.driver.outstanding[0].parts
+        slices = self.driver.outstanding[0].named_slices
         suspicion = self.driver.core.requests.by_id[slices[0].request_id].suspicion
         if len(slices) == 1 and suspicion is not None and suspicion.num_failures:
             return  # failing alone again would be held against it
@@ -241,7 +241,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.outstanding)
     @rule(which=st.integers(0, 10))
     def overflow(self, which: int) -> None:
-        slices = self.driver.outstanding[0].parts
+        slices = self.driver.outstanding[0].named_slices
         culprit = slices[which % len(slices)].request_id
         self.poisoned.add(culprit)
         self.driver.overflow(culprit)
@@ -261,7 +261,9 @@ class AnythingGoes(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        in_flight = {part.request_id for plan in self.driver.outstanding for part in plan.parts}
+        in_flight = {
+            part.request_id for plan in self.driver.outstanding for part in plan.named_slices
+        }
         states = [self.driver.core.requests.by_id.get(number) for number in in_flight]
         if any(s is not None and s.suspicion and s.suspicion.num_losses > 1 for s in states):
             return  # a third time would be held against it

@@ -144,7 +144,7 @@ def test_blocks_are_here_before_their_stream_comes() -> None:
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
     assert driver.core.view.num_free_blocks == SHARED.num_blocks, "evictable"
     driver.submit(resumed)
-    assert driver.plans[0].parts[0].start == 28, "at once, without another fetch"
+    assert driver.plans[0].named_slices[0].start == 28, "at once, without another fetch"
     assert len(fetches(driver)) == 3
     finish(driver)
     assert not saves(driver)[1:], "what a peer has saved is not saved again"
@@ -181,7 +181,7 @@ def test_a_stream_that_comes_meanwhile_fetches_the_rest_behind_it() -> None:
     driver.answer_move()
     assert not driver.outstanding
     driver.answer_move()
-    assert driver.plans[0].parts[0].start == 28
+    assert driver.plans[0].named_slices[0].start == 28
     assert len(fetches(driver)) == 2
     finish(driver)
     assert replays(driver)
@@ -195,7 +195,7 @@ def test_a_stream_waits_for_a_fetch_that_has_all_it_lacks() -> None:
     driver.submit(resumed)
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [7]
     driver.answer_move()
-    assert driver.plans[0].parts[0].start == 28
+    assert driver.plans[0].named_slices[0].start == 28
     finish(driver)
 
 
@@ -212,7 +212,7 @@ def test_what_does_not_come_early_is_computed_after_one_more_try() -> None:
         driver.answer_move()
         while driver.moves:
             driver.answer_move()
-        assert driver.plans[0].parts[0].start == 4
+        assert driver.plans[0].named_slices[0].start == 4
         finish(driver)
         assert len(fetches(driver)) <= 3
         assert replays(driver)
@@ -234,7 +234,7 @@ def test_a_stream_that_waits_for_an_early_fetch_fetches_what_of_that_did_not_com
         for store, block in zip(driver.stages.stores.ranks, kept, strict=True):
             store[missing] = block
         driver.answer_move()
-        assert driver.plans[0].parts[0].start == 28
+        assert driver.plans[0].named_slices[0].start == 28
         finish(driver)
         assert replays(driver)
 
@@ -252,7 +252,7 @@ def test_no_block_is_fetched_twice_at_a_time() -> None:
         while driver.moves:
             driver.answer_move()
         assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
-        assert driver.plans[0].parts[0].start == 28
+        assert driver.plans[0].named_slices[0].start == 28
         finish(driver)
         assert replays(driver)
 
@@ -287,7 +287,7 @@ def test_the_blocks_before_stay_while_the_rest_is_fetched() -> None:
     while driver.outstanding:
         driver.answer()
     driver.answer_move()
-    parts = [part for plan in driver.plans for part in plan.parts if part.request_id == 1]
+    parts = [part for plan in driver.plans for part in plan.named_slices if part.request_id == 1]
     assert parts[0].start == 28
     finish(driver)
 

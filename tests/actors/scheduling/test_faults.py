@@ -164,7 +164,7 @@ def test_a_request_that_breaks_the_stages_for_good_takes_none_with_it(
     driver.submit(request(99, prompt=40, output=30))
     stages_work, num_rebuilds = True, 0
     while driver.outstanding:
-        parts = driver.outstanding[0].parts
+        parts = driver.outstanding[0].named_slices
         if any(part.request_id == 99 and part.start >= after for part in parts):
             stages_work = False
         if stages_work and num_stray and driver.core.num_failures_in_a_row == 0:
@@ -249,7 +249,7 @@ def test_streams_of_a_lost_engine_are_recomputed_within_the_budget() -> None:
                 first_at.setdefault(number, len(driver.plans))
     assert max(plan.num_tokens for plan in driver.plans[begun:]) <= 128
     assert first_at[100] == first_at[101] < first_at[102] <= first_at[103]
-    turns = [{part.request_id for part in plan.parts} & {0} for plan in driver.plans[begun:]]
+    turns = [{part.request_id for part in plan.named_slices} & {0} for plan in driver.plans[begun:]]
     assert all(any(pair) for pair in pairwise(turns))  # 0 was here: at least every second step
     driver.drain()
     driver.check_everyone_finished()

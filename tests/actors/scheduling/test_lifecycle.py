@@ -147,4 +147,4 @@ def test_a_lone_prompt_ends_with_a_short_chunk_where_its_kv_leaves() -> None:
 
 
 def slices_of(driver: Driver, number: int) -> list[tuple[int, int, int, bool]]:
-    return [tuple(p) for plan in driver.plans for p in plan.parts if p.request_id == number]
+    return [tuple(p) for plan in driver.plans for p in plan.named_slices if p.request_id == number]

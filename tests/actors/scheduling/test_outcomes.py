@@ -109,10 +109,12 @@ def test_pooling_ends_with_the_prompt(pooling: str) -> None:
     driver.drain()
     assert driver.callers[1].pooled
     assert driver.callers[1].finish is FinishReason.STOP
-    assert not any(part.samples for plan in driver.plans for part in plan.parts)
+    assert not any(part.samples for plan in driver.plans for part in plan.named_slices)
     driver.submit(request(2, tokens=driver.callers[1].request.prompt, pooling=pooling))
     driver.drain()
-    computed = sum(p.num_tokens for plan in driver.plans for p in plan.parts if p.request_id == 2)
+    computed = sum(
+        p.num_tokens for plan in driver.plans for p in plan.named_slices if p.request_id == 2
+    )
     assert computed == (10 if pooling == "mean" else 2)  # the mean needs every position
     driver.check_everyone_finished()
 
@@ -190,7 +192,7 @@ def test_an_overflow_after_an_accepted_draft_ends_its_request() -> None:
 
 
 def samples(driver: Driver, request_id: int) -> bool:
-    return any(p.request_id == request_id and p.samples for p in driver.outstanding[0].parts)
+    return any(p.request_id == request_id and p.samples for p in driver.outstanding[0].named_slices)
 
 
 def test_one_lonely_failure_is_forgiven() -> None:
@@ -224,7 +226,7 @@ def test_a_request_that_kills_the_stages_is_given_up() -> None:
     for _ in range(100):
         if not driver.outstanding:
             break
-        if 1 in {part.request_id for part in driver.outstanding[0].parts}:
+        if 1 in {part.request_id for part in driver.outstanding[0].named_slices}:
             driver.lose()
         else:
             driver.answer()

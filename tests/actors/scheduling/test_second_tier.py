@@ -103,7 +103,7 @@ def test_a_returning_prompt_is_fetched_after_a_restart() -> None:
     first = driver.callers[2].first
     assert first is not None
     assert first.num_cached_tokens == 28
-    assert driver.plans[0].parts[0].start == 28
+    assert driver.plans[0].named_slices[0].start == 28
 
 
 def test_only_what_the_device_lacks_is_fetched() -> None:
@@ -142,7 +142,7 @@ def test_what_does_not_come_is_computed(done: int) -> None:
     driver = kept(config(), request(1))
     driver.submit(request(2))
     driver.answer_move(most=done, after_s=2.0)
-    assert driver.plans[0].parts[0].start == 4 * done
+    assert driver.plans[0].named_slices[0].start == 4 * done
     assert len(fetches(driver)) == 1, "it is not asked for again"
     finish(driver)
 
@@ -341,7 +341,7 @@ def test_a_stream_begun_elsewhere_is_fetched_though_its_blocks_are_unknown() -> 
     finish(driver)
     rows = [config_row(config(tier_shared=True)), *[to_row(*call) for call in driver.log]]
     assert check_replay(rows) == len(driver.log) + 1
-    assert driver.plans[0].parts[0].start == 28, "only what follows is computed"
+    assert driver.plans[0].named_slices[0].start == 28, "only what follows is computed"
     assert not saves(driver)[1:], "what a peer has saved is not saved again"
     unaware = Driver(config())
     saved_elsewhere(unaware, plain)
@@ -354,7 +354,7 @@ def test_what_is_not_there_is_computed_after_one_try() -> None:
     driver = Driver(config(tier_shared=True))
     driver.submit(resumed)
     driver.answer_move()
-    assert driver.plans[0].parts[0].start == 0
+    assert driver.plans[0].named_slices[0].start == 0
     finish(driver)
     assert len(fetches(driver)) == 1
 

@@ -240,4 +240,4 @@ def test_a_background_decode_that_gives_way_takes_no_other_decode_along() -> Non
     for _ in range(9):
         driver.answer()
     last = next(plan for plan in driver.plans if plan.released)
-    assert {part.request_id for part in last.parts} == {2, 3}
+    assert {part.request_id for part in last.named_slices} == {2, 3}

@@ -203,9 +203,9 @@ class MiniPlanner:
 
     def _advance(self, plan: StepPlan, result: StepResult) -> list[tuple[int, int, int]]:
         lives = {live.request_id: live for live in self.running}
-        for piece in plan.parts:
+        for piece in plan.named_slices:
             lives[piece.request_id].computed += piece.num_tokens
-        sampling = [s.request_id for s in plan.parts if s.samples]
+        sampling = [s.request_id for s in plan.named_slices if s.samples]
         assert [r for r, _ in result.tokens] == sampling
         fed = []
         for request_id, token in result.tokens:

@@ -282,7 +282,10 @@ def test_what_a_grammar_forces_is_drafted(
     texts = [json.loads(tokenizer.decode(drafted[i].tokens[:-1])) for i in (0, 1, 3)]
     assert all({*text} == {"a_long_name", "another_name"} for text in texts)
     assert core.outcomes.num_accepted_drafts > 60
-    steps = [sum(part.request_id == 0 for p in some for part in p.parts) for some in (plans, fewer)]
+    steps = [
+        sum(part.request_id == 0 for p in some for part in p.named_slices)
+        for some in (plans, fewer)
+    ]
     assert steps[1] < steps[0] / 2
 
 

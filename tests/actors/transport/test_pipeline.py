@@ -49,7 +49,7 @@ class Rank:
         if not self.is_last:
             return ticket, packed, None, times, failure
         plan = unpack(StepPlan, packed)
-        tokens = tuple((part.request_id, 7) for part in plan.parts if part.samples)
+        tokens = tuple((part.request_id, 7) for part in plan.named_slices if part.samples)
         answer: StageAnswer = (ticket, pack(StepResult(plan.step_id, tokens)), failure)
         return answer
 

@@ -55,7 +55,7 @@ class PaperStages(Stages):
     def go_on(self) -> None:
         if self._scheduler.is_dead or not self.unanswered or self._cluster.holds(self):
             return
-        if any(part.request_id == self._cluster.killer for part in self.unanswered[0].parts):
+        if any(part.request_id == self._cluster.killer for part in self.unanswered[0].named_slices):
             self._scheduler.die()
         else:
             self.answer()

@@ -215,7 +215,7 @@ async def test_a_request_that_kills_the_stages_of_each_engine_ends_at_the_third(
             if not stages.unanswered or wire.engine.loop._recovery.is_rebuilding:
                 continue
             is_quiet = False
-            step = stages.unanswered[0].parts
+            step = stages.unanswered[0].named_slices
             live = [core.live_requests[part.request_id].request.prompt for part in step]
             if culprit in live:
                 num_deaths += 1

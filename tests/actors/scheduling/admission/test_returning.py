@@ -167,7 +167,7 @@ class Service:
     def run_until(self, time_s: float) -> None:
         while self._due and self._due[0][0] <= time_s:
             self.now_s, step = self._due.pop(0)
-            tokens = tuple((s.request_id, 9) for s in step.plan.parts if s.samples)
+            tokens = tuple((s.request_id, 9) for s in step.plan.named_slices if s.samples)
             self._begin(
                 self.core.handle(StepDone(StepResult(step.plan.step_id, tokens)), self.now_s)
             )

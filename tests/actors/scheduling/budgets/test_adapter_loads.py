@@ -49,12 +49,12 @@ class Stages:
 
     def answer(self) -> StepPlan:
         self.now_s, plan = self.waiting.pop(0)
-        tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+        tokens = tuple((s.request_id, 9) for s in plan.named_slices if s.samples)
         if any(request_id == 0 for request_id, _ in tokens):
             self.gaps_s.append(self.now_s - self.last_s)
             self.last_s = self.now_s
         self.loaded_s += plan.adapter_load_s
-        self.num_prefilled += sum(s.num_tokens for s in plan.parts if s.num_tokens > 1)
+        self.num_prefilled += sum(s.num_tokens for s in plan.named_slices if s.num_tokens > 1)
         self.take(self.core.handle(StepDone(StepResult(plan.step_id, tokens)), self.now_s))
         return plan
 

@@ -93,7 +93,7 @@ def _first_token_beside(
         step_s = model.stage_s(Mix.of(plan.slices))
         now_s += step_s
         longest_s = max(longest_s, step_s) if submitted else 0.0
-        tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+        tokens = tuple((s.request_id, 9) for s in plan.named_slices if s.samples)
         if any(request_id == 2 for request_id, _ in tokens):
             return now_s - 0.5, longest_s
         out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
@@ -152,7 +152,7 @@ def test_beside_a_lone_prompt_steps_are_shorter_the_noisier_they_are(budget: str
             core.handle(Submit(Request(number + 1, (2,) * 3000, SamplingParams(5), 0.01)), 0.01)
         plan, now_s = first, 0.02
         for _ in range(2):  # in the second one the first prompt has begun
-            tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+            tokens = tuple((s.request_id, 9) for s in plan.named_slices if s.samples)
             out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
             (plan,) = [i.plan for i in out if isinstance(i, Execute)]
             now_s += TILED.stage_s(Mix.of(plan.slices))
@@ -180,7 +180,7 @@ def test_delays_of_short_steps_do_not_cut_the_next_lone_prompt_small() -> None:
         for _ in range(2):  # the prompt has begun in the second one, and none waits
             (plan,) = [i.plan for i in out if isinstance(i, Execute)]
             now_s += model.stage_s(Mix.of(plan.slices))
-            tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+            tokens = tuple((s.request_id, 9) for s in plan.named_slices if s.samples)
             out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
         return next(i.plan.num_tokens for i in out if isinstance(i, Execute))
 
@@ -217,7 +217,7 @@ def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float 
     while not core.is_idle:
         (plan,) = [i.plan for i in due if isinstance(i, Execute)]
         now_s += model.stage_s(Mix.of(plan.slices))
-        tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
+        tokens = tuple((s.request_id, 9) for s in plan.named_slices if s.samples)
         due = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
         most = max(most, len(core.view.decoding))
         seen.add((core.holds_starts, core.view.num_waiting > 0))

@@ -102,12 +102,14 @@ def test_a_step_with_a_live_prompt_has_no_more_of_a_batch_than_keeps_it_going(
     plans = []
     while 200 in stages.core.live_requests:
         plans.append(stages.answer())
-    mine = [p for p in plans if any(part.request_id == 200 for part in p.parts)]
-    assert sum(part.num_tokens for p in mine for part in p.parts if part.request_id == 200) >= (
-        num_tokens
-    )
+    mine = [p for p in plans if any(part.request_id == 200 for part in p.named_slices)]
+    assert sum(
+        part.num_tokens for p in mine for part in p.named_slices if part.request_id == 200
+    ) >= (num_tokens)
     for plan in mine:
-        of_batch = sum(part.num_tokens for part in plan.parts if 100 <= part.request_id < 200)
+        of_batch = sum(
+            part.num_tokens for part in plan.named_slices if 100 <= part.request_id < 200
+        )
         assert of_batch <= 64  # to the tile's edge, which costs nothing
 
 
@@ -149,7 +151,7 @@ def test_a_live_request_waits_for_one_long_step_of_a_batch() -> None:
         assert len(stages.waiting) == 1
     submit(stages, 200, priority=0, num_tokens=16)
     stages.answer()
-    assert stages.waiting[0][1].parts[0].request_id == 200
+    assert stages.waiting[0][1].named_slices[0].request_id == 200
 
 
 def test_short_steps_of_a_batch_are_planned_ahead() -> None:
@@ -167,7 +169,7 @@ def test_streams_of_a_batch_alone_all_get_their_tokens() -> None:
         submit(stages, 100 + number, priority=-1000, num_tokens=16, output=50)
     for _ in range(10):
         stages.answer()
-    assert all(len(plan.parts) == 20 for plan in (stages.answer() for _ in range(10)))
+    assert all(len(plan.named_slices) == 20 for plan in (stages.answer() for _ in range(10)))
 
 
 @pytest.mark.heavy
@@ -184,7 +186,7 @@ def test_a_batch_goes_on_as_ever_while_a_live_request_waits_behind_it(order: str
         stages.answer()
     stages.now_s += 20.0
     submit(stages, 200, priority=0, num_tokens=50, output=400)
-    assert all(len(stages.answer().parts) == 16 for _ in range(10))
+    assert all(len(stages.answer().named_slices) == 16 for _ in range(10))
     for _ in range(80):
         stages.answer()
     assert stages.core.live_requests[200].num_output_tokens > 0
@@ -202,7 +204,7 @@ def test_where_a_token_takes_more_than_a_tenth_it_comes_the_more_seldom(output: 
     submit(stages, 100, priority=-1000, num_tokens=101 - output, output=output)
     stages.gaps_s.clear()
     plans = [stages.answer() for _ in range(300)]
-    assert 50 < sum(len(plan.parts) > 1 for plan in plans) < 100
+    assert 50 < sum(len(plan.named_slices) > 1 for plan in plans) < 100
     assert mean(stages.gaps_s) <= LENGTHENED * alone_s * 1.01
     for _ in range(200):
         stages.answer()
@@ -230,7 +232,7 @@ def test_steps_between_two_of_a_live_decode_are_no_longer_than_these(
     between = []
     for _ in range(20 * num_stages):
         plan = stages.answer()
-        if all(part.request_id != 200 for part in plan.parts):
-            between.append(len(plan.parts))
+        if all(part.request_id != 200 for part in plan.named_slices):
+            between.append(len(plan.named_slices))
             assert model.stage_s(Mix.of(plan.slices)) <= limit_s
     assert sum(between) >= 5 * len(between) > 0

@@ -68,7 +68,7 @@ def test_a_prompt_is_spread_over_steps() -> None:
     sizes = []
     while driver.callers[1].finish is None:
         plan = driver.plans[-1]
-        parts = {part.request_id: part.num_tokens for part in plan.parts}
+        parts = {part.request_id: part.num_tokens for part in plan.named_slices}
         assert parts[1] == 1, "a decode waited"
         sizes.append(parts.get(2, 0))
         driver.answer()

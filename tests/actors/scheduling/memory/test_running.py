@@ -80,7 +80,9 @@ def test_request_level_batches_are_closed() -> None:
     for number in range(5):
         driver.submit(request(number, output=3 + number))
     driver.drain()
-    steps = {n: [p.step_id for p in driver.plans for s in p.parts if s[0] == n] for n in range(5)}
+    steps = {
+        n: [p.step_id for p in driver.plans for s in p.named_slices if s[0] == n] for n in range(5)
+    }
     for first, second in (((0, 1), (2, 3)), ((2, 3), (4,))):
         assert max(steps[n][-1] for n in first) < min(steps[n][0] for n in second)
 
@@ -170,7 +172,7 @@ def test_a_group_computes_its_prompt_once() -> None:
     for number in (1, 2, 3):
         driver.submit(request(number, tokens=tuple(range(10)), output=3, group="g", arrival_s=0.0))
     driver.drain()
-    computed = sum(part.num_tokens for plan in driver.plans for part in plan.parts)
+    computed = sum(part.num_tokens for plan in driver.plans for part in plan.named_slices)
     assert computed == 10 + 2 * 1 + 3 * 2  # the prompt, the followers' last token, decodes
     copies = [pair for plan in driver.plans for pair in plan.copies]
     assert len(copies) == 2  # each follower its own third block

@@ -175,9 +175,9 @@ def test_no_prompt_of_any_length_stalls_a_stream_under_sarathi(
     for _ in range(20):
         driver.answer()
     for plan in driver.plans[before:]:
-        assert streams <= {part.request_id for part in plan.parts}
-        chunks = sum(p.num_tokens for p in plan.parts if p.request_id not in streams)
-        decodes = sum(p.samples and p.start > 0 and p.num_tokens == 1 for p in plan.parts)
+        assert streams <= {part.request_id for part in plan.named_slices}
+        chunks = sum(p.num_tokens for p in plan.named_slices if p.request_id not in streams)
+        decodes = sum(p.samples and p.start > 0 and p.num_tokens == 1 for p in plan.named_slices)
         assert chunks <= max(spare, decodes - num_streams)
 
 

@@ -50,7 +50,7 @@ def test_a_batch_holds_no_more_than_its_most() -> None:
     for number in range(8):
         driver.submit(request(number, prompt=3, output=40, arrival_s=driver.now_s))
     driver.drain()
-    assert max(len(plan.parts) for plan in driver.plans) == 2
+    assert max(len(plan.named_slices) for plan in driver.plans) == 2
 
 
 def test_while_admission_keeps_the_head_waiting_the_last_of_the_batch_goes_on() -> None:
@@ -62,7 +62,7 @@ def test_while_admission_keeps_the_head_waiting_the_last_of_the_batch_goes_on() 
         driver.answer()
     driver.submit(request(9, prompt=3, output=60, arrival_s=driver.now_s))
     for _ in range(10):
-        assert len(driver.plans[-1].parts) == 2
+        assert len(driver.plans[-1].named_slices) == 2
         driver.answer()
     assert driver.callers[9].first is None
     driver.drain()

@@ -25,11 +25,13 @@ def test_no_prompt_stalls_a_decode(length: int, budget: int) -> None:
     for _ in range(10):
         driver.answer()
     for plan in driver.plans[before:]:
-        assert {0, 1, 2, 3} <= {part.request_id for part in plan.parts}
+        assert {0, 1, 2, 3} <= {part.request_id for part in plan.named_slices}
         # decodes alone may exceed the budget, a chunk never does
-        assert plan.num_tokens <= max(budget, sum(p.num_tokens == 1 for p in plan.parts))
+        assert plan.num_tokens <= max(budget, sum(p.num_tokens == 1 for p in plan.named_slices))
     if budget <= 4:  # no room for a chunk beside four decodes, and none is forced
-        assert all(part.request_id != 9 for plan in driver.plans[before:] for part in plan.parts)
+        assert all(
+            part.request_id != 9 for plan in driver.plans[before:] for part in plan.named_slices
+        )
     driver.drain()
 
 
@@ -79,7 +81,7 @@ def test_a_priority_below_0_lets_others_go_first(policy: str) -> None:
     for number, priority in enumerate((-1000, 0, -1000, 0, 5), 1):
         driver.submit(replace(request(number, prompt=8, output=1), priority=priority))
     driver.drain()
-    assert [plan.parts[0].request_id for plan in driver.plans] == [0, 2, 4, 5, 1, 3]
+    assert [plan.named_slices[0].request_id for plan in driver.plans] == [0, 2, 4, 5, 1, 3]
 
 
 def test_a_stream_begun_elsewhere_goes_before_prompts() -> None:
@@ -92,7 +94,9 @@ def test_a_stream_begun_elsewhere_goes_before_prompts() -> None:
     before = len(driver.plans)
     driver.answer()
     driver.answer()
-    parts = [(p.request_id, p.num_tokens) for plan in driver.plans[before:] for p in plan.parts]
+    parts = [
+        (p.request_id, p.num_tokens) for plan in driver.plans[before:] for p in plan.named_slices
+    ]
     assert (2, 6) in parts[:3]
     assert parts.index((2, 6)) < parts.index((1, 2))
     driver.drain()

@@ -119,7 +119,9 @@ def test_a_request_with_a_hard_beginning_is_asked_again_beside_one_that_gains() 
     driver.submit(request(100, length=2400))
     while driver.callers[2].finish is None:
         driver.answer()
-    steps = [plan for plan in driver.plans if any(part.request_id == 2 for part in plan.parts)]
+    steps = [
+        plan for plan in driver.plans if any(part.request_id == 2 for part in plan.named_slices)
+    ]
     assert len(steps) < 200, "one token a step to its end"
 
 

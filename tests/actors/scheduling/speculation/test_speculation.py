@@ -351,7 +351,10 @@ def test_background_decodes_get_no_drafts_beside_live_ones(stages: int) -> None:
         driver.answer()
     drafted = {number for plan in driver.plans[before:-2] for number, _ in plan.drafts}
     assert drafted == {1}
-    assert len([p for p in driver.plans[before:] if any(q.request_id == 1 for q in p.parts)]) <= 8
+    assert (
+        len([p for p in driver.plans[before:] if any(q.request_id == 1 for q in p.named_slices)])
+        <= 8
+    )
     driver.drain()
     driver.check_everyone_finished()
     assert len({number for plan in driver.plans for number, _ in plan.drafts}) > 1

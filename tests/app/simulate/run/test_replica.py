@@ -120,7 +120,7 @@ def test_a_hand_driven_core_gives_the_simulated_times() -> None:
     while finished_s is None:
         plan = next(i.plan for i in out if isinstance(i, Execute))
         now_s += 0.010 + 0.001 * plan.num_tokens
-        tokens = tuple((s.request_id, 0) for s in plan.parts if s.samples)
+        tokens = tuple((s.request_id, 0) for s in plan.named_slices if s.samples)
         out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
         for instruction in out:
             if isinstance(instruction, Emit) and instruction.outputs[-1].finish_reason:
