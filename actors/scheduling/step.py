@@ -72,7 +72,8 @@ class StepBuilder(ReadableStep):
             states = [s for s in states if s.step_id != step_id]
         if states is self._running.decoding and self._requests.num_background:
             states = list(states)  # growing one may preempt a background one before it
-        if states is not self._running.decoding:  # or a later one
+        if states is not self._running.decoding:
+            # The live list cannot hold one that growing another has preempted; a copy can
             states = (s for s in states if s.status is RequestStatus.RUNNING)
         add_slice, add_member = contents.decode_slices.append, contents.decode_states.append
         num_before, context_tokens = len(contents.decode_slices), 0
