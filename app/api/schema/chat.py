@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
 from app.api.schema.common import ReasoningEffort, SamplingFields, Strict, Usage
+
+_ADDED: Final = "Accepted and ignored: OpenAI's clients add it to answers, which are sent back."
 
 
 class TextPart(Strict):
@@ -17,12 +19,14 @@ class TextPart(Strict):
 class FunctionCall(Strict):
     name: str = Field(max_length=64)
     arguments: str
+    parsed_arguments: Any = Field(default=None, description=_ADDED)
 
 
 class ToolCall(Strict):
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = Field(default=None, description=_ADDED)
 
 
 class Message(Strict):
@@ -36,6 +40,7 @@ class Message(Strict):
         default=None, description="Accepted and ignored: answers carry it, and are sent back."
     )
     reasoning_content: str | None = Field(default=None, description="Given to the chat template.")
+    parsed: Any = Field(default=None, description=_ADDED)
     audio: None = None
     function_call: None = None
 

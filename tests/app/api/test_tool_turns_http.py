@@ -147,10 +147,7 @@ async def test_chat(ready: Ready, family: str, stream: bool) -> None:
     assert [json.loads(one.function.arguments)["a"] for one in message.tool_calls] == [*NUMBERS]
     ids = [one.id for one in message.tool_calls]
     assert len(set(ids)) == 2
-    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
-    for call in messages[-1]["tool_calls"]:
-        call.pop("index", None)
-        call["function"].pop("parsed_arguments", None)
+    messages.append(message)
     messages += [
         {"role": "tool", "tool_call_id": one, "content": content}
         for one, content in zip(ids, RESULTS, strict=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from app.api.http.options import ApiOptions
 from tests.app.api.conftest import MODEL, Server, StartServer
@@ -341,6 +342,41 @@ async def test_an_answer_without_content_goes_back(server: Server, answer: Any, 
     tokens = list(server.engine.seen[-1].prompt)
     prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
     assert f"<|assistant|>{shown}<|end|>" in prompt
+
+
+class Sum(BaseModel):
+    a: int
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
+async def test_an_answer_that_the_client_has_parsed_goes_back(server: Server) -> None:
+    completions = server.openai.chat.completions
+    write(server, '{"a": 1}')
+    parsed = await completions.parse(model=MODEL, messages=HELLO, response_format=Sum)
+    said: Any = parsed.choices[0].message
+    assert said.parsed == Sum(a=1)
+    write(server, '<tool_call>{"name": "Sum", "arguments": {"a": 2}}</tool_call>')
+    tools: Any = [openai.pydantic_function_tool(Sum)]
+    parsed_call = await completions.parse(model=MODEL, messages=HELLO, tools=tools)
+    called: Any = parsed_call.choices[0].message
+    assert called.tool_calls[0].function.parsed_arguments == Sum(a=2)
+    result: Any = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "3"}
+    await completions.create(model=MODEL, messages=[*HELLO, said, *HELLO, called, result])
+
+
+async def test_calls_merged_from_a_stream_s_deltas_go_back(server: Server) -> None:
+    write(server, '<tool_call>{"name": "Sum", "arguments": {"a": 2}}</tool_call>')
+    tools: Any = [openai.pydantic_function_tool(Sum)]
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=tools, stream=True
+    )
+    deltas: list[Any] = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
+    first, *rest = [call for delta in deltas for call in delta.tool_calls or []]
+    first.function.arguments += "".join(call.function.arguments for call in rest)
+    answer: Any = {"role": "assistant", "tool_calls": [first.to_dict()]}
+    assert answer["tool_calls"][0]["index"] == 0
+    result: Any = {"role": "tool", "tool_call_id": first.id, "content": "3"}
+    await server.openai.chat.completions.create(model=MODEL, messages=[*HELLO, answer, result])
 
 
 @pytest.mark.parametrize(
