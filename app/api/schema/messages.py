@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.schema.common import MAX_INT64, ScheduleFields, Strict
 
@@ -57,6 +57,17 @@ class GivenTool(Block):
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
+    strict: bool | None = Field(default=None, description="Accepted and ignored.")
+    eager_input_streaming: bool | None = Field(
+        default=None, description="Accepted and ignored: arguments are streamed as they come."
+    )
+    defer_loading: bool | None = Field(
+        default=None, description="Accepted and ignored: the model sees every tool."
+    )
+    input_examples: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+    allowed_callers: list[str] | None = Field(
+        default=None, description="Accepted and ignored: only the model calls."
+    )
 
 
 class ToolChoice(Strict):
@@ -85,6 +96,20 @@ class OutputConfig(Strict):
         default=None, description="Refused where the chat template has no switch for it."
     )
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored: a hint."
+    )
+
+
+class ContextEdit(Strict):
+    """One that would shorten the prompt: nothing is cleared, and its settings are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str = Field(pattern=r"^clear_(tool_uses|thinking)_\d+$")
+
+
+class ContextManagement(Strict):
+    edits: Annotated[list[ContextEdit], Field(fail_fast=True)] | None = None
 
 
 class Metadata(Strict):
@@ -102,6 +127,13 @@ class Conversation(ScheduleFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
+    context_management: ContextManagement | None = Field(
+        default=None, description="Accepted and ignored: the prompt stays whole."
+    )
+    speed: Literal["standard", "fast"] | None = Field(
+        default=None, description="Accepted and ignored."
+    )
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class CountTokensRequest(Conversation):
@@ -122,9 +154,8 @@ class MessagesRequest(Conversation):
     service_tier: Literal["auto", "standard_only"] | None = Field(
         default=None, description="Accepted and ignored."
     )
+    diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
     container: None = None
-    context_management: None = None
-    mcp_servers: None = None
 
 
 class MessagesUsage(BaseModel):

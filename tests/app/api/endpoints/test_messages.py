@@ -201,6 +201,47 @@ async def test_a_schema_constrains_the_answer(server: Server, client_of: Any) ->
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", FORMAT["schema"])
 
 
+async def test_what_coding_agents_send_by_themselves_is_accepted(
+    server: Server, client_of: Any
+) -> None:
+    tool = {
+        **ADD,
+        "strict": True,
+        "eager_input_streaming": True,
+        "defer_loading": False,
+        "input_examples": [{"a": 1}],
+        "allowed_callers": ["direct"],
+        "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    }
+    edits = [
+        {"type": "clear_thinking_20251015", "keep": "all"},
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9}},
+    ]
+    conversation: dict[str, Any] = {
+        "model": MODEL,
+        "messages": HELLO,
+        "tools": [tool],
+        "context_management": {"edits": edits},
+        "mcp_servers": [],
+        "speed": "standard",
+        "thinking": {"type": "adaptive"},
+        "output_config": {"task_budget": {"type": "tokens", "total": 20_000}},
+        "betas": ["context-management-2025-06-27"],
+    }
+    beta = client_of(server).beta.messages
+    await beta.create(
+        **conversation,
+        max_tokens=5,
+        metadata={"user_id": "x" * 200},
+        service_tier="auto",
+        diagnostics={"previous_message_id": None},
+    )
+    num_tokens = len(server.engine.seen[-1].prompt)
+    assert (await beta.count_tokens(**conversation)).input_tokens == num_tokens
+    plain = {"model": MODEL, "messages": HELLO, "tools": [ADD]}
+    assert (await beta.count_tokens(**plain)).input_tokens == num_tokens
+
+
 async def test_thinking_is_switched_or_refused(
     thinker: Server, server: Server, qwen3: TextProcessor, client_of: Any
 ) -> None:
@@ -237,6 +278,10 @@ async def test_thinking_is_switched_or_refused(
             "output_config.format",
         ),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management.edits.0.type",
+        ),
         ({"nonsense": 1}, "nonsense"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
