@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.api.schema.common import ReasoningEffort, SamplingFields, Strict, Usage
-
-_ADDED: Final = "Accepted and ignored: OpenAI's clients add it to answers, which are sent back."
+from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict, Usage
 
 
 class TextPart(Strict):
@@ -16,20 +14,20 @@ class TextPart(Strict):
     text: str
 
 
-class FunctionCall(Strict):
+class FunctionCall(SentBack):
     name: str = Field(max_length=64)
     arguments: str
-    parsed_arguments: Any = Field(default=None, description=_ADDED)
+    parsed_arguments: Any = Field(default=None, description=ADDED)
 
 
-class ToolCall(Strict):
+class ToolCall(SentBack):
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = Field(default=None, description=_ADDED)
+    index: int | None = Field(default=None, description=ADDED)
 
 
-class Message(Strict):
+class Message(SentBack):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
@@ -40,7 +38,7 @@ class Message(Strict):
         default=None, description="Accepted and ignored: answers carry it, and are sent back."
     )
     reasoning_content: str | None = Field(default=None, description="Given to the chat template.")
-    parsed: Any = Field(default=None, description=_ADDED)
+    parsed: Any = Field(default=None, description=ADDED)
     audio: None = None
     function_call: None = None
 

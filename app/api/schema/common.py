@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_INT64 = 2**63 - 1
+ADDED: Final = "Accepted and ignored: OpenAI's clients add it to answers, which are sent back."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -25,6 +26,19 @@ class Strict(BaseModel):
     """Types are not coerced, unknown parameters are refused, NaN and Infinity too."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SentBack(Strict):
+    """Of the conversation so far: an answer comes back with a null for all that the client's own
+    type of it, which may be newer, has besides."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, given: object) -> object:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        known = cls.model_fields
+        return {name: value for name, value in given.items() if value is not None or name in known}
 
 
 class StreamOptions(Strict):

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.schema.common import MAX_INT64, ScheduleFields, Strict
+from app.api.schema.common import MAX_INT64, ScheduleFields, SentBack, Strict
 
 
-class Block(Strict):
+class Block(SentBack):
     """cache_control: accepted and ignored, as prefixes are cached anyway."""
 
     cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
@@ -36,7 +36,7 @@ class ToolResultBlock(Block):
     is_error: bool | None = Field(default=None, description="Told to the model as 'Error: ...'.")
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(SentBack):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = Field(default=None, description="Accepted and ignored.")
@@ -47,16 +47,17 @@ GivenBlock = Annotated[
 ]
 
 
-class GivenMessage(Strict):
+class GivenMessage(SentBack):
     role: Literal["user", "assistant"]
     content: str | Annotated[list[GivenBlock], Field(fail_fast=True)]
 
 
-class GivenTool(Block):
+class GivenTool(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
+    cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
     strict: bool | None = Field(default=None, description="Accepted and ignored.")
     eager_input_streaming: bool | None = Field(
         default=None, description="Accepted and ignored: arguments are streamed as they come."

@@ -6,17 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from app.api.schema.common import ReasoningEffort, SamplingFields, Strict
+from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict
 
 
-class InputText(Strict):
+class InputText(SentBack):
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     logprobs: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+    parsed: Any = Field(default=None, description=ADDED)
 
 
-class InputMessage(Strict):
+class InputMessage(SentBack):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[InputText], Field(fail_fast=True)]
@@ -24,16 +25,17 @@ class InputMessage(Strict):
     status: str | None = None
 
 
-class InputCall(Strict):
+class InputCall(SentBack):
     type: Literal["function_call"]
     call_id: str = Field(max_length=128)
     name: str = Field(max_length=64)
     arguments: str
+    parsed_arguments: Any = Field(default=None, description=ADDED)
     id: str | None = None
     status: str | None = None
 
 
-class InputCallOutput(Strict):
+class InputCallOutput(SentBack):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=128)
     output: str | Annotated[list[InputText], Field(fail_fast=True)]
@@ -41,12 +43,12 @@ class InputCallOutput(Strict):
     status: str | None = None
 
 
-class ReasoningText(Strict):
+class ReasoningText(SentBack):
     type: Literal["reasoning_text"]
     text: str
 
 
-class InputReasoning(Strict):
+class InputReasoning(SentBack):
     """Reasoning of an earlier answer, passed to the chat template."""
 
     type: Literal["reasoning"]

@@ -207,7 +207,7 @@ async def test_reasoning_is_an_item_of_responses(
     assert message.content[0].text == "So:"
     assert (call.name, call.arguments) == ("add", ARGUMENTS)
     assert found.usage.output_tokens_details.reasoning_tokens > 3
-    items = [thought.model_dump(exclude_none=True), message.model_dump(exclude_none=True)]
+    items = [thought.model_dump(), message.model_dump(), call.model_dump()]
     again = await server.openai.responses.create(
         model=MODEL, input=[*items, {"role": "user", "content": "And?"}]
     )

@@ -147,7 +147,7 @@ async def test_chat(ready: Ready, family: str, stream: bool) -> None:
     assert [json.loads(one.function.arguments)["a"] for one in message.tool_calls] == [*NUMBERS]
     ids = [one.id for one in message.tool_calls]
     assert len(set(ids)) == 2
-    messages.append(message)
+    messages.append(message.model_dump())
     messages += [
         {"role": "tool", "tool_call_id": one, "content": content}
         for one, content in zip(ids, RESULTS, strict=True)
@@ -174,9 +174,7 @@ async def test_responses(ready: Ready, family: str, stream: bool) -> None:
     assert kinds == [*(["reasoning"] if family in THINKS else []), *["function_call"] * 2]
     calls = answer.output[-2:]
     assert [json.loads(call.arguments)["a"] for call in calls] == [*NUMBERS]
-    given += [
-        item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output
-    ]
+    given += [item.model_dump() for item in answer.output]
     given += [
         {"type": "function_call_output", "call_id": call.call_id, "output": output}
         for call, output in zip(calls, RESULTS, strict=True)
@@ -209,7 +207,7 @@ async def test_messages(
     uses = [block for block in answer.content if block.type == "tool_use"]
     assert [use.input["a"] for use in uses] == [*NUMBERS]
     assert [b.type for b in answer.content[:-2]] == (["thinking"] if family in THINKS else [])
-    blocks = [block.model_dump(exclude_none=True) for block in answer.content]
+    blocks = [block.model_dump() for block in answer.content]
     messages.append({"role": "assistant", "content": blocks})
     results = [
         {"type": "tool_result", "tool_use_id": use.id, "content": content}
