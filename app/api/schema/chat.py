@@ -15,7 +15,7 @@ class TextPart(Strict):
 
 
 class FunctionCall(SentBack):
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
     arguments: str
     parsed_arguments: Any = Field(default=None, description=ADDED)
 
@@ -44,7 +44,7 @@ class Message(SentBack):
 
 
 class FunctionSpec(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -56,7 +56,7 @@ class Tool(Strict):
 
 
 class NamedFunction(Strict):
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
 
 
 class NamedTool(Strict):

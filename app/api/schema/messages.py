@@ -24,7 +24,7 @@ class TextBlock(Block):
 class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: str = Field(max_length=128)
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
     input: dict[str, Any]
     caller: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
 
@@ -53,7 +53,7 @@ class GivenMessage(SentBack):
 
 
 class GivenTool(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,128}$")
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
@@ -73,7 +73,7 @@ class GivenTool(Strict):
 
 class ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(default=None, max_length=64, description="For type tool.")
+    name: str | None = Field(default=None, max_length=128, description="For type tool.")
     disable_parallel_tool_use: bool | None = None
 
 

@@ -28,7 +28,7 @@ class InputMessage(SentBack):
 class InputCall(SentBack):
     type: Literal["function_call"]
     call_id: str = Field(max_length=128)
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
     arguments: str
     parsed_arguments: Any = Field(default=None, description=ADDED)
     id: str | None = None
@@ -102,7 +102,7 @@ class TextSettings(Strict):
 
 class FunctionTool(Strict):
     type: Literal["function"]
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -110,7 +110,7 @@ class FunctionTool(Strict):
 
 class NamedFunctionTool(Strict):
     type: Literal["function"]
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
 
 
 class AllowedFunctionTools(Strict):

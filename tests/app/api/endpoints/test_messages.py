@@ -242,6 +242,35 @@ async def test_what_coding_agents_send_by_themselves_is_accepted(
     assert (await beta.count_tokens(**plain)).input_tokens == num_tokens
 
 
+async def test_a_tool_s_name_has_up_to_128_characters(
+    server: Server, text: TextProcessor, client_of: Any
+) -> None:
+    """Servers of tools prefix their own: `mcp__<server>__<tool>`."""
+    name = "mcp__" + "x" * 123
+    write(server, text, f'{{"name": "{name}", "arguments": {{"a": 1}}}}')
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "tools": [{**ADD, "name": name}],
+        "tool_choice": {"type": "tool", "name": name},
+    }
+    client = client_of(server)
+    answer = await client.messages.create(**request, messages=HELLO)
+    assert [block.name for block in answer.content] == [name]
+    blocks = [block.model_dump() for block in answer.content]
+    results = [{"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "2"}]
+    conversation = [
+        *HELLO,
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": results},
+    ]
+    assert (await client.messages.create(**request, messages=conversation)).content
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.name"):
+        await client.messages.create(
+            **{**request, "tools": [{**ADD, "name": name + "x"}]}, messages=HELLO
+        )
+
+
 async def test_thinking_is_switched_or_refused(
     thinker: Server, server: Server, qwen3: TextProcessor, client_of: Any
 ) -> None:
