@@ -158,31 +158,32 @@ def _messages(body: Conversation) -> Iterator[list[Message]]:
     if body.system:
         yield [Message(role="system", content=_text(body.system))]
     for number, given in enumerate(body.messages):
-        yield _assistant(given, number) if given.role == "assistant" else _user(given, number)
+        yield _assistant(given, number) if given.role == "assistant" else _others(given, number)
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
-def _user(given: GivenMessage, number: int) -> list[Message]:
+def _others(given: GivenMessage, number: int) -> list[Message]:
+    """A message of the user's or the system's."""
     if isinstance(given.content, str):
-        return [Message(role="user", content=given.content)]
+        return [Message(role=given.role, content=given.content)]
     results: list[Message] = []
     texts: list[TextBlock] = []
     for place, block in enumerate(given.content):
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, ToolResultBlock) and given.role == "user":
             text = ("Error: " if block.is_error else "") + _text(block.content or "")
             results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock):
             texts.append(block)
         else:
             raise invalid(
-                f"A user's message holds no {block.type}.",
+                f"A {given.role}'s message holds no {block.type}.",
                 f"messages.{number}.content.{place}.type",
             )
     if texts or not results:
-        results.append(Message(role="user", content=_text(texts)))
+        results.append(Message(role=given.role, content=_text(texts)))
     return results
 
 

@@ -48,7 +48,7 @@ GivenBlock = Annotated[
 
 
 class GivenMessage(SentBack):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[GivenBlock], Field(fail_fast=True)]
 
 

@@ -143,6 +143,24 @@ async def test_a_conversation_with_tools_reaches_the_template(
     assert counted.input_tokens == answer.usage.input_tokens == len(server.engine.seen[-1].prompt)
 
 
+async def test_a_system_message_may_stand_within_the_conversation(
+    server: Server, text: TextProcessor, client_of: Any
+) -> None:
+    brief = [{"type": "text", "text": "Be brief."}]
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "system", "content": brief},
+        *HELLO,
+        {"role": "system", "content": "Now."},
+    ]
+    await client_of(server).messages.create(model=MODEL, max_tokens=2, messages=messages)
+    assert shown(server, text) == (
+        "<|user|>Hi<|end|><|assistant|>Yes?<|end|><|system|>Be brief.<|end|><|user|>Hi<|end|>"
+        "<|system|>Now.<|end|><|assistant|>"
+    )
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_reasons(
     server: Server, text: TextProcessor, client_of: Any, stream: bool
@@ -296,6 +314,17 @@ async def test_thinking_is_switched_or_refused(
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "the models here take text only",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "system",
+                        "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}],
+                    }
+                ]
+            },
+            "A system's message holds no tool_result.",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
