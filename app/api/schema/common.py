@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 MAX_INT64 = 2**63 - 1
 ADDED: Final = "Accepted and ignored: OpenAI's clients add it to answers, which are sent back."
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _plain(name: str) -> str:

@@ -82,7 +82,7 @@ class Thinking(Strict):
     budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Accepted and ignored: a hint."
     )
-    display: Literal["summarized"] | None = Field(
+    display: Literal["summarized", "omitted"] | None = Field(
         default=None, description="Accepted and ignored: it is shown whole."
     )
 
@@ -93,7 +93,7 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    effort: Literal["low", "medium", "high"] | None = Field(
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="Refused where the chat template has no switch for it."
     )
     format: OutputFormat | None = None

@@ -144,6 +144,7 @@ async def test_a_prompt_that_begins_the_reasoning(
         ("qwen3", {"reasoning_effort": "none"}, "<think>\n\n</think>"),
         ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>"),
         ("qwen3", {"reasoning_effort": "high"}, "assistant\n"),
+        ("qwen3", {"reasoning_effort": "max"}, "assistant\n"),
         ("gpt_oss", {"reasoning_effort": "high"}, "Reasoning: high"),
         ("gpt_oss", {"chat_template_kwargs": {"reasoning_effort": "low"}}, "Reasoning: low"),
     ],

@@ -304,6 +304,11 @@ async def test_thinking_is_switched_or_refused(
         with pytest.raises(anthropic.BadRequestError, match="not write its thinking"):
             await client_of(server).messages.create(**request, thinking=on, **effort)
     await client_of(server).messages.create(**request, thinking=off)
+    hidden = {**on, "display": "omitted"}
+    for most in ("xhigh", "max"):
+        most_effort = {"output_config": {"effort": most}}
+        await client_of(thinker).messages.create(**request, thinking=hidden, **most_effort)
+        assert "</think>" not in shown(thinker, qwen3)
 
 
 @pytest.mark.parametrize(
