@@ -44,7 +44,7 @@ class MessageWriter(StreamWriter):
         self._is_open = False  # the last block is still growing
         self._events: list[bytes] = []
         self._started = False
-        self._stop_reason: str | None = None
+        self._stop: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
 
     def write(self, delta: TextDelta) -> bytes:
         """The events of one delta, opened by `message_start` before the first."""
@@ -61,13 +61,13 @@ class MessageWriter(StreamWriter):
                 self._add_text(piece)
         if delta.finish_reason is not None:
             self._close_block()
-            self._stop_reason = self._reason(delta.finish_reason)
+            reason = self._reason(delta.finish_reason)
+            self._stop = {"stop_reason": reason, "stop_sequence": self._stop_sequence()}
         return self._taken()
 
     def closing(self) -> bytes:
         """Why it stopped, and the usage."""
-        stop = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence()}
-        self._emit("message_delta", delta=stop, usage=self._usage())
+        self._emit("message_delta", delta=self._stop, usage=self._usage())
         self._emit("message_stop")
         return self._taken()
 
@@ -81,8 +81,7 @@ class MessageWriter(StreamWriter):
         return {
             **self._base,
             "content": self._blocks,
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence(),
+            **self._stop,
             "usage": self._usage(),
         }
 

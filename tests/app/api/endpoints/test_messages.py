@@ -188,6 +188,20 @@ async def test_stop_reasons(
     assert (await ask(max_tokens=20_000)).stop_reason == "end_turn"  # cut to the context
 
 
+async def test_a_message_starts_without_a_stop_sequence_even_if_one_begins_it(
+    server: Server, text: TextProcessor
+) -> None:
+    """The text before the first event is all of it then."""
+    write(server, text, "S")
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 9, "stream": True}
+    answer = await server.http.post("/v1/messages", json={**body, "stop_sequences": ["S"]})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    (start,) = [event["message"] for event in events if event["type"] == "message_start"]
+    assert (start["stop_reason"], start["stop_sequence"]) == (None, None)
+    (end,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert end == {"stop_reason": "stop_sequence", "stop_sequence": "S"}
+
+
 @pytest.mark.parametrize(
     ("choice", "grammar"),
     [
