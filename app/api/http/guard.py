@@ -37,7 +37,7 @@ TRANSPORT: Final = "legato.transport"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROBES: Final = frozenset({"/health", "/live"})
-_EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id")
+_EXPOSED: Final = (b"access-control-expose-headers", b"request-id, retry-after, x-request-id")
 
 
 def entered(scope: Scope, send: Send) -> Scope:
