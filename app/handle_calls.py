@@ -30,7 +30,12 @@ from app.engine_client.client import (
 )
 from app.engine_client.iteration_feed import IterationFeed
 from app.handle_params import checked_ids, parse_params
-from app.text.chat_template import TemplateError
+from app.text.chat_template import (
+    ConversationInvalid,
+    TemplateBusy,
+    TemplateError,
+    TemplateMissing,
+)
 from app.text.processor import TextProcessor
 
 
@@ -177,8 +182,12 @@ class HandleCalls:
         text_of = self._served(model)[1]
         try:
             prompt = await text_of.render_chat(messages)
-        except TemplateError as error:
+        except (ConversationInvalid, TemplateMissing) as error:
             raise ValueError(f"messages: {error}") from error
+        except TemplateBusy as error:
+            raise EngineUnavailable(str(error)) from error
+        except TemplateError as error:  # the template's own fault
+            raise EngineError(str(error)) from error
         tokens = await text_of.encode(prompt, add_special_tokens=False)
         async with aclosing(self.generate(tokens, model=model, **params)) as events:
             async for event in events:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from actors.scheduling.request import FinishReason
-from app.engine_client.client import EngineUnavailable, ModelCard
+from app.engine_client.client import EngineError, EngineUnavailable, ModelCard
 from app.handle_calls import HandleCalls, ServedModel
 from app.telemetry.live import Telemetry
+from app.text.chat_template import ChatTemplate
 from app.text.processor import TextProcessor
+from app.text.worker import KillableWorker
 from tests.app.api.hand_engine import HandEngine
 from tests.app.text.tiny_tokenizer import wordpiece_folder
 
@@ -98,3 +102,43 @@ async def test_ids_of_a_prompt_are_whole_numbers(text: TextProcessor) -> None:
             await calls.embed(ids)  # type: ignore[arg-type]
     assert [event async for event in calls.generate(np.array([THE, HOUSE]))]  # type: ignore[arg-type]
     assert {type(token) for token in calls.engine.seen[0].prompt} == {int}
+
+
+@pytest.mark.parametrize(
+    ("templates", "kind", "said"),
+    [
+        ({}, ValueError, "messages: "),
+        ({"default": "{{ raise_exception('only two') }}"}, ValueError, "messages: only two"),
+        ({"default": "{% if %}"}, EngineError, "does not compile"),
+    ],
+)
+async def test_messages_are_at_fault_only_where_the_template_says_so(
+    text: TextProcessor,
+    monkeypatch: pytest.MonkeyPatch,
+    templates: Mapping[str, str],
+    kind: type[Exception],
+    said: str,
+) -> None:
+    template = ChatTemplate(templates, {}, limit_s=60)
+    monkeypatch.setattr(text, "template", template)
+    with pytest.raises(kind, match=said):
+        await anext(Calls(text).chat([{"role": "user", "content": "the house"}]))
+    template.close()
+
+
+async def test_a_renderer_without_a_processor_is_worth_another_try(
+    text: TextProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate({"default": "x"}, {}, limit_s=0.2)
+    ready = KillableWorker._ready_child
+
+    def stopped(worker: KillableWorker) -> subprocess.Popen[bytes]:
+        child = ready(worker)
+        child.send_signal(signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(text, "template", template)
+    monkeypatch.setattr(KillableWorker, "_ready_child", stopped)
+    with pytest.raises(EngineUnavailable, match="no processor"):
+        await anext(Calls(text).chat([{"role": "user", "content": "the house"}]))
+    template.close()
