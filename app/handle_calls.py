@@ -36,6 +36,7 @@ from app.text.chat_template import (
     TemplateError,
     TemplateMissing,
 )
+from app.text.incremental import is_ended_by_token
 from app.text.processor import TextProcessor
 
 
@@ -163,7 +164,10 @@ class HandleCalls:
             async with aclosing(engine.generate(sent)) as chunks:
                 async for chunk in chunks:
                     counted.note(chunk)
-                    text = detokenizer.push(chunk.tokens)
+                    shown = chunk.tokens
+                    if is_ended_by_token(chunk, call.sampling.stop_token_ids):
+                        shown = shown[:-1]
+                    text = detokenizer.push(shown)
                     if chunk.finish_reason is not None:
                         text += detokenizer.flush()
                     yield {

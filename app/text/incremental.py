@@ -8,7 +8,7 @@ Feeding the tokens in any grouping gives the same text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -130,6 +130,12 @@ class TextDelta:
     rest: str = ""
 
 
+def is_ended_by_token(chunk: TokenChunk, stop_token_ids: Collection[int]) -> bool:
+    """Whether a chunk's last token is a stop token, which is no part of the text."""
+    ends = chunk.finish_reason is FinishReason.STOP and bool(chunk.tokens)
+    return ends and chunk.tokens[-1] in stop_token_ids
+
+
 class TextStream:
     """One continuation's tokens becoming text: detokenized, cut at stop strings, counted.
 
@@ -182,11 +188,7 @@ class TextStream:
         """Token by token, so that counts, stop strings and log-probabilities are exact."""
         reason = chunk.finish_reason
         tokens = chunk.tokens
-        ends_by_token = (
-            reason is FinishReason.STOP
-            and bool(tokens)
-            and tokens[-1] in self._rules.stop_token_ids
-        )
+        ends_by_token = is_ended_by_token(chunk, self._rules.stop_token_ids)
         num_shown = len(tokens) - ends_by_token
         shown: list[str] = []
         num_taken = 0

@@ -92,6 +92,13 @@ async def test_the_end_token_of_the_tokenizer_ends_the_answer(text: TextProcesso
     assert events[-1]["tokens"] == [THE]
 
 
+async def test_the_text_ends_before_a_stop_token_as_over_http(text: TextProcessor) -> None:
+    events = [event async for event in Calls(text).generate("the house", stop_token_ids=[HOUSE])]
+    assert [event["tokens"] for event in events] == [[PLURAL], [THE], [HOUSE]]
+    assert "".join(event["text"] for event in events) == "s the"
+    assert events[-1]["finish_reason"] is FinishReason.STOP
+
+
 async def test_ids_of_a_prompt_are_whole_numbers(text: TextProcessor) -> None:
     """The scheduler could not read others; NumPy's are taken as Python's."""
     calls = Calls(text)

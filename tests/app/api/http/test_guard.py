@@ -189,7 +189,11 @@ async def test_every_origin_may_be_allowed(start_server: StartServer) -> None:
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "vary" not in answer.headers
     readable = answer.headers["access-control-expose-headers"].split(", ")
-    assert readable == ["request-id", "retry-after", "x-request-id"]  # Anthropic's name and OpenAI's
+    assert readable == [
+        "request-id",
+        "retry-after",
+        "x-request-id",
+    ]  # Anthropic's name and OpenAI's
 
 
 async def test_cors_is_off_by_default(server: Server) -> None:
