@@ -143,6 +143,9 @@ class HandleCalls:
 
         params: `SamplingParams` fields plus `slo` ({"tbt_ms", "ttft_ms"}), `priority`, `tenant`,
         `ignore_eos`, and `output` (token ids already delivered: generation continues after them).
+        With `logprobs`, events also hold "logprobs": a `TokenLogprobs` for each of their tokens;
+        with `prompt_logprobs`, "prompt_logprobs": lists that joined have one for each of the
+        prompt's tokens, None for the first.
         Raises ValueError naming a bad parameter.
         """
         engine, text_of, telemetry = self._served(model)
@@ -170,12 +173,16 @@ class HandleCalls:
                     text = detokenizer.push(shown)
                     if chunk.finish_reason is not None:
                         text += detokenizer.flush()
-                    yield {
+                    event: dict[str, Any] = {
                         "index": chunk.first,
                         "tokens": chunk.tokens,
                         "text": text,
                         "finish_reason": chunk.finish_reason,
                     }
+                    for name in ("logprobs", "prompt_logprobs"):
+                        if getattr(call.sampling, name) is not None:
+                            event[name] = getattr(chunk, name)
+                    yield event
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, model: str | None = None, **params: Any

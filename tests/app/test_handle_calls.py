@@ -17,7 +17,7 @@ from app.telemetry.live import Telemetry
 from app.text.chat_template import ChatTemplate
 from app.text.processor import TextProcessor
 from app.text.worker import KillableWorker
-from tests.app.api.hand_engine import HandEngine
+from tests.app.api.hand_engine import HandEngine, logprobs_of
 from tests.app.text.tiny_tokenizer import wordpiece_folder
 
 THE, HOUSE, PLURAL, END = 6, 4, 5, 8
@@ -97,6 +97,18 @@ async def test_the_text_ends_before_a_stop_token_as_over_http(text: TextProcesso
     assert [event["tokens"] for event in events] == [[PLURAL], [THE], [HOUSE]]
     assert "".join(event["text"] for event in events) == "s the"
     assert events[-1]["finish_reason"] is FinishReason.STOP
+
+
+async def test_log_probabilities_come_where_they_are_asked_for(text: TextProcessor) -> None:
+    events = [event async for event in Calls(text).generate("the house", logprobs=2)]
+    assert [event["logprobs"] for event in events] == [
+        [logprobs_of(token, 2)] for token in (PLURAL, THE, HOUSE, END)
+    ]
+    assert not any("prompt_logprobs" in event for event in events)
+    events = [event async for event in Calls(text).generate("the house", prompt_logprobs=1)]
+    of_prompt = [found for event in events for found in event["prompt_logprobs"]]
+    assert of_prompt == [None, logprobs_of(HOUSE, 1)]
+    assert not any("logprobs" in event for event in events)
 
 
 async def test_ids_of_a_prompt_are_whole_numbers(text: TextProcessor) -> None:
