@@ -75,10 +75,10 @@ class Context:
         """Raises 400 unless these token ids are a prompt that this model can continue."""
         if not prompt:
             raise invalid("The prompt is empty: give at least one token.", param, "empty_prompt")
-        self.check_count(len(prompt), param)
+        self.check_num_prompt_tokens(len(prompt), param)
         self.check_ids(prompt, param)
 
-    def check_count(self, num_prompt_tokens: int, param: str) -> None:
+    def check_num_prompt_tokens(self, num_prompt_tokens: int, param: str) -> None:
         """Raises 400 where no token can follow. Clients know it by these words: Anthropic's by the
         first four, OpenAI's by "maximum context length"."""
         limit = self.engine.card.max_model_len
@@ -118,7 +118,7 @@ class Context:
                 "invalid_value",
             )
 
-    def check_entries(self, num_entries: int, param: str) -> None:
+    def check_logprob_entries(self, num_entries: int, param: str) -> None:
         """Raises 400 for an answer that may hold too many log-probabilities."""
         limit = self.options.max_logprob_entries
         if num_entries > limit:

@@ -18,7 +18,7 @@ SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
 LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
 
 
-def check_count(options: ApiOptions, count: int, param: str) -> None:
+def check_continuations(options: ApiOptions, count: int, param: str) -> None:
     """Raises 400 for more continuations of a prompt than this server gives."""
     name = "max_n" if options.max_n <= options.max_continuations else "max_continuations"
     limit = getattr(options, name)

@@ -21,7 +21,7 @@ from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
-    check_count,
+    check_continuations,
     checked_grammar,
     requested_grammar,
     sampling_params,
@@ -46,7 +46,7 @@ class Chat:
         context = self._context.of(body.model)
         options = context.options
         n = body.n or 1
-        check_count(options, n, "n")
+        check_continuations(options, n, "n")
         if body.top_logprobs is not None:
             if not body.logprobs:
                 raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
@@ -88,7 +88,7 @@ def _max_tokens(body: ChatRequest, context: Context, n: int, num_prompt_tokens: 
     if body.logprobs and not body.stream:
         per_position = n * (1 + (body.top_logprobs or 0))
         if given is not None:
-            context.check_entries(per_position * given, "logprobs")
+            context.check_logprob_entries(per_position * given, "logprobs")
         most = min(most, max(1, context.options.max_logprob_entries // per_position))
     return most
 

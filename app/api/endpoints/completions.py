@@ -13,14 +13,14 @@ from app.api.endpoints.large import listed_wholes, whole
 from app.api.endpoints.logprobs import (
     CompletionColumns,
     Entries,
-    check_entries,
+    check_logprobs,
     completion_logprobs,
 )
 from app.api.generation import Generation, generation_request, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
-    check_count,
+    check_continuations,
     checked_grammar,
     requested_grammar,
     sampling_params,
@@ -46,14 +46,14 @@ class Completions:
         given = as_list(body.prompt, "prompt", context.options.max_prompts, "api.max_prompts")
         prompts = await tokenized(given, context, "prompt")
         echoes = await _echoes(context, given) if body.echo else []
-        n, best_of = _counts(body, context, len(prompts))
+        n, best_of = _n_and_best_of(body, context, len(prompts))
         grammar, grammar_param = requested_grammar(body)
         grammar = await checked_grammar(grammar, context, grammar_param)
-        counts = _new_tokens(body, context, prompts, best_of)
+        new_tokens = _new_tokens(body, context, prompts, best_of)
         completion_id = new_id("cmpl")
         requests = []
-        for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
-            sampling = _sampling(body, context, count, best_of > n, grammar)
+        for number, (prompt, num_new) in enumerate(zip(prompts, new_tokens, strict=True)):
+            sampling = _sampling(body, context, num_new, best_of > n, grammar)
             request_id = f"{completion_id}-{number}"
             requests.append(generation_request(call, body, request_id, prompt, sampling, best_of))
         rules = TextRules(
@@ -71,7 +71,7 @@ class Completions:
             is_charged=body.max_tokens != 0,
         )
         answer = CompletionWriter(
-            context, body, completion_id, generation, n, best_of, prompts, echoes
+            context, body, completion_id, generation, prompts, echoes, n=n, best_of=best_of
         )
         if body.stream:
             await stream_reply(call, generation, answer)
@@ -86,13 +86,13 @@ async def _echoes(context: Context, given: Sequence[str | list[int]]) -> list[st
     return [prompt if isinstance(prompt, str) else next(decoded) for prompt in given]
 
 
-def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tuple[int, int]:
+def _n_and_best_of(body: CompletionRequest, context: Context, num_prompts: int) -> tuple[int, int]:
     options = context.options
     n = body.n or 1
     best_of = n if body.best_of is None else body.best_of
     if best_of < n:
         raise invalid("best_of must be at least n.", "best_of")
-    check_count(options, best_of, "n" if n == best_of else "best_of")
+    check_continuations(options, best_of, "n" if n == best_of else "best_of")
     if best_of > n and body.stream:
         raise invalid("best_of cannot be streamed: the best is known at the end.", "best_of")
     if num_prompts * best_of > options.max_continuations:
@@ -114,14 +114,16 @@ def _new_tokens(
     """
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens is 0 and echo is off: there is nothing to do.", "max_tokens")
-    counts = [context.new_tokens(len(prompt), body.max_tokens, "max_tokens") for prompt in prompts]
+    new_tokens = [
+        context.new_tokens(len(prompt), body.max_tokens, "max_tokens") for prompt in prompts
+    ]
     if body.max_tokens is None:
-        counts = [min(count, _DEFAULT_MAX_TOKENS) for count in counts]
+        new_tokens = [min(num_new, _DEFAULT_MAX_TOKENS) for num_new in new_tokens]
     if body.logprobs is not None:
         echoed = sum(map(len, prompts)) if body.echo else 0
-        new = 0 if body.stream else sum(counts)
-        check_entries(context, body.logprobs, best_of * (echoed + new))
-    return counts
+        new = 0 if body.stream else sum(new_tokens)
+        check_logprobs(context, body.logprobs, best_of * (echoed + new))
+    return new_tokens
 
 
 def _sampling(
@@ -151,10 +153,11 @@ class CompletionWriter(ChoiceWriter):
         body: CompletionRequest,
         completion_id: str,
         generation: Generation,
-        n: int,
-        best_of: int,
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str],
+        *,
+        n: int,
+        best_of: int,
     ) -> None:
         name = context.engine.card.name
         super().__init__(generation, completion_id, "text_completion", name, body.stream_options)
@@ -169,8 +172,8 @@ class CompletionWriter(ChoiceWriter):
         self._is_bare = not echoes and not self._only_echo and body.logprobs is None
         self._opened: set[int] = set()
         self._echoed: dict[int, CompletionColumns] = {}  # of prompts, once they are written
-        self._sums = [0.0] * len(generation.streams)  # of log-probabilities
-        self._counts = [0] * len(generation.streams)
+        self._num_logprobs = [0] * len(generation.streams)
+        self._sums = [0.0] * len(generation.streams)  # of these
         if self._is_bare:
             for index in range(len(generation.streams)):
                 self.templates[index] = self.template(index, _BEFORE, _AFTER)
@@ -186,7 +189,7 @@ class CompletionWriter(ChoiceWriter):
             text, entries = "", []
         if self._echoes and index not in self._opened:
             self._opened.add(index)
-            prompt = index // self._n
+            prompt = self._prompt_of(index)
             columns = self._columns()
             columns.add(entries, len(self._echoes[prompt]))
             return self._first_event(index, self._echoes[prompt] + text, reason, columns, prompt)
@@ -194,7 +197,7 @@ class CompletionWriter(ChoiceWriter):
 
     async def prepare(self, delta: TextDelta) -> None:
         if self._echoes and delta.index not in self._opened:
-            await self._read_prompt(delta.index // self._n)
+            await self._read_prompt(self._prompt_of(delta.index))
 
     def _first_event(
         self, index: int, text: str, reason: str | None, columns: CompletionColumns, prompt: int
@@ -223,9 +226,9 @@ class CompletionWriter(ChoiceWriter):
                     index = delta.index
                     texts[index].append(delta.text)
                     reasons[index] = self._reason(delta.finish_reason)
-                    self._count(index, delta.entries)
+                    self._add_logprobs(index, delta.entries)
                     if self._body.logprobs is not None and not self._only_echo:
-                        columns[index].add(delta.entries, self._offset(index // self._best_of))
+                        columns[index].add(delta.entries, self._offset(self._prompt_of(index)))
             watch.stop()
             choices: list[Iterator[bytes]] = []
             for prompt in range(len(self._prompts)):
@@ -242,10 +245,10 @@ class CompletionWriter(ChoiceWriter):
             answer = {**self._head, "usage": self._usage()}
             await call.reply(200, list(whole(answer, choices=listed_wholes(choices))))
 
-    def _count(self, index: int, entries: Entries) -> None:
+    def _add_logprobs(self, index: int, entries: Entries) -> None:
         """Keep what choosing the best needs."""
         self._sums[index] += math.fsum(entry.logprob for entry, _ in entries)
-        self._counts[index] += len(entries)
+        self._num_logprobs[index] += len(entries)
 
     def _chosen(self, prompt: int) -> Sequence[int]:
         """Which continuations of a prompt are returned: all, or the likeliest by mean."""
@@ -254,11 +257,15 @@ class CompletionWriter(ChoiceWriter):
             return candidates
 
         def mean_logprob(index: int) -> float:
-            return self._sums[index] / self._counts[index] if self._counts[index] else -math.inf
+            num = self._num_logprobs[index]
+            return self._sums[index] / num if num else -math.inf
 
         return sorted(candidates, key=mean_logprob, reverse=True)[: self._n]
 
     # ---- both -------------------------------------------------------------------------
+
+    def _prompt_of(self, index: int) -> int:
+        return index // self._best_of  # of a stream this is n
 
     def _reason(self, reason: str | None) -> str | None:
         return "length" if reason is not None and self._only_echo else reason
@@ -298,5 +305,5 @@ class CompletionWriter(ChoiceWriter):
         num_top = self._body.logprobs
         if num_top is None:
             return None
-        offset = self._offset(index // self._n)
+        offset = self._offset(self._prompt_of(index))
         return completion_logprobs(self._context.text, entries, num_top, offset)

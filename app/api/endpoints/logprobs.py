@@ -46,10 +46,10 @@ def check_alternatives(options: ApiOptions, num_top: int, param: str) -> None:
         )
 
 
-def check_entries(context: Context, num_top: int, num_tokens: int) -> None:
+def check_logprobs(context: Context, num_top: int, num_tokens: int) -> None:
     """Raises 400 for more alternatives or more entries than this server gives."""
     check_alternatives(context.options, num_top, "logprobs")
-    context.check_entries(num_tokens * (1 + num_top), "logprobs")
+    context.check_logprob_entries(num_tokens * (1 + num_top), "logprobs")
 
 
 def _finite(logprob: float) -> float:

@@ -22,7 +22,7 @@ class Quotes:
         body = await call.read_json(SloQuoteRequest)
         context = self._context.of(body.model)
         num_tokens, param = await _count(body, context)
-        context.check_count(num_tokens, param)
+        context.check_num_prompt_tokens(num_tokens, param)
         card = context.engine.card
         max_tokens = min(body.max_tokens, card.max_model_len - num_tokens)
         objective, tenant = objective_of(body), call.tenant(body.user)
