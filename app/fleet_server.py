@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -35,6 +38,7 @@ from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, registry_of
 from app.handle_calls import ServedModel
+from app.paths import version
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS
 from app.settings.fleet import FleetSettings
@@ -47,6 +51,7 @@ from app.user_config import UserConfig
 logger = logging.getLogger("legato.fleet")
 
 _CONFIRM_PERIOD_S = 10.0
+_SUCCEEDED_WITHIN_S = 10.0  # fronts of a replaced model by those of the new one
 _NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
 
@@ -69,7 +74,8 @@ class Front(HttpReplica):
         sections = {served_name(settings): settings.adapters for settings in parsed}
         clients, controls, self.models = [], [], {}
         for settings, config, fleet in zip(parsed, configs, fleets, strict=True):
-            client = _client(settings, config, fleet)
+            serves = await asyncio.to_thread(served_by, settings, config)
+            client = _client(settings, config, fleet, serves)
             clients.append(client)
             folder = config.stage.model_path
             text = await asyncio.to_thread(load_text, folder, settings.model)
@@ -131,8 +137,8 @@ class EngineReplica:
         config = dataclasses.replace(resolve(settings), grammars=True, role=role)
         name = served_name(settings)
         replica = serve.get_replica_context().replica_id.unique_id
-        tcp = fleet.listens_for_nodes
-        self.member = Member(_registry(fleet_name), replica, tcp)
+        serves = await asyncio.to_thread(served_by, settings, config)
+        self.member = Member(_registry(fleet_name), replica, fleet.listens_for_nodes, serves)
         self.engine = LiveEngine(config, name, membership=self.member)
         self.user_config = UserConfig(self.engine, config.scheduler)
         await self.engine.start()
@@ -172,6 +178,9 @@ class EngineReplica:
             confirming.cancel()
         engine = getattr(self, "engine", None)
         if engine is not None:
+            with suppress(Exception):  # the cluster's store is down
+                if await self.member.is_replaced():  # its fronts have no other engine
+                    await asyncio.sleep(_SUCCEEDED_WITHIN_S)
             await engine.leave()
             await engine.close()
 
@@ -185,14 +194,25 @@ def stats_of(engine: LiveEngine, now_s: float) -> dict[str, float]:
     return (load if engine.is_ready() else dataclasses.replace(load, accepts=0.0)).to_stats()
 
 
-def _client(settings: Settings, config: EngineConfig, fleet_name: str) -> FleetClient:
+def served_by(settings: Settings, config: EngineConfig) -> str:
+    """`EngineEntry.serves`. Fronts of a model work only with its engines: both read the tokenizer,
+    and answers name the model. Neither weights, which fronts may lack, nor what may change beside
+    equal tokens (chat template, adapters, settings) are in it."""
+    digest = hashlib.sha256(f"{settings.model.path} {config.stage.hub_model}".encode())
+    for name in ("config.json", "tokenizer.json", "tokenizer.model"):
+        with suppress(FileNotFoundError):
+            digest.update(Path(config.stage.model_path, name).read_bytes())
+    return f"{served_name(settings)} ({digest.hexdigest()[:12]}), Legato {version()}"
+
+
+def _client(settings: Settings, config: EngineConfig, fleet_name: str, serves: str) -> FleetClient:
     """This front's client of one model's engines."""
     fleet = settings.fleet or FleetSettings()
     router = build_router(fleet.routing, fleet.routing_options)
     if len(fleet.roles) > 1:
         router = WayRouter(build_way(fleet.way, router, fleet.way_options))
     return FleetClient(
-        Finder(_registry(fleet_name), this_node()),
+        Finder(_registry(fleet_name), this_node(), serves),
         served_name(settings),
         config.stage.model_path,
         router,

@@ -98,7 +98,8 @@ class FleetClient(EngineClient):
 
     async def start(self) -> None:
         """Look for engines; returns once those that can be reached have published a snapshot. A
-        front that answered earlier would refuse requests that they accept. The search continues.
+        front that answered earlier would refuse requests that they accept. While engines serve
+        another model, and none this one, clients are left to their fronts. The search continues.
         """
         self._finder.start(self)
         work = [self._watch(), self._report()] if self._sleeps else [self._watch()]
@@ -108,6 +109,11 @@ class FleetClient(EngineClient):
                 await self._finder.refreshed()
                 while any(c.snapshot is None for c in self.connections):
                     self._snapshot_came.clear()
+                    await self._snapshot_came.wait()
+        while self._finder.others and not self.is_ready():
+            self._snapshot_came.clear()
+            with suppress(TimeoutError):  # the others may be gone
+                async with asyncio.timeout(_WATCH_PERIOD_S):
                     await self._snapshot_came.wait()
 
     async def close(self) -> None:

@@ -25,11 +25,17 @@ class ConnectionOwner(Owner, Protocol):
 
 
 class Finder:
-    """Reads the registry once a second, and at once after `refresh`."""
+    """Reads the registry once a second, and at once after `refresh`.
 
-    def __init__(self, registry: Registry, node: str) -> None:
+    serves: as in `EngineEntry`, of the engines that are connected. others: those that serve
+    something else, as while a new model is deployed.
+    """
+
+    def __init__(self, registry: Registry, node: str, serves: str = "") -> None:
         self._registry = registry
         self._node = node
+        self._serves = serves
+        self.others: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._refreshed = asyncio.Event()
@@ -80,6 +86,7 @@ class Finder:
 
     async def _refresh(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()
+        self.others &= set(engine_ids)
         for engine_id in set(self._failing_since_s) - set(engine_ids):
             del self._failing_since_s[engine_id]
         for engine_id in engine_ids:
@@ -91,6 +98,11 @@ class Finder:
         try:
             entry = await self._registry.get(engine_id)
             if entry is None:
+                return
+            if entry.serves != self._serves:
+                if engine_id not in self.others:
+                    logger.info("engine %s is not used: it serves %r", engine_id, entry.serves)
+                self.others.add(engine_id)
                 return
             connection = Connection(entry, self._node, owner)
             try:

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import NamedTuple
 
 import msgpack
@@ -32,7 +32,8 @@ _FORGOTTEN_AFTER_S = 600.0  # a report
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
     """The addresses of one engine. tcp: "host:port" for other nodes, if it listens for them. pid:
-    of the replica that owns it, on its node.
+    of the replica that owns it, on its node. serves: model and version of Legato; a front uses only
+    engines that serve what it serves.
     """
 
     engine_id: str
@@ -41,6 +42,7 @@ class EngineEntry:
     tcp: str | None
     secret: bytes
     pid: int
+    serves: str = ""
 
 
 class AdapterEntry(NamedTuple):
@@ -142,7 +144,12 @@ class Registry:
         packed = await asyncio.to_thread(
             internal_kv._internal_kv_get, self._key(engine_id), namespace=_NAMESPACE
         )
-        return None if packed is None else EngineEntry(**msgpack.unpackb(packed))
+        if packed is None:
+            return None
+        told = msgpack.unpackb(packed)  # another version of Legato may tell more, or less
+        known = {field.name for field in fields(EngineEntry)} & told.keys()
+        blank = EngineEntry(engine_id, "", "", None, b"", 0)
+        return replace(blank, **{name: told[name] for name in known})
 
     def _key(self, engine_id: str) -> str:
         return f"{self._prefix}{engine_id}"
@@ -157,13 +164,17 @@ class Member:
     """The entry of one engine: implements `app.engine_client.link.Membership`.
 
     name: of the replica; each start of its scheduler counts as a new engine. tcp: whether to
-    listen for other nodes; None: if there are any when the engine starts.
+    listen for other nodes; None: if there are any when the engine starts. serves: as in
+    `EngineEntry`.
     """
 
-    def __init__(self, registry: Registry, name: str, tcp: bool | None = None) -> None:
+    def __init__(
+        self, registry: Registry, name: str, tcp: bool | None = None, serves: str = ""
+    ) -> None:
         self._registry = registry
         self._name = name
         self._tcp = tcp
+        self._serves = serves
         self._entry: EngineEntry | None = None
 
     def new_front_address(self) -> FrontAddress:
@@ -179,8 +190,9 @@ class Member:
 
     async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
         entry = EngineEntry(
-            fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid()
-        )
+            fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid(),
+            self._serves,
+        )  # fmt: skip
         former, self._entry = self._entry, entry  # first, for `confirm`, should the store be away
         if former is not None:
             await self._registry.drop(former.engine_id)
@@ -190,6 +202,11 @@ class Member:
         entry, self._entry = self._entry, None
         if entry is not None:
             await self._registry.drop(entry.engine_id)
+
+    async def is_replaced(self) -> bool:
+        """Whether engines have joined that serve another model or version."""
+        found = [await self._registry.get(engine_id) for engine_id in await self._registry.ids()]
+        return any(entry is not None and entry.serves != self._serves for entry in found)
 
     async def confirm(self) -> None:
         """Repeat the entry, because a front that could not reach the engine drops it."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from actors.fleet.snapshot import EngineState
-from app.fleet_server import Front, stats_of
+from app.fleet_server import Front, served_by, stats_of
+from app.settings.load import parse, resolve
 from tests.actors.fleet.pictures import snapshot
 
 
@@ -42,3 +46,23 @@ async def test_a_wrong_user_config_ends_no_front_that_serves(
     front.is_serving = False
     with pytest.raises(ValueError, match="deployment Engine"):
         await reconfigure(front, {"policy": "vllm"}, rank=0)
+
+
+def test_fronts_and_engines_belong_together_by_model_and_tokenizer(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    first, second = (str(tmp_path / name / "llama") for name in "ab")
+    for folder in (first, second):
+        shutil.copytree(tiny_model("llama"), folder)
+
+    def serves(path: str, name: str | None = None, **sections: dict[str, Any]) -> str:
+        settings = parse({"model": {"path": path, "name": name}, "fleet": {}, **sections})
+        return served_by(settings, resolve(settings))
+
+    before = serves(first)
+    assert serves(first, kv={"memory_gib": 0.1}, adapters={"max_adapters": 2}) == before
+    assert serves(first, speculation={"drafter": "none"}, slo={"tbt_ms": 100}) == before
+    assert serves(second) != before  # whose weights may differ
+    assert serves(first, "renamed") != before
+    Path(first, "tokenizer.json").write_text("{}")
+    assert serves(first) != before

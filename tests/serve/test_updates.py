@@ -1,4 +1,4 @@
-"""A model's weights change under a fleet's open streams."""
+"""A fleet's model changes, weights and tokenizer, under its open streams."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ async def trial(server: Any, change: Callable[[], None]) -> None:
         assert await ask() == after
 
 
+def spell_differently(folder: Path) -> None:
+    """Tokens have other texts: what one model computes reads wrong by the other's tokenizer."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {c: (i + 1) % len(vocab) for c, i in vocab.items()}
+    file.write_text(json.dumps(tokenizer))
+
+
 def test_open_streams_keep_the_weights_that_they_began_with(
     serve: Callable[..., Any], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -77,6 +86,7 @@ def test_open_streams_keep_the_weights_that_they_began_with(
         made = tiny_model("llama", seed=seed, max_position_embeddings=2 * MAX_TOKENS)
         shutil.copytree(made, folder)
         folders.append(str(folder))
+    spell_differently(Path(folders[1]))
     args = {"model": {"path": folders[0]}, "kv": {"memory_gib": 0.3}}
 
     with serve(args, num_replicas=1) as server:

@@ -19,6 +19,8 @@ from tests.actors.engine.paper_engine import Engine
 class Finder:
     """Finds no engine by itself."""
 
+    others: frozenset[str] = frozenset()
+
     def refresh(self) -> None: ...
 
 

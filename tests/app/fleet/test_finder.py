@@ -1,14 +1,111 @@
-"""A front's search for engines ends with the front."""
+"""How a front finds its engines, and lets others be."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from actors.engine.peers import FrontAddress, Peers
+from actors.fleet.routers import build_router
+from actors.transport.addresses import new_local_address, new_secret
+from actors.transport.messages import Welcome
+from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
+from app.fleet.registry import Member, Registry
+from tests.actors.fleet.pictures import snapshot
+from tests.app.fleet.live.waiting import until
+from tests.app.fleet.test_adapters import Store
+
+
+class Scheduler:
+    """Accepts fronts, and publishes that it serves."""
+
+    def __init__(self, registry: Registry, name: str, serves: str) -> None:
+        self.member = Member(registry, name, tcp=False, serves=serves)
+        self.fronts = FrontAddress(name, new_local_address(), None, new_secret())
+        self.peers = Peers(lambda number, message: None, lambda number: None)
+
+    def welcome(self, number: int) -> Welcome:
+        published = snapshot(self.fronts.engine_id)
+        asyncio.get_running_loop().call_soon(self.peers.publish, published, number)
+        return Welcome(number, 0.0, 11, (2,), 100)
+
+    async def join(self) -> None:
+        await self.peers.listen(self.fronts, self.welcome)
+        await self.member.join(self.fronts, None)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setattr("app.fleet.registry.internal_kv", Store())
+    monkeypatch.setattr("app.fleet.registry.this_node", lambda: "node")
+    return Registry("app/Engine")
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def scheduler(registry: Registry) -> AsyncIterator[Make]:
+    made: list[Scheduler] = []
+
+    def make(name: str, serves: str = "") -> Scheduler:
+        made.append(Scheduler(registry, name, serves))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.peers.stop_listening()
+
+
+@pytest.fixture
+async def front(registry: Registry) -> AsyncIterator[Make]:
+    made: list[FleetClient] = []
+
+    def make(serves: str = "") -> FleetClient:
+        finder = Finder(registry, "node", serves)
+        made.append(FleetClient(finder, "name", "folder", build_router("slack")))
+        return made[-1]
+
+    yield make
+    for client in made:
+        await client.close()
+
+
+async def test_a_front_of_a_new_model_leaves_clients_to_the_old_ones_until_it_has_an_engine(
+    scheduler: Make, front: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "legato.fleet")
+    old, new = scheduler("old", "model 1"), scheduler("new", "model 2")
+    await old.join()
+    fronts = front("model 1"), front("model 2")
+    await fronts[0].start()
+    starting = asyncio.create_task(fronts[1].start())
+    for _ in range(2):
+        fronts[1]._finder._refreshed.clear()
+        fronts[1]._finder.refresh()
+        await fronts[1]._finder.refreshed()
+    assert not starting.done()
+    assert not fronts[1].is_connected("old")
+    await new.join()
+    assert await old.member.is_replaced()  # it stays a while for its front
+    for one in fronts:
+        one._finder.refresh()
+    await starting
+    assert fronts[1].is_ready()
+    await until(lambda: fronts[0]._finder.others == {"new"})
+    assert [one.engine_id for client in fronts for one in client.connections] == ["old", "new"]
+    assert caplog.text.count("is not used") == 2  # once each
+
+
+async def test_a_front_waits_for_no_engine_where_none_serves_another_model(front: Make) -> None:
+    client = front("model")
+    await client.start()
+    assert not client.is_ready()
 
 
 class NoEngines:
