@@ -309,4 +309,4 @@ class FleetClient(EngineClient):
         if self._card is not None and self._fleet.engines:  # the last one's stays known
             self._card = replace(self._card, max_model_len=self._fleet.longest)
         self._placement.lost(connection)
-        self._finder.refresh()
+        self._finder.lost(connection.engine_id)

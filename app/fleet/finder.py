@@ -25,7 +25,7 @@ class ConnectionOwner(Owner, Protocol):
 
 
 class Finder:
-    """Reads the registry once a second, and at once after `refresh`.
+    """Reads the registry once a second, and at once after `refresh` or `lost`.
 
     serves: as in `EngineEntry`, of the engines that are connected. others: those that serve
     something else, as while a new model is deployed.
@@ -41,6 +41,8 @@ class Finder:
         self._refreshed = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._failing_since_s: dict[str, float] = {}
+        self._lost_s: dict[str, float] = {}  # engine -> when its connection ended
+        self._unreadable: set[str] = set()
         self._front_id = secrets.token_hex(6)
         self._reported_waiting, self._reported_at_s = 0, 0.0
 
@@ -49,6 +51,12 @@ class Finder:
 
     def refresh(self) -> None:
         """Read again soon: the set of engines may have changed."""
+        self._wake.set()
+
+    def lost(self, engine_id: str) -> None:
+        """Look at once for what takes its place. It is tried again itself after a pause, as what
+        ended the connection may end the next one as soon."""
+        self._lost_s[engine_id] = time.monotonic()
         self._wake.set()
 
     async def refreshed(self) -> None:
@@ -87,10 +95,14 @@ class Finder:
     async def _refresh(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()
         self.others &= set(engine_ids)
+        self._unreadable &= set(engine_ids)
         for engine_id in set(self._failing_since_s) - set(engine_ids):
             del self._failing_since_s[engine_id]
+        lately_s = time.monotonic() - _PERIOD_S
+        self._lost_s = {lost: at_s for lost, at_s in self._lost_s.items() if at_s > lately_s}
         for engine_id in engine_ids:
-            if not owner.is_connected(engine_id) and engine_id not in self._connecting:
+            is_tried = engine_id in self._connecting or engine_id in self._lost_s
+            if not owner.is_connected(engine_id) and not is_tried:
                 task = asyncio.create_task(self._connect(engine_id, owner))
                 self._connecting[engine_id] = task
 
@@ -114,8 +126,10 @@ class Finder:
             self._failing_since_s.pop(engine_id, None)
             logger.info("engine %s has joined", engine_id)
             owner.joined(connection)
-        except Exception:
-            logger.exception("connecting to engine %s", engine_id)
+        except Exception:  # such as an entry that cannot be read
+            if engine_id not in self._unreadable:
+                logger.exception("connecting to engine %s", engine_id)
+            self._unreadable.add(engine_id)
         finally:
             self._connecting.pop(engine_id, None)
 

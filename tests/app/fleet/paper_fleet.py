@@ -21,7 +21,7 @@ class Finder:
 
     others: frozenset[str] = frozenset()
 
-    def refresh(self) -> None: ...
+    def lost(self, engine_id: str) -> None: ...
 
 
 def front(router: str = "slack", **options: Any) -> FleetClient:

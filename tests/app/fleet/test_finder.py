@@ -13,6 +13,7 @@ from actors.engine.peers import FrontAddress, Peers
 from actors.fleet.routers import build_router
 from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import Welcome
+from app.fleet import registry as registry_module
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry
@@ -106,6 +107,36 @@ async def test_a_front_waits_for_no_engine_where_none_serves_another_model(front
     client = front("model")
     await client.start()
     assert not client.is_ready()
+
+
+async def test_an_engine_whose_connection_has_ended_is_tried_again_after_a_pause(
+    registry: Registry, scheduler: Make, front: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes its place is found at once."""
+    monkeypatch.setattr("app.fleet.finder._PERIOD_S", 1e9)
+    first, next_one, client = scheduler("first"), scheduler("next"), front()
+    await first.join()
+    await client.start()
+    await next_one.join()
+    (connection,) = client.connections
+    connection.cut()
+    await until(lambda: client.is_connected("next"))
+    assert not client.is_connected("first")
+    monkeypatch.setattr("app.fleet.finder._PERIOD_S", 0.0)
+    client._finder.refresh()
+    await until(lambda: client.is_connected("first"))
+
+
+async def test_an_entry_that_cannot_be_read_is_told_of_once(
+    registry: Registry, front: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry_module.internal_kv._internal_kv_put(registry._key("odd"), b"no entry")
+    client = front()
+    await client.start()
+    client._finder._refreshed.clear()
+    client._finder.refresh()
+    await client._finder.refreshed()
+    assert caplog.text.count("Traceback") == 1
 
 
 class NoEngines:
