@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from app.fleet.connection import Connection, Owner
-from app.fleet.registry import Registry
+from app.fleet.registry import EngineEntry, Registry
 
 logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
 _REPORT_AGAIN_S = 5.0
-_FORGET_AFTER_S = 30.0  # entries of engines that cannot be reached; a live engine repeats its entry
+_FORGET_AFTER_S = 30.0  # an entry that its engine does not repeat
 
 
 class ConnectionOwner(Owner, Protocol):
@@ -40,7 +40,8 @@ class Finder:
         self._wake = asyncio.Event()
         self._refreshed = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
-        self._failing_since_s: dict[str, float] = {}
+        # Of engines without a connection: the entry, and since when it has been the same.
+        self._repeats: dict[str, tuple[EngineEntry, float]] = {}
         self._lost_s: dict[str, float] = {}  # engine -> when its connection ended
         self._unreadable: set[str] = set()
         self._front_id = secrets.token_hex(6)
@@ -96,8 +97,8 @@ class Finder:
         engine_ids = await self._registry.ids()
         self.others &= set(engine_ids)
         self._unreadable &= set(engine_ids)
-        for engine_id in set(self._failing_since_s) - set(engine_ids):
-            del self._failing_since_s[engine_id]
+        for engine_id in self._repeats.keys() - set(engine_ids):
+            del self._repeats[engine_id]
         lately_s = time.monotonic() - _PERIOD_S
         self._lost_s = {lost: at_s for lost, at_s in self._lost_s.items() if at_s > lately_s}
         for engine_id in engine_ids:
@@ -115,15 +116,18 @@ class Finder:
                 if engine_id not in self.others:
                     logger.info("engine %s is not used: it serves %r", engine_id, entry.serves)
                 self.others.add(engine_id)
+                await self._forget_if_dead(entry)
                 return
             connection = Connection(entry, self._node, owner)
             try:
                 await connection.connect()
             except (OSError, TimeoutError) as error:
                 connection.close()
-                await self._failed(engine_id, error)
+                if engine_id not in self._repeats:
+                    logger.warning("engine %s cannot be reached: %s", engine_id, error)
+                await self._forget_if_dead(entry)
                 return
-            self._failing_since_s.pop(engine_id, None)
+            self._repeats.pop(engine_id, None)
             logger.info("engine %s has joined", engine_id)
             owner.joined(connection)
         except Exception:  # such as an entry that cannot be read
@@ -133,10 +137,13 @@ class Finder:
         finally:
             self._connecting.pop(engine_id, None)
 
-    async def _failed(self, engine_id: str, error: Exception) -> None:
+    async def _forget_if_dead(self, entry: EngineEntry) -> None:
+        """Drop an entry that is no longer repeated. One that is may be out of reach for this front
+        alone. No clocks of nodes are compared: what counts is for how long it has seen no repeat.
+        """
         now_s = time.monotonic()
-        since_s = self._failing_since_s.setdefault(engine_id, now_s)
-        if since_s == now_s:
-            logger.warning("engine %s cannot be reached: %s", engine_id, error)
+        known, since_s = self._repeats.get(entry.engine_id, (None, now_s))
+        if known != entry:
+            self._repeats[entry.engine_id] = (entry, now_s)
         elif now_s - since_s > _FORGET_AFTER_S:
-            await self._registry.drop(engine_id)
+            await self._registry.drop(entry.engine_id)

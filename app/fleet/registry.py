@@ -33,7 +33,7 @@ _FORGOTTEN_AFTER_S = 600.0  # a report
 class EngineEntry:
     """The addresses of one engine. tcp: "host:port" for other nodes, if it listens for them. pid:
     of the replica that owns it, on its node. serves: model and version of Legato; a front uses only
-    engines that serve what it serves.
+    engines that serve what it serves. num_repeats: how often the engine has confirmed it.
     """
 
     engine_id: str
@@ -43,6 +43,7 @@ class EngineEntry:
     secret: bytes
     pid: int
     serves: str = ""
+    num_repeats: int = 0
 
 
 class AdapterEntry(NamedTuple):
@@ -209,6 +210,7 @@ class Member:
         return any(entry is not None and entry.serves != self._serves for entry in found)
 
     async def confirm(self) -> None:
-        """Repeat the entry, because a front that could not reach the engine drops it."""
+        """Repeat the entry: fronts drop one that is not repeated."""
         if self._entry is not None:
+            self._entry = replace(self._entry, num_repeats=self._entry.num_repeats + 1)
             await self._registry.put(self._entry)

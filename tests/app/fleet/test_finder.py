@@ -13,7 +13,6 @@ from actors.engine.peers import FrontAddress, Peers
 from actors.fleet.routers import build_router
 from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import Welcome
-from app.fleet import registry as registry_module
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry
@@ -41,8 +40,14 @@ class Scheduler:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.setattr("app.fleet.registry.internal_kv", Store())
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    made = Store()
+    monkeypatch.setattr("app.fleet.registry.internal_kv", made)
+    return made
+
+
+@pytest.fixture
+def registry(store: Store, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setattr("app.fleet.registry.this_node", lambda: "node")
     return Registry("app/Engine")
 
@@ -127,10 +132,32 @@ async def test_an_engine_whose_connection_has_ended_is_tried_again_after_a_pause
     await until(lambda: client.is_connected("first"))
 
 
-async def test_an_entry_that_cannot_be_read_is_told_of_once(
-    registry: Registry, front: Make, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("serves", ["", "another model"])
+async def test_only_an_entry_that_is_no_longer_repeated_is_dropped(
+    registry: Registry, scheduler: Make, front: Make, monkeypatch: pytest.MonkeyPatch, serves: str
 ) -> None:
-    registry_module.internal_kv._internal_kv_put(registry._key("odd"), b"no entry")
+    """One front that cannot reach an engine, as in a partition, takes it from no other."""
+    monkeypatch.setattr("app.fleet.finder._FORGET_AFTER_S", 0.0)
+    engine, client = scheduler("engine", serves), front()
+    await engine.member.join(engine.fronts, None)  # it does not listen
+
+    async def look() -> list[str]:
+        await client._finder._refresh(client)
+        await client._finder.refreshed()
+        return await registry.ids()
+
+    client._finder._refreshed.set()
+    for _ in range(3):
+        assert await look() == ["engine"]
+        await engine.member.confirm()
+    assert await look() == ["engine"]  # the last repeat is new to it
+    assert await look() == []
+
+
+async def test_an_entry_that_cannot_be_read_is_told_of_once(
+    store: Store, registry: Registry, front: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    store._internal_kv_put(registry._key("odd"), b"no entry")
     client = front()
     await client.start()
     client._finder._refreshed.clear()
