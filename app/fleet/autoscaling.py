@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from actors.fleet.scaling import Bounds, EngineLoad, build_scaling, serving
-from app.fleet.registry import registry_of
+from app.fleet.registry import Registry, registry_of
 
 logger = logging.getLogger("ray.serve")
 _READ_EVERY_S = 1.0
@@ -44,6 +44,7 @@ class Autoscaler:
     def __init__(self, scaling: str = "slack", **options: Any) -> None:
         """Raises ConfigError for a bad name or option."""
         self._scaling = build_scaling(scaling, options)
+        self._registry: Registry | None = None
         self._num_waiting, self._read_s = 0, -math.inf
 
     def __call__(self, context: ServeContext) -> tuple[int, dict[str, Any]]:
@@ -68,9 +69,10 @@ class Autoscaler:
         if context.capacity_adjusted_min_replicas > 0:
             return 0
         if now_s - self._read_s >= _READ_EVERY_S:
-            registry = registry_of(context.app_name, context.deployment_name)
+            if self._registry is None:  # kept, as it remembers what each front has reported
+                self._registry = registry_of(context.app_name, context.deployment_name)
             try:
-                self._num_waiting = registry.num_waiting(time.time())
+                self._num_waiting = self._registry.num_waiting(time.monotonic())
             except Exception as error:  # without the store the last number is kept
                 logger.warning(
                     "reading the number of waiting requests: %s: %s", type(error).__name__, error

@@ -71,6 +71,7 @@ class Registry:
         self._prefix = f"{name}/engines/"
         self._waiting = f"{name}/waiting/"
         self._adapters = f"{name}/adapters/"
+        self._reports: dict[bytes, tuple[bytes, float]] = {}  # by key, and since when each is so
 
     async def put(self, entry: EngineEntry) -> None:
         packed = msgpack.packb(asdict(entry))
@@ -93,20 +94,27 @@ class Registry:
         """Report how many requests wait at this front for an engine to start."""
         key = f"{self._waiting}{front_id}"
         if count:
-            packed = msgpack.packb((time.time(), count))
+            packed = msgpack.packb((time.time(), count))  # the time: each repeat differs
             await asyncio.to_thread(internal_kv._internal_kv_put, key, packed, namespace=_NAMESPACE)
         else:
             await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=_NAMESPACE)
 
     def num_waiting(self, now_s: float) -> int:
-        """Waiting requests of all fronts; ignores old reports, whose fronts have died, and deletes
-        those that are so old that no front repeats them. now_s: by `time.time`."""
-        total = 0
+        """Waiting requests of all fronts; ignores reports that are not repeated, whose fronts have
+        died, and deletes those that have not been for long. now_s: by `time.monotonic`; the clocks
+        of the fronts' nodes may differ from this one's."""
+        total, before, self._reports = 0, self._reports, {}
         for key in internal_kv._internal_kv_list(self._waiting, namespace=_NAMESPACE):
             packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
-            reported_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
-            total += count if now_s - reported_s < _WAITING_FOR_S else 0
-            if now_s - reported_s > _FORGOTTEN_AFTER_S:
+            if packed is None:  # its front has just deleted it
+                continue
+            known, since_s = before.get(key, (packed, now_s))
+            if known != packed:
+                since_s = now_s
+            self._reports[key] = packed, since_s
+            _, count = msgpack.unpackb(packed)
+            total += count if now_s - since_s < _WAITING_FOR_S else 0
+            if now_s - since_s > _FORGOTTEN_AFTER_S:
                 internal_kv._internal_kv_del(key.decode(), namespace=_NAMESPACE)
         return total
 
