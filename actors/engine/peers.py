@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import DeliveryTook, FetchEarly, Refuse, TurnedAway
+from actors.transport.addresses import is_local
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -39,7 +40,7 @@ logger = logging.getLogger("legato.scheduler")
 OWNER = 0
 _IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
-SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
+SAME_CLOCK_S = 0.5  # smaller offsets are of one machine, whose processes share a clock
 
 Message = SubmitRequests | AbortRequests | Ask | FetchEarly | DeliveryTook | TurnedAway
 OnMessage = Callable[[int, Message], None]  # of the connection with this number
@@ -56,6 +57,13 @@ def connection_of(request_id: int) -> int:
     return request_id // _IDS_PER_CONNECTION
 
 
+def clock_offset_s(now_s: float, address: str) -> float:
+    """This process's clock minus that of another, which has sent its time, now_s, over a connection
+    to this address. 0.0 within a node, however late a busy process has read the message."""
+    offset_s = time.monotonic() - now_s
+    return 0.0 if is_local(address) or abs(offset_s) <= SAME_CLOCK_S else offset_s
+
+
 @dataclass(frozen=True, slots=True)
 class FrontAddress:
     """Where fronts connect: a local address, and a host for fronts on other nodes."""
@@ -67,10 +75,11 @@ class FrontAddress:
 
 
 class _Peer:
-    """One connection. offset_s: the engine's clock minus its clock."""
+    """One connection, made to `address`. offset_s: the engine's clock minus its clock."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, address: str = "") -> None:
         self.number = number
+        self.address = address
         self.num_received = 0
         self.offset_s: float | None = 0.0 if number == OWNER else None  # None before its hello
         self.socket: FrameProtocol | None = None
@@ -97,11 +106,12 @@ class Peers:
     async def listen(self, fronts: FrontAddress, welcome: Callable[[int], Welcome]) -> str | None:
         """Let fronts connect; returns the TCP address, if there is one."""
         self._welcome = welcome
-        server, _ = await listen(fronts.local, lambda: self._accept(fronts.secret))
+        server, _ = await listen(fronts.local, lambda: self._accept(fronts, fronts.local))
         self._servers.append(server)
         if fronts.host is None:
             return None
-        server, address = await listen(f"{fronts.host}:0", lambda: self._accept(fronts.secret))
+        free = f"{fronts.host}:0"
+        server, address = await listen(free, lambda: self._accept(fronts, free))
         self._servers.append(server)
         return address
 
@@ -122,11 +132,11 @@ class Peers:
 
     # ---- receiving -------------------------------------------------------------------------
 
-    def _accept(self, secret: bytes) -> FrameProtocol:
+    def _accept(self, fronts: FrontAddress, address: str) -> FrameProtocol:
         self._num_connections += 1
-        peer = _Peer(self._num_connections)
+        peer = _Peer(self._num_connections, address)
         peer.socket = FrameProtocol(
-            lambda frame: self._received(peer, frame), lambda: self._left(peer), secret
+            lambda frame: self._received(peer, frame), lambda: self._left(peer), fronts.secret
         )
         return peer.socket
 
@@ -150,8 +160,7 @@ class Peers:
         if self._welcome is None or peer.offset_s is not None:
             self._close(peer, "an unexpected hello")
             return
-        offset_s = time.monotonic() - hello.now_s
-        peer.offset_s = offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
+        peer.offset_s = clock_offset_s(hello.now_s, peer.address)
         self._fronts[peer.number] = peer
         self._send(peer, self._welcome(peer.number))
 

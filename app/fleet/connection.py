@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from actors.engine.peers import SAME_CLOCK_S, first_id
+from actors.engine.peers import clock_offset_s, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.request import FinishReason, Request
@@ -239,8 +239,7 @@ class Connection(SchedulerChannel):
                 begun.kv_saved(begun, message.digests)
         elif isinstance(message, Welcome) and self._welcomed is not None:
             self.welcome = message
-            offset_s = message.now_s - time.monotonic()
-            self.offset_s = offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
+            self.offset_s = -clock_offset_s(message.now_s, self._address or "")
             self._ids = itertools.count(first_id(message.number) + 1)
             if not self._welcomed.done():
                 self._welcomed.set_result(None)

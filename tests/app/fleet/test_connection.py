@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
+from actors.transport.messages import Welcome, pack_kind
 from app.engine_client.streams import Stream
-from app.fleet.connection import FleetRequest
+from app.fleet.connection import Connection, FleetRequest
+from app.fleet.registry import EngineEntry
 
 
 def engine(name: str) -> Any:
@@ -39,3 +45,15 @@ def test_what_an_engine_has_begun_waits_at_no_other() -> None:
     for name in ("third", "fourth"):
         waiting.place(engine(name))
         assert waiting.resumed().has_started
+
+
+@pytest.mark.parametrize(("node", "offset_s"), [("here", 0.0), ("there", 5000.0)])
+async def test_only_engines_of_other_nodes_have_other_clocks(node: str, offset_s: float) -> None:
+    """A welcome of the same node may be read late, or be sent late."""
+    unused: Any = object()
+    entry = EngineEntry("e", node, "@local", "127.0.0.1:1", b"", 1)
+    connection = Connection(entry, "here", unused)
+    connection._welcomed = asyncio.get_running_loop().create_future()
+    welcome = Welcome(1, time.monotonic() + 5000.0, 11, (2,), 100)
+    connection._received(pack_kind(welcome))
+    assert connection.offset_s == pytest.approx(offset_s, abs=60.0 if offset_s else 0.0)
