@@ -51,7 +51,7 @@ from app.user_config import UserConfig
 logger = logging.getLogger("legato.fleet")
 
 _CONFIRM_PERIOD_S = 10.0
-_SUCCEEDED_WITHIN_S = 10.0  # fronts of a replaced model by those of the new one
+_SUCCEEDED_WITHIN_S = 30.0  # fronts of a replaced model, whose successors may load more slowly
 _NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
 
