@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Protocol
 
 SPACE_MARK = "\u2581"  # SentencePiece writes a space as this character
+_MAX_ADDED_COMPARED = 256
 
 
 class TokenizerBackend(Protocol):
@@ -76,25 +77,36 @@ def token_bytes_table(backend: TokenizerBackend, special: Collection[int]) -> li
     else:
         return None
     vocab = backend.get_vocab(with_added_tokens=True)
-    added = {entry["id"] for entry in description.get("added_tokens", ())}
     table = [b""] * (max(vocab.values(), default=-1) + 1)
-    for token, token_id in vocab.items():
-        table[token_id] = (
-            token.encode() if token_id in added and to_bytes is _byte_fallback else to_bytes(token)
-        )
-    return table if _agrees(backend, table, special) else None
+    for token, token_id in vocab.items():  # decoders treat an added token like any other
+        table[token_id] = to_bytes(token)
+    added = [entry["id"] for entry in description.get("added_tokens", ())]
+    return table if _agrees(backend, table, special, added) else None
 
 
-def _agrees(backend: TokenizerBackend, table: list[bytes], special: Collection[int]) -> bool:
+def _agrees(
+    backend: TokenizerBackend, table: list[bytes], special: Collection[int], added: list[int]
+) -> bool:
     draw = random.Random(0)
     readable = [
-        token for token, raw in enumerate(table) if raw and token not in special and raw.isascii()
+        token for token, raw in enumerate(table) if raw and token not in special and _is_text(raw)
     ]
     if not readable:
         return False
-    for length in (1, 2, 3, 5, 8, 13, 21, 34):
-        tokens = [draw.choice(readable) for _ in range(length)]
+    # Added tokens are too few to be drawn among the others.
+    named = sorted({*added[:_MAX_ADDED_COMPARED]}.intersection(readable))
+    drawn = ([draw.choice(readable) for _ in range(n)] for n in (1, 2, 3, 5, 8, 13, 21, 34))
+    for tokens in (named, *drawn):
         ours = b"".join(table[token] for token in tokens).decode()
         if ours.lstrip(" ") != backend.decode(tokens, skip_special_tokens=True).lstrip(" "):
             return False
+    return True
+
+
+def _is_text(raw: bytes) -> bool:
+    """Whether the bytes are whole characters."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
     return True

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from app.text.incremental import PrefixDetokenizer, TableDetokenizer
 from app.text.processor import TextProcessor
@@ -92,6 +95,32 @@ def test_byte_fallback_keeps_the_blank_between_prompt_and_answer(
     text = "".join(detokenizer.push([token]) for token in tokens) + detokenizer.flush()
     assert text == " the end é 猫"
     assert sentencepiece.decode(tokens) == "the end é 猫"
+
+
+def test_added_tokens_of_blanks_are_blanks(tmp_path: Path) -> None:
+    """Gemma's runs of blanks are added tokens, and decoders treat those like any other token."""
+    folder = sentencepiece_folder(tmp_path)
+    path = folder / "tokenizer.json"
+    backend = Tokenizer.from_file(str(path))
+    backend.add_tokens([AddedToken(t, normalized=False) for t in ("▁▁", "▁▁▁▁", "<0x>", "猫|é")])
+    backend.add_special_tokens(["<odd▁one|猫>"])
+    backend.save(str(path))
+    text = TextProcessor(folder)
+    try:
+        vocab = backend.get_vocab()
+        tokens = [vocab[t] for t in ("a", "▁▁▁▁", "b", "▁▁", "<0x>", "猫|é")]
+        odd = vocab["<odd▁one|猫>"]
+        detokenizer = text.detokenizer()
+        assert isinstance(detokenizer, TableDetokenizer)
+        assert detokenizer.push(tokens) == text.decode(tokens) == "a    b  <0x>猫|é"
+        assert text.token_bytes(tokens[1]) == b"    "
+        named = text.detokenizer(skip_special_tokens=False).push([tokens[0], odd])
+        assert named == text.decode([tokens[0], odd], skip_special_tokens=False) == "a<odd one|猫>"
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        of_grammars = xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab
+        assert [of_grammars[t] for t in tokens] == [text.token_bytes(t) for t in tokens]
+    finally:
+        text.close()
 
 
 @pytest.fixture(scope="module")
