@@ -22,7 +22,7 @@ from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_tokenizer import write_tokenizer
 
 _LAST = 3  # llama.cpp's number of this pooling
-_FORMAT = 3  # of the folders made here: another one makes them anew
+_FORMAT = 4  # of the folders made here: another one makes them anew
 
 
 def gguf_in(path: Path) -> Path | None:

@@ -1,8 +1,9 @@
 """Writes the tokenizer that a GGUF file describes as files of a model folder.
 
-transformers builds it from the metadata. Two things that it leaves out are added here: a vocabulary
-of SentencePiece may ask for no blank before the text, and Phi-3's special tokens take the blanks
-behind them, which no metadata says.
+transformers builds it from the metadata, and what it leaves out or guesses is set right here. Of
+SentencePiece: a vocabulary may ask for no blank before the text, and Phi-3's special tokens take
+the blanks behind them, which no metadata says. Of byte-level BPE: every control token is one token
+with the file's id, whatever its characters. Of both: a token that the file does not have is none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 from actors.stage.models.config import ModelError
 from actors.stage.weights.gguf_file import GgufFile
 
-_SENTENCEPIECE = "llama"  # tokenizer.ggml.model
+_SENTENCEPIECE, _BYTE_LEVEL = "llama", "gpt2"  # tokenizer.ggml.model
+_CONTROL, _USER_DEFINED = 3, 4  # token types
+_NAMED = ("bos", "eos", "unknown", "padding")  # added by transformers whatever their type
 _WITHOUT_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
 
 
@@ -22,22 +25,65 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     """Raises ModelError, naming the file, for a tokenizer that cannot be read."""
     from transformers import PreTrainedTokenizerFast
 
-    path = file.path
+    path, metadata = file.path, file.metadata
+    model = metadata.get("tokenizer.ggml.model")
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    num_rows = file.tensors["token_embd.weight"].shape[0]
+    if len(tokens) > num_rows:
+        raise ModelError(
+            f"{path}: tokenizer.ggml.tokens has {len(tokens)} tokens, but token_embd.weight only "
+            f"{num_rows} rows"
+        )
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
-    except (ValueError, KeyError, TypeError, ImportError, NotImplementedError) as bad:
+    except (ValueError, LookupError, TypeError, ImportError, NotImplementedError) as bad:
         raise ModelError(f"{path}: its tokenizer cannot be read: {bad}") from bad
     tokenizer.save_pretrained(folder)
-    if file.metadata.get("tokenizer.ggml.model") != _SENTENCEPIECE:
-        return
     written = folder / "tokenizer.json"
     content: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    if not file.metadata.get("tokenizer.ggml.add_space_prefix", True):
-        _without_prefix(content)
-    if file.metadata.get("general.architecture") == "phi3":
-        for token in content["added_tokens"]:
-            token["rstrip"] = token["special"] and token["content"] not in _WITHOUT_RSTRIP
+    if model == _SENTENCEPIECE:
+        if not metadata.get("tokenizer.ggml.add_space_prefix", True):
+            _without_prefix(content)
+        if metadata.get("general.architecture") == "phi3":
+            for token in content["added_tokens"]:
+                token["rstrip"] = token["special"] and token["content"] not in _WITHOUT_RSTRIP
+    elif model == _BYTE_LEVEL:
+        _set_tokens(content, tokens, _added_of(metadata))
+    added = content["added_tokens"]
+    content["added_tokens"] = [token for token in added if token["id"] < len(tokens)]
     written.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _added_of(metadata: dict[str, Any]) -> dict[int, bool]:
+    """Tokens that are found whole in a text, by id: whether they are special."""
+    types = enumerate(metadata.get("tokenizer.ggml.token_type") or ())
+    added = {n: kind == _CONTROL for n, kind in types if kind in (_CONTROL, _USER_DEFINED)}
+    named = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in _NAMED)
+    return added | {int(token): True for token in named if token is not None}
+
+
+def _set_tokens(content: dict[str, Any], tokens: list[str], added: dict[int, bool]) -> None:
+    """The file's own tokens: transformers cuts control tokens with characters that are not of the
+    byte alphabet, such as DeepSeek's, and adds tokens behind the vocabulary."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    spelling = bytes_to_unicode()
+    alphabet = {*spelling.values()}
+    vocab: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if number not in added and not alphabet.issuperset(token):
+            token = "".join(spelling[byte] for byte in token.encode())
+        vocab.setdefault(token, number)
+    content["model"]["vocab"] = vocab
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content["added_tokens"] = [
+        {"id": number, "content": tokens[number], **plain, "special": special}
+        for number, special in sorted(added.items())
+        if number < len(tokens) and vocab[tokens[number]] == number
+    ]
+    processor = content["post_processor"] or {}
+    for name, token in processor.get("special_tokens", {}).items():
+        token["ids"] = [vocab[name]]
 
 
 def _without_prefix(content: dict[str, Any]) -> None:

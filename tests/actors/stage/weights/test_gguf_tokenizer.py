@@ -209,6 +209,26 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, case: str) -> N
     assert vocabulary.tokens[ours.bos_token_id] == ("<bos>" if case == "gemma" else "<s>")
 
 
+def test_a_token_that_the_file_lacks_is_none(tmp_path: Path) -> None:
+    """Of other names than Llama's own, which transformers adds behind the vocabulary."""
+    heads = dict.fromkeys(("<pad>", "<bos>", "<eos>"), Token.CONTROL)
+    vocabulary = pieces(heads)
+
+    def tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(vocabulary.tokens)
+        writer.add_token_scores([-float(number) for number in range(len(vocabulary.tokens))])
+        writer.add_token_types(vocabulary.kinds)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+    write(tmp_path / "tiny.gguf", tokenizer=tokenizer, vocab_size=len(vocabulary.tokens))
+    ours = transformers.AutoTokenizer.from_pretrained(model_folder(tmp_path, tmp_path / "cache"))
+    assert ours.get_vocab() == vocabulary.vocab
+    assert ours.encode("<bos><eos>", add_special_tokens=False) == [1, 2]
+    assert ours.decode(ours.encode("The <s>", add_special_tokens=False)) == "The <s>"
+
+
 def test_a_vocabulary_without_scores_names_the_file(tmp_path: Path) -> None:
     def tokenizer(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")

@@ -1,0 +1,121 @@
+"""A byte-level tokenizer of a GGUF file has the file's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from typer.testing import CliRunner
+
+from actors.stage.gguf_folder import model_folder
+from actors.stage.grammar_tokenizer import read_tokenizer
+from actors.stage.models.config import ModelError
+from app.cli.main import app
+from app.text.processor import TextProcessor
+from tests.actors.stage.weights.gguf_files import write
+
+BYTES = sorted(bytes_to_unicode().values())
+LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+
+
+def write_file(
+    path: Path,
+    pre: str | None,
+    *,
+    variant: str = "llama",
+    merges: Sequence[str] = ("t h",),
+    words: Sequence[str] = (),
+    control: Sequence[str] = LLAMA3,
+    kind_of_control: gguf.TokenType = gguf.TokenType.CONTROL,
+    user_defined: Sequence[str] = (),
+    add_bos: bool | None = None,
+    num_rows: int | None = None,
+) -> list[str]:
+    """The tokens: bytes, results of the merges, words, control and user-defined ones. The first
+    control token begins a text, the second ends it."""
+    results = [merge.replace(" ", "") for merge in merges]
+    tokens = [*BYTES, *results, *words, *control, *user_defined]
+    kinds = [gguf.TokenType.NORMAL] * (len(BYTES) + len(results) + len(words))
+    kinds += [kind_of_control] * len(control)
+    kinds += [gguf.TokenType.USER_DEFINED] * len(user_defined)
+
+    def tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+        writer.add_token_merges(list(merges))
+        writer.add_bos_token_id(tokens.index(control[0]))
+        writer.add_eos_token_id(tokens.index(control[1]))
+        if add_bos is not None:
+            writer.add_add_bos_token(add_bos)
+
+    write(path, variant, tokenizer=tokenizer, vocab_size=num_rows or len(tokens))
+    return tokens
+
+
+def read(path: Path) -> Any:
+    """As the front reads it, having checked that grammars read the same tokens."""
+    folder = model_folder(path, path.parent / "cache")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert read_tokenizer(folder).get_vocab() == tokenizer.get_vocab()
+    return tokenizer
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2"])  # for qwen2 transformers has a class
+def test_control_tokens_are_those_of_the_file(tmp_path: Path, variant: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    tokens = write_file(
+        path,
+        "deepseek-r1-qwen",
+        variant=variant,
+        control=DEEPSEEK,
+        user_defined=("<think>", "a  b", "猫猫"),
+        add_bos=True,
+    )
+    tokenizer = read(path)
+    assert tokenizer.get_vocab() == {token: number for number, token in enumerate(tokens)}
+    assert (tokenizer.bos_token, tokenizer.eos_token) == DEEPSEEK[:2]
+    parts = [*DEEPSEEK[2:], "<think>", "a  b", "猫猫", DEEPSEEK[1]]
+    ids = [tokens.index(part) for part in (DEEPSEEK[0], *parts)]
+    assert tokenizer.encode("".join(parts)) == ids
+    assert tokenizer.decode(ids) == "".join((DEEPSEEK[0], *parts))
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a  b猫猫"
+    assert max(tokenizer.encode("<|endoftext|>猫")) < len(tokens)  # no token of this file
+    text = TextProcessor(model_folder(path, tmp_path / "cache"))
+    try:
+        assert text.vocab_size == len(tokens)
+        assert text.detokenizer().push(ids) == "<think>a  b猫猫"
+    finally:
+        text.close()
+
+
+def test_begin_and_end_are_tokens_whatever_their_type(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    normal = gguf.TokenType.NORMAL
+    tokens = write_file(path, "qwen2", control=DEEPSEEK, kind_of_control=normal, add_bos=True)
+    tokenizer = read(path)
+    begin, end = map(tokens.index, DEEPSEEK[:2])
+    assert tokenizer.encode(f"a{DEEPSEEK[1]}") == [begin, tokens.index("a"), end]
+    assert max(tokenizer.get_vocab().values()) < len(tokens)
+
+
+def test_more_tokens_than_the_embedding_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGATO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.gguf"
+    num_tokens = len(write_file(path, "llama-bpe", num_rows=258))
+    said = f"tokenizer.ggml.tokens has {num_tokens} tokens, but token_embd.weight only 258 rows"
+    with pytest.raises(ModelError, match=said):
+        read(path)
+    found = CliRunner().invoke(app, ["check", str(path)])
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.split())
