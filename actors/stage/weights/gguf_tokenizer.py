@@ -3,7 +3,8 @@
 transformers builds it from the metadata, and what it leaves out or guesses is set right here. Of
 SentencePiece: a vocabulary may ask for no blank before the text, and Phi-3's special tokens take
 the blanks behind them, which no metadata says. Of byte-level BPE: every control token is one token
-with the file's id, whatever its characters. Of both: a token that the file does not have is none.
+with the file's id, whatever its characters; parts are merged as `tokenizer.ggml.pre` means in
+llama.cpp. Of both: a token that the file does not have is none.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ _CONTROL, _USER_DEFINED = 3, 4  # token types
 _NAMED = ("bos", "eos", "unknown", "padding")  # added by transformers whatever their type
 _WITHOUT_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
 
+# A part that is a token is that token, even if no merges lead to it; and a text begins with BOS
+# unless the file says otherwise.
+_LIKE_LLAMA3 = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "jina-v5-nano", "tekken",
+)  # fmt: skip
+
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
     """Raises ModelError, naming the file, for a tokenizer that cannot be read."""
     from transformers import PreTrainedTokenizerFast
 
     path, metadata = file.path, file.metadata
-    model = metadata.get("tokenizer.ggml.model")
+    model, pre = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     num_rows = file.tensors["token_embd.weight"].shape[0]
     if len(tokens) > num_rows:
@@ -38,6 +46,8 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
     except (ValueError, LookupError, TypeError, ImportError, NotImplementedError) as bad:
         raise ModelError(f"{path}: its tokenizer cannot be read: {bad}") from bad
+    if model == _BYTE_LEVEL and pre in _LIKE_LLAMA3:
+        tokenizer.add_bos_token = metadata.get("tokenizer.ggml.add_bos_token", True)
     tokenizer.save_pretrained(folder)
     written = folder / "tokenizer.json"
     content: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
@@ -49,6 +59,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
                 token["rstrip"] = token["special"] and token["content"] not in _WITHOUT_RSTRIP
     elif model == _BYTE_LEVEL:
         _set_tokens(content, tokens, _added_of(metadata))
+        content["model"]["ignore_merges"] = pre in _LIKE_LLAMA3
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if token["id"] < len(tokens)]
     written.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

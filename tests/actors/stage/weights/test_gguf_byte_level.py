@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of a GGUF file has the file's own tokens."""
+"""A byte-level tokenizer of a GGUF file has the file's own tokens and llama.cpp's merges."""
 
 from __future__ import annotations
 
@@ -119,3 +119,31 @@ def test_more_tokens_than_the_embedding_has_are_refused(
     found = CliRunner().invoke(app, ["check", str(path)])
     assert found.exit_code == 2
     assert said in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "begins"),
+    [
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+        ("tekken", None, True),
+        ("qwen2", None, False),
+        ("qwen2", True, True),
+    ],
+)
+def test_a_begin_of_text_that_the_file_implies(
+    tmp_path: Path, pre: str, add_bos: bool | None, begins: bool
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, pre, add_bos=add_bos)
+    tokenizer = read(path)
+    assert (tokenizer.encode("ab")[0] == tokenizer.bos_token_id) == begins
+    assert tokenizer.bos_token_id not in tokenizer.encode("ab", add_special_tokens=False)
+
+
+def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    for pre, whole in (("llama-bpe", True), ("qwen2", False)):
+        write_file(path, pre, words=["xyz"])
+        pieces = ["xyz"] if whole else ["x", "y", "z"]
+        assert read(path).tokenize("xyz") == pieces
