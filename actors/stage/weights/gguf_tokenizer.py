@@ -3,8 +3,8 @@
 transformers builds it from the metadata, and what it leaves out or guesses is set right here. Of
 SentencePiece: a vocabulary may ask for no blank before the text, and Phi-3's special tokens take
 the blanks behind them, which no metadata says. Of byte-level BPE: every control token is one token
-with the file's id, whatever its characters; parts are merged as `tokenizer.ggml.pre` means in
-llama.cpp. Of both: a token that the file does not have is none.
+with the file's id, whatever its characters; text is split and merged as `tokenizer.ggml.pre` means
+in llama.cpp. Of both: a token that the file does not have is none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ _CONTROL, _USER_DEFINED = 3, 4  # token types
 _NAMED = ("bos", "eos", "unknown", "padding")  # added by transformers whatever their type
 _WITHOUT_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
 
+# What tokenizer.ggml.pre means beside the splits that transformers knows, as in llama.cpp.
+_AS_GPT2 = (
+    "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "gigachat", "a.x-4.0",
+    "granite-docling",
+)  # fmt: skip
+_DIGITS_THEN_GPT2 = ("smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2")
+_SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
 # A part that is a token is that token, even if no merges lead to it; and a text begins with BOS
 # unless the file says otherwise.
 _LIKE_LLAMA3 = (
@@ -42,6 +55,8 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
             f"{path}: tokenizer.ggml.tokens has {len(tokens)} tokens, but token_embd.weight only "
             f"{num_rows} rows"
         )
+    if model == _BYTE_LEVEL and pre is not None:
+        _check_split(path, str(pre))
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
     except (ValueError, LookupError, TypeError, ImportError, NotImplementedError) as bad:
@@ -59,10 +74,25 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
                 token["rstrip"] = token["special"] and token["content"] not in _WITHOUT_RSTRIP
     elif model == _BYTE_LEVEL:
         _set_tokens(content, tokens, _added_of(metadata))
+        _set_split(content, pre)
         content["model"]["ignore_merges"] = pre in _LIKE_LLAMA3
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if token["id"] < len(tokens)]
     written.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _check_split(path: Path, pre: str) -> None:
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:
+        return  # an older version, which names no splits
+
+    known = {*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, *_DIGITS_THEN_GPT2, *_SPLITS}
+    if pre not in known:
+        raise ModelError(
+            f"{path}: tokenizer.ggml.pre {pre!r} is not known, so text would become other tokens "
+            f"than the model was trained with; known: {', '.join(sorted(known))}"
+        )
 
 
 def _added_of(metadata: dict[str, Any]) -> dict[int, bool]:
@@ -95,6 +125,19 @@ def _set_tokens(content: dict[str, Any], tokens: list[str], added: dict[int, boo
     processor = content["post_processor"] or {}
     for name, token in processor.get("special_tokens", {}).items():
         token["ids"] = [vocab[name]]
+
+
+def _set_split(content: dict[str, Any], pre: str | None) -> None:
+    if pre in _DIGITS_THEN_GPT2:
+        steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}]
+    elif pre in _SPLITS:
+        split = {"type": "Split", "behavior": "Isolated", "invert": False}
+        steps = [split | {"pattern": {"Regex": regex}} for regex in _SPLITS[pre]]
+    else:
+        return  # transformers' own
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    steps.append(bytes_of | {"use_regex": pre in _DIGITS_THEN_GPT2})  # regex: the split of GPT-2
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
 
 
 def _without_prefix(content: dict[str, Any]) -> None:

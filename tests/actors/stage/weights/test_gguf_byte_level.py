@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of a GGUF file has the file's own tokens and llama.cpp's merges."""
+"""A byte-level tokenizer of a GGUF file has the file's own tokens and llama.cpp's splits."""
 
 from __future__ import annotations
 
@@ -147,3 +147,34 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
         write_file(path, pre, words=["xyz"])
         pieces = ["xyz"] if whole else ["x", "y", "z"]
         assert read(path).tokenize("xyz") == pieces
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [
+        ("default", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
+        (None, ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
+        ("smollm", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("refact", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("llama-bpe", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("qwen2", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
+        ("seed-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("deepseek-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(tmp_path: Path, pre: str | None, parts: list[str]) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, pre)
+    split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("ab 12  !?\n")
+    assert [part for part, _ in split] == parts
+
+
+def test_an_unknown_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGATO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "of-tomorrow")
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.pre 'of-tomorrow' is not known"):
+        read(path)
+    found = CliRunner().invoke(app, ["check", str(path)])
+    assert found.exit_code == 2
+    assert "tokenizer.ggml.pre 'of-tomorrow' is not known" in " ".join(found.output.split())
