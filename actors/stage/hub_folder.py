@@ -25,7 +25,8 @@ _NAME = re.compile(
 _OF_FILES = (".yaml", ".yml", ".json", ".gguf", ".safetensors")  # a path, where no model has it
 # Config and tokenizer; and the card, as the library warns where nothing matches.
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt", "README.md"]
-_NOT_SMALL = ["*/*/*", "[!1]*/*", "1[!_]*/*"]  # folders, but for 1_Pooling of embedding models
+# Folders, but for 1_Pooling of embedding models and additional_chat_templates.
+_NOT_SMALL = ["*/*/*", "[!1a]*/*", "1[!_]*/*", "a[!d]*/*", "ad[!d]*/*"]
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"  # read even beside an index
 

@@ -98,6 +98,18 @@ def test_what_is_needed_is_downloaded_once(hub: LocalHub, tmp_path: Path) -> Non
         assert not [path for _, path, _ in hub.requests if "org/demo" in path]
 
 
+def test_of_folders_those_that_a_tokenizer_or_pooling_reads_are_downloaded(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    needed = ("1_Pooling/config.json", "additional_chat_templates/tool_use.jinja")
+    other = ("onnx/config.json", "1x/a.json", "assets/a.json", "adapters/a.json", "add/b/a.json")
+    hub.models["org/demo"]["main"] |= dict.fromkeys((*needed, *other), b"{}")
+    with serving(hub):
+        _, folder = fetch(hub, tmp_path, "org/demo")
+    found = {str(path.relative_to(folder)) for path in folder.glob("*/**/*") if path.is_file()}
+    assert found == {*needed}
+
+
 def test_a_revision_is_another_folder(served: LocalHub, tmp_path: Path) -> None:
     pinned, folder = fetch(served, tmp_path, "org/demo@v1")
     assert pinned == f"org/demo@{served.commit_of('org/demo', 'v1')}"
