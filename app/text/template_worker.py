@@ -50,9 +50,20 @@ def _strftime_now(form: str) -> str:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+    """With the parameters of transformers' filter, in their order."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 @lru_cache(maxsize=4)

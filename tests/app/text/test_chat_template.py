@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.text.chat_template import (
     ChatTemplate,
@@ -51,6 +52,22 @@ def test_special_tokens_and_helpers() -> None:
         '<s>[{"role": "user", "content": "Hello"}]'
     )
     assert render("{% generation %}x{% endgeneration %}") == "x"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages | tojson(separators=(',', ':')) }}",
+        "{{ {'b': '猫', 'a': 1} | tojson(true, 2, (',', ': '), true) }}",
+        "{{ {'b': 2, 'a': 1} | tojson(sort_keys=True) }}",
+        "{{ dict.fromkeys(['a', 'b'], 1) | tojson }}{{ dict(c=2).c }}",
+        "{% set ns = namespace(found=[]) %}{% for m in messages %}"
+        "{% set ns.found = ns.found + [m.role] %}{% break %}{% endfor %}{{ ns.found }}",
+    ],
+)
+def test_what_templates_call_is_what_transformers_gives_them(source: str) -> None:
+    ((theirs,), _) = render_jinja_template([HELLO], chat_template=source)
+    assert until_not_busy(lambda: render(source, limit_s=10.0)) == theirs
 
 
 def test_a_template_may_refuse_messages() -> None:
