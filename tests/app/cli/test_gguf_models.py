@@ -77,3 +77,10 @@ def test_check_says_what_is_in_it(file: Path) -> None:
     file.write_bytes(b"GGUF")
     found = CliRunner().invoke(app, ["check", str(file)])
     assert found.exit_code == 2
+
+
+def test_check_refuses_a_tokenizer_of_another_split(file: Path) -> None:
+    gguf_files.write(file, "qwen2", tune=lambda writer: writer.add_tokenizer_pre("of-tomorrow"))
+    found = CliRunner().invoke(app, ["check", str(file)])
+    assert found.exit_code == 2
+    assert "tokenizer.ggml.pre 'of-tomorrow' is not known" in " ".join(found.output.split())
