@@ -117,18 +117,19 @@ class Telemetry(ApiEvents):
         entry = self._open.pop(id(request), None)
         self.metrics.count_ended(outcome.status, outcome.reason)
         self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
-        self.metrics.output_length.observe(outcome.num_completion_tokens)
         if entry is None:
             return None
         self._count((entry,))
         timing = _timing(entry, outcome)
-        self.metrics.e2e.observe(now_s - entry.start_s)
-        if entry.first_s is not None:
+        is_complete = outcome.status == 200 and outcome.reason != "disconnect"
+        if entry.first_s is not None:  # a refusal is no short answer, and no fast one
+            self.metrics.output_length.observe(outcome.num_completion_tokens)
+            if is_complete:
+                self.metrics.e2e.observe(now_s - entry.start_s)
             planned_s = entry.start_s + timing.queued_s
             self.metrics.queue_time.observe(timing.queued_s)
             self.metrics.prefill_time.observe(entry.first_s - planned_s)
             self.metrics.decode_time.observe(now_s - entry.first_s)
-        is_complete = outcome.status == 200 and outcome.reason != "disconnect"
         if is_complete and timing.kept is not False:
             self.metrics.goodput_requests.inc()
             self.metrics.goodput_tokens.inc(outcome.num_completion_tokens)

@@ -92,7 +92,9 @@ class Metrics:
             "inter_token_latency_seconds", "Time between tokens of a stream (TBT)", _LATENCY_S
         )
         self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to last token", (*_TTFT_S, 80, 160)
+            "e2e_request_latency_seconds",
+            "Arrival to last token, of requests answered to their end",
+            (*_TTFT_S, 80, 160),
         )
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "Arrival to the first plan that holds it", _TTFT_S
@@ -104,7 +106,9 @@ class Metrics:
             "request_decode_time_seconds", "First token to last", (*_TTFT_S, 80, 160)
         )
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
-        self.output_length = self._histogram("request_generation_tokens", "Output length", _TOKENS)
+        self.output_length = self._histogram(
+            "request_generation_tokens", "Output length, of requests with a first token", _TOKENS
+        )
         self.step_time = self._quick_histogram(
             "iteration_seconds", "Busy time of an iteration, all stages together", _LATENCY_S
         )

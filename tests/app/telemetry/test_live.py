@@ -126,6 +126,23 @@ def test_failures_and_refusals_are_no_successes() -> None:
     assert "_created" not in rendered
 
 
+def test_refusals_are_no_fast_answers() -> None:
+    """Nor short ones; a stream that its client left has a length, but no last token."""
+    telemetry = Telemetry("tiny")
+    refused, left, whole = (RequestInfo("r", "/v1/completions", "", True, 7, 1) for _ in range(3))
+    for request, told, outcome in (
+        (refused, [], RequestOutcome(429, "overloaded", 0, 0)),
+        (left, [(2.0, 1, 0)], RequestOutcome(200, "disconnect", 1, 0)),
+        (whole, [(2.0, 1, 0), (8.0, 4, 0)], RequestOutcome(200, "stop", 5, 0)),
+    ):
+        telemetry.on_request_start(request, 1.0, Deliveries(told))
+        telemetry.on_finish(request, outcome, 1.0 + 8.0 * bool(told))
+    assert value(telemetry, "e2e_request_latency_seconds_count") == 1
+    assert value(telemetry, "e2e_request_latency_seconds_sum") == 8.0
+    assert value(telemetry, "request_generation_tokens_count") == 2
+    assert value(telemetry, "request_generation_tokens_sum") == 6
+
+
 def test_goodput_omits_aborted_streams_and_counts_those_without_objectives() -> None:
     telemetry = Telemetry("tiny")
     for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
