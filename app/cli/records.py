@@ -285,7 +285,7 @@ def _print_gaps(objective_s: float, gaps: list[tuple[Row, Row | None]]) -> None:
 
 
 def _contents(step: Row | None) -> tuple[str, ...]:
-    """The step, its tokens, the time it took and the time predicted."""
+    """The step, its tokens, the time of its slowest stage and the time predicted for that."""
     if step is None:
         return ("–",) * 5
     stages_s = [end_s - begin_s for begin_s, end_s in step["stages_s"] or ()]
@@ -294,7 +294,7 @@ def _contents(step: Row | None) -> tuple[str, ...]:
         str(step["step"]),
         str(step["num_decode_tokens"]),
         str(step["num_prefill_tokens"]),
-        f"{1e3 * sum(stages_s):.0f}" if stages_s else "–",
+        f"{1e3 * max(stages_s):.0f}" if stages_s else "–",
         "–" if predicted_s is None else f"{1e3 * predicted_s:.0f}",
     )
 

@@ -113,6 +113,22 @@ def test_damaged_files_are_named_and_left_out(command: str, logs: Path, tmp_path
     assert (ran.exit_code, said_none in ran.stderr) == (1, True), ran.output
 
 
+def test_a_step_of_two_stages_took_as_long_as_its_slowest(tmp_path: Path) -> None:
+    """Which is what is predicted of it."""
+    telemetry = Telemetry("tiny", KnownEngine(Objective(0.1)), RecordLog(tmp_path / "one", {}))
+    stages_s = ((1.0, 1.08), (1.1, 1.22))
+    step = _step(7, 1.0, 1.249, 300)._replace(predicted_s=0.115, stages_s=stages_s)
+    telemetry.on_iterations([_step(6, 0.9, 0.999, 0), step])
+    info = RequestInfo("late", "/v1/completions", "", True, 7, 1)
+    telemetry.on_request_start(info, 0.8, Deliveries([(1.0, 1, 0), (1.25, 1, 0)]))
+    telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.1), 2.0)
+    telemetry.close()
+    result = runner.invoke(app, ["explain", str(tmp_path)])
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()]
+    (worst,) = [row for row in rows if row and row[0] == "late"]
+    assert worst[-2:] == ["120", "115"]
+
+
 def test_a_front_s_gaps_are_told_by_engine(tmp_path: Path) -> None:
     log = RecordLog(tmp_path / "front", {})
     telemetry = Telemetry("tiny", KnownEngine(Objective(0.1)), log)
