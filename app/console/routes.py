@@ -53,6 +53,9 @@ class Observer(Protocol):
     def objectives(self) -> Mapping[str, Any]:
         """`gaps_kept`, and `gaps_missed` by cause."""
 
+    def num_streamed(self) -> int:
+        """Tokens streamed since the start."""
+
     def watch_gaps(self) -> AbstractContextManager[deque[float]]:
         """Times between tokens in seconds as the replica sees them, to be taken out."""
 
@@ -153,6 +156,7 @@ async def _events(
             async with aclosing(engine.subscribe_iterations()) as batches:
                 async for batch in batches:
                     content = {"iterations": batch, "gaps_s": list(gaps_s)}
+                    content["num_tokens"] = observer.num_streamed()
                     gaps_s.clear()
                     yield b"data: " + json.dumps(content).encode() + b"\n\n"
                     await asyncio.sleep(_FEED_PERIOD_S)

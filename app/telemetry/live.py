@@ -94,6 +94,7 @@ class Telemetry(ApiEvents):
         self._iterations: dict[str, EngineIterations] = {}  # by engine
         self._last_s = 0.0  # end of the newest step of any engine
         self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
+        self._num_streamed = 0
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()
         self._missed_at: dict[str, Counter[Cause]] = {}  # by engine, of a front's
@@ -195,6 +196,7 @@ class Telemetry(ApiEvents):
             if tbt_s < math.inf:
                 num_promised += len(gaps_s) - num_before
             entry.deliveries.tokens.clear()
+        self._num_streamed += num_generated
         self.metrics.generated.inc(num_generated)
         self.metrics.tbt.observe_all(gaps_s)
         num_kept = num_promised - (len(self._unexplained) - num_missed)
@@ -235,6 +237,10 @@ class Telemetry(ApiEvents):
         self.catch_up()
         missed = {cause.value: self._missed[cause] for cause in Cause if self._missed[cause]}
         return {"gaps_kept": self._num_kept, "gaps_missed": missed}
+
+    def num_streamed(self) -> int:
+        """Tokens streamed since the start; a step's own count has rejected drafts."""
+        return self._num_streamed
 
     @contextmanager
     def watch_gaps(self) -> Iterator[deque[float]]:

@@ -109,10 +109,22 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
 }
 
 const RATE_S = 5;
-// Decoded tokens a second, of the last seconds; idle_s: since the newest iteration came.
-export function rate(iterations, idle_s) {
-  if (iterations.length < 2) return "";
-  const now_s = iterations.at(-1).done_s + idle_s, begin_s = Math.max(iterations[0].done_s, now_s - RATE_S);
-  const tokens = iterations.reduce((sum, i) => sum + (i.done_s > begin_s ? i.num_decode_tokens : 0), 0);
-  return now_s > begin_s ? `${(tokens / (now_s - begin_s)).toFixed(0)} tokens/s` : "";
+// Streamed tokens a second, of the last seconds. counts: [when in s, tokens since the server's start], oldest first;
+// idle_s: since the newest came. What steps compute is no measure: it includes drafts that are rejected.
+export function rate(counts, idle_s) {
+  if (counts.length < 2) return "";
+  const [last_s, streamed] = counts.at(-1), now_s = last_s + idle_s;
+  const [begin_s, before] = counts.findLast(([at_s]) => at_s <= now_s - RATE_S) ?? counts[0];
+  const span_s = Math.min(RATE_S, now_s - begin_s);
+  return span_s > 0 ? `${((streamed - before) / span_s).toFixed(0)} tokens/s` : "";
 }
+
+// Add a count and forget those that no rate needs; a server that began anew counts from 0.
+export function count(counts, at_s, streamed) {
+  if (counts.length && streamed < counts.at(-1)[1]) counts.length = 0;
+  counts.push([at_s, streamed]);
+  while (counts.length > 2 && counts[1][0] <= at_s - RATE_S) counts.shift();
+}
+
+// Of its slowest stage, which is what is predicted: between its stages it waits for other steps.
+export const stepMs = ({ stages_s }) => 1000 * Math.max(0, ...stages_s.map(([begin_s, end_s]) => end_s - begin_s));

@@ -1,6 +1,6 @@
 // The console: wires the page's controls to the server's own public API and feed.
 import { Chat } from "./chat.js";
-import { bars, histogram, lines, rate } from "./charts.js";
+import { bars, count, histogram, lines, rate, stepMs } from "./charts.js";
 import { showFleet } from "./fleet.js";
 import { request } from "./key.js";
 import { follow } from "./sse.js";
@@ -9,6 +9,7 @@ import { Streams } from "./streams.js";
 const $ = (id) => document.getElementById(id);
 const WINDOW = 240; // iterations shown
 const iterations = [];
+const counts = []; // of streamed tokens
 const tbt = [];
 const ttft = [];
 let status = {};
@@ -117,8 +118,9 @@ async function settings(changes) {
 }
 
 // A message of the feed.
-function take({ iterations: fresh, gaps_s }) {
+function take({ iterations: fresh, gaps_s, num_tokens }) {
   iterations.push(...fresh);
+  count(counts, fresh.at(-1).done_s, num_tokens);
   cameAt = performance.now();
   const gaps = gaps_s.map((s) => 1000 * s);
   tbt.push(...gaps);
@@ -140,9 +142,8 @@ function draw() {
   bars($("tokens"), iterations.map((i) => [i.num_decode_tokens, i.num_prefill_tokens]), {
     colors: ["--decode", "--prefill"], slots: WINDOW, limits: iterations.map((i) => i.token_budget), lineColor: "--budget",
   });
-  const ms = (i) => (i.stages_s.length ? 1000 * (i.stages_s.at(-1)[1] - i.stages_s[0][0]) : 0);
   lines($("times"), [
-    { color: "--decode", points: iterations.map(ms) },
+    { color: "--decode", points: iterations.map(stepMs) },
     { color: "--budget", points: iterations.map((i) => (i.predicted_s ? 1000 * i.predicted_s : null)) },
   ], { slots: WINDOW, line: objective, lineColor: "--slo" });
   histogram($("tbt"), tbt, { line: objective, lineColor: "--slo", color: "--decode" });
@@ -151,7 +152,7 @@ function draw() {
   });
   $("tbt-note").textContent = quantiles(tbt);
   $("ttft-note").textContent = quantiles(ttft);
-  $("rate").textContent = rate(iterations, (performance.now() - cameAt) / 1000);
+  $("rate").textContent = rate(counts, (performance.now() - cameAt) / 1000);
   streams.draw(objective);
   requestAnimationFrame(() => setTimeout(draw, 100));
 }

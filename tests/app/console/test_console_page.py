@@ -44,6 +44,7 @@ def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_
     browser.find_element("id", "streams").click()
     wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)  # and the server's
     wait(browser, lambda d: "ms" in text(d, "worst"))
+    wait(browser, lambda d: text(d, "rate").removesuffix(" tokens/s").isdigit())
     browser.find_element("id", "long").click()
     wait(browser, lambda d: "P50" in text(d, "tbt-note"))
 
@@ -138,18 +139,26 @@ def test_a_stream_that_rests_is_not_stalled_and_each_step_has_its_budget(
     assert has_budget
 
 
-def test_the_rate_falls_to_nothing_once_no_more_steps_come(server: Server, browser: Any) -> None:
+def test_the_rate_is_that_of_streamed_tokens_and_a_step_s_time_its_slowest_stage_s(
+    server: Server, browser: Any
+) -> None:
     browser.get(server.url + "/")
     wait(browser, lambda d: text(d, "state") == "ready")
     shown = browser.execute_async_script(
         """const done = arguments[0];
-        import("/console/charts.js").then(({ rate }) => {
-          const step = (_, n) => ({ done_s: n / 10, num_decode_tokens: 4 });
-          const steps = Array.from({ length: 21 }, step);
-          done([rate([], 0), rate(steps, 0), rate(steps, 2), rate(steps, 5)]);
+        import("/console/charts.js").then(({ count, rate, stepMs }) => {
+          const counts = [];
+          for (let n = 0; n <= 20; n += 1) count(counts, n / 10, 4 * n);
+          const shown = [rate([], 0), rate(counts, 0), rate(counts, 2), rate(counts, 5)];
+          count(counts, 60, 180); // of 100 tokens after a minute without any
+          shown.push(rate(counts, 0), counts.length);
+          count(counts, 61, 0); // by a server that began anew
+          const twoStages = { stages_s: [[1.0, 1.25], [2.0, 2.5]] };
+          done([...shown, rate(counts, 0), stepMs(twoStages), stepMs({ stages_s: [] })]);
         }, (problem) => done([String(problem)]));"""
     )
-    assert shown == ["", "40 tokens/s", "20 tokens/s", "0 tokens/s"]
+    assert shown[:6] == ["", "40 tokens/s", "20 tokens/s", "0 tokens/s", "20 tokens/s", 2]
+    assert shown[6:] == ["", 500, 0]
 
 
 def test_engines_that_take_a_part_of_each_request_say_which(server: Server, browser: Any) -> None:

@@ -33,6 +33,9 @@ class Observer:
     def objectives(self) -> Mapping[str, Any]:
         return {}
 
+    def num_streamed(self) -> int:
+        return 0
+
     def watch_gaps(self) -> Any:
         return nullcontext([])
 
