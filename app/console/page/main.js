@@ -3,7 +3,7 @@ import { Chat } from "./chat.js";
 import { bars, count, histogram, lines, rate, stepMs } from "./charts.js";
 import { showFleet } from "./fleet.js";
 import { request } from "./key.js";
-import { follow } from "./sse.js";
+import { follow, refusal } from "./sse.js";
 import { Streams } from "./streams.js";
 
 const $ = (id) => document.getElementById(id);
@@ -77,44 +77,66 @@ function showModels() {
   }
 }
 
+function show(told) {
+  $("state").textContent = told.ready ? "ready" : "not ready";
+  $("state").className = `pill ${told.ready ? "good" : "bad"}`;
+  $("state").title = told.error?.message ?? told.reason ?? "";
+  if (!told.error) status = told; // a refusal, as of a key beyond its limit, says nothing of the engine
+  if (!told.ready) return;
+  showModels();
+  showTiles();
+  showFleet($("fleet"), status);
+  showCauses();
+  $("budget").max = status.max_step_tokens;
+  if (!$("policy").options.length)
+    for (const name of status.policies) $("policy").add(new Option(name, name));
+  if (document.activeElement !== $("policy")) $("policy").value = status.policy;
+  if (document.activeElement !== $("budget")) $("budget").value = status.token_budget ?? "";
+}
+
 async function poll() {
+  let told;
   try {
     const answer = await request(`console/status${location.search}`);
-    const told = await answer.json();
-    $("state").textContent = told.ready ? "ready" : "not ready";
-    $("state").className = `pill ${told.ready ? "good" : "bad"}`;
-    $("state").title = told.error?.message ?? told.reason ?? "";
-    if (!told.error) status = told; // a refusal, as of a key beyond its limit, says nothing of the engine
-    if (!told.ready) return;
-    showModels();
-    showTiles();
-    showFleet($("fleet"), status);
-    showCauses();
-    $("budget").max = status.max_step_tokens;
-    if (!$("policy").options.length)
-      for (const name of status.policies) $("policy").add(new Option(name, name));
-    if (document.activeElement !== $("policy")) $("policy").value = status.policy;
-    if (document.activeElement !== $("budget")) $("budget").value = status.token_budget ?? "";
+    told = await answer.json();
   } catch {
     $("state").textContent = "offline";
     $("state").className = "pill bad";
+    return;
   }
+  show(told);
 }
 
 async function keepPolling() {
-  await poll(); // without a key it waits for one
+  await poll().catch(console.error); // a fault of the page; without a key it waits for one
   setTimeout(keepPolling, 2000);
 }
 
+let numChanges = 0; // of settings that were tried: only the newest one's outcome is told
+
 async function settings(changes) {
-  const answer = await request(`console/settings${location.search}`, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(changes),
-  });
-  notice(answer.ok ? "" : (await answer.json()).error.message);
-  if (!answer.ok) $("policy").value = status.policy; // the switch shows what is in force
-  poll();
+  const number = ++numChanges;
+  notice("");
+  let problem = "";
+  try {
+    const answer = await request(`console/settings${location.search}`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(changes),
+    });
+    if (!answer.ok) problem = await refusal(answer);
+  } catch (error) {
+    problem = `The server does not answer: ${error.message}`;
+  }
+  if (problem) $("policy").value = status.policy; // the switch shows what is in force
+  if (problem && number === numChanges) notice(problem);
+  await poll();
+}
+
+// A change that is not even sent.
+function refuse(text) {
+  numChanges += 1;
+  notice(text);
 }
 
 // A message of the feed.
@@ -175,7 +197,7 @@ $("policy").onchange = () => settings({ policy: $("policy").value });
 $("budget").onchange = () => {
   const budget = $("budget");
   if (budget.checkValidity()) settings({ token_budget: budget.value === "" ? null : Number(budget.value) });
-  else notice(`budget: ${budget.validationMessage}`);
+  else refuse(`budget: ${budget.validationMessage}`);
 };
 $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();

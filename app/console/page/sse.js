@@ -19,6 +19,12 @@ async function* events(answer) {
   }
 }
 
+// Why an answer is none: a proxy's, unlike the server's own, has no message that can be read.
+export async function refusal(answer) {
+  const problem = await answer.json().catch(() => null);
+  return problem?.error?.message ?? `HTTP ${answer.status}`;
+}
+
 // POST a streamed request and yield its events.
 export async function* stream(path, body, signal) {
   const answer = await request(path, {
@@ -27,10 +33,7 @@ export async function* stream(path, body, signal) {
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });
-  if (!answer.ok) {
-    const problem = await answer.json().catch(() => null);
-    throw new Error(problem?.error?.message ?? `HTTP ${answer.status}`);
-  }
+  if (!answer.ok) throw new Error(await refusal(answer));
   for await (const event of events(answer)) {
     if (event.data.error) throw new Error(event.data.error.message);
     yield event;

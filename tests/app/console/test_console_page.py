@@ -259,3 +259,55 @@ def test_what_ends_early_leaves_nothing_behind(server: Server, browser: Any) -> 
     )
     assert sent == [["first"], ["second"]]
     assert failed
+
+
+def test_the_newest_change_has_the_notice_and_what_failed_is_told(
+    server: Server, browser: Any
+) -> None:
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    late, failed, switched, state = browser.execute_async_script(
+        """const done = arguments[0], $ = (id) => document.getElementById(id);
+        const own = window.fetch, before = $("policy").value, late = [], failed = [];
+        let settle, isBroken = false, faults = 0;
+        window.fetch = async (path, options) => {
+          if (path.startsWith("console/settings"))
+            return new Promise((answer, fail) => { settle = { answer, fail }; });
+          return isBroken ? new Response('{"ready": true}') : own(path, options);
+        };
+        const until = async (holds) => {
+          while (!holds()) await new Promise((resolve) => setTimeout(resolve, 5));
+        };
+        const change = (id, value) => {
+          $(id).value = value;
+          $(id).dispatchEvent(new Event("change"));
+        };
+        const other = [...$("policy").options].find(({ value }) => value !== before).value;
+        const run = async () => {
+          for (const end of [() => settle.answer(new Response("{}")),
+            () => settle.fail(new TypeError("gone"))]) {
+            change("policy", other);
+            change("budget", "99999999"); // which is told at once
+            end();
+            await new Promise((resolve) => setTimeout(resolve)); // all that an answer leads to
+            late.push($("notice").textContent);
+          }
+          for (const end of [() => settle.fail(new TypeError("gone")),
+            () => settle.answer(new Response("<h1>Bad gateway</h1>", { status: 502 }))]) {
+            change("policy", other);
+            end();
+            await until(() => $("notice").textContent);
+            failed.push($("notice").textContent);
+          }
+          const switched = $("policy").value !== before;
+          console.error = () => { faults += 1; };
+          isBroken = true; // a status that the page cannot show
+          await until(() => faults);
+          return [late, failed, switched, $("state").textContent];
+        };
+        run().then(done, (problem) => done([[String(problem)], [], true, ""]));"""
+    )
+    assert [notice[:7] for notice in late] == ["budget:"] * 2
+    assert failed == ["The server does not answer: gone", "HTTP 502"]
+    assert not switched
+    assert state == "ready"
