@@ -15,7 +15,7 @@ export class Streams {
     this.forget();
   }
 
-  // Longest gap between tokens: as the server sent them, and as they came here.
+  // Longest gap between tokens: as the server sent them, to other clients too, and as they came here.
   forget() { this.worst = this.worstHere = 0; }
 
   // What the server did: records of its iterations, and the gaps of its streams in ms.
@@ -124,6 +124,7 @@ export class Streams {
 
   draw(objective) {
     const now = performance.now();
+    this.marks = this.marks.filter(({ end }) => end === null || end >= now - SHOWN_MS);
     for (const lane of this.lanes.length ? [this.server, ...this.lanes] : []) {
       const { canvas, times, rests } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
