@@ -188,20 +188,26 @@ def chat(
         if not line:
             break
         messages.append({"role": "user", "content": line})
-        answer = ""
+        answer, is_thinking = "", False
         body: dict[str, Any] = {"messages": messages, "temperature": temperature}
         if max_tokens is not None:
             body["max_tokens"] = max_tokens
         try:
             for event in talk.stream("/v1/chat/completions", body):
                 for choice in event["choices"]:
+                    if thought := choice["delta"].get("reasoning_content"):
+                        typer.secho(thought, dim=True, nl=False)
+                        is_thinking = True
                     piece = choice["delta"].get("content") or ""
+                    if piece and is_thinking:
+                        typer.echo("\n")
+                        is_thinking = False
                     answer += piece
                     typer.echo(piece, nl=False)
         except KeyboardInterrupt:  # ends this answer, not the chat
             pass
         except AnswerError as error:  # nor does this: what was said before is kept
-            if answer:
+            if answer or is_thinking:
                 typer.echo("")
             print_error(error)
             messages.pop()

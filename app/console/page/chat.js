@@ -38,6 +38,9 @@ export class Chat {
     messages.push({ role: "user", content: text });
     this.bubble("user", text);
     const { box, body } = this.bubble("assistant", "");
+    const thought = document.createElement("div"); // before an answer, and no part of it
+    thought.className = "thought";
+    box.prepend(thought);
     this.abort = new AbortController();
     this.$("stop").disabled = false;
     this.$("send").disabled = true;
@@ -52,9 +55,10 @@ export class Chat {
       for await (const { data } of stream("v1/chat/completions", request, this.abort.signal)) {
         tokens = data.usage?.completion_tokens ?? tokens;
         timing = data.timing ?? timing;
-        const piece = data.choices[0]?.delta?.content;
-        if (!piece) continue;
-        answer += piece;
+        const { content, reasoning_content: reasoning } = data.choices[0]?.delta ?? {};
+        if (!reasoning && !content) continue;
+        answer += content ?? "";
+        thought.append(reasoning ?? "");
         body.textContent = answer;
         this.scroll();
       }
@@ -62,7 +66,8 @@ export class Chat {
       if (problem.name === "AbortError") note = "stopped";
       else { box.classList.add("error"); body.textContent = answer + problem.message; }
     }
-    if (answer) messages.push({ role: "assistant", content: answer });
+    // An answer may be cut while the model still thinks: its question stays in the conversation.
+    if (answer || thought.textContent || tokens) messages.push({ role: "assistant", content: answer });
     else messages.pop();
     const small = document.createElement("small");
     if (timing) {

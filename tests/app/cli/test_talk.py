@@ -135,6 +135,21 @@ def test_a_chat_goes_on_after_an_error(
     assert result.exit_code == status
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_model_s_reasoning_is_shown_dimmed_and_not_sent_again(serve: Serve, is_cut: bool) -> None:
+    """A question stays in the conversation where the answer was cut within the reasoning."""
+    pieces = [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}]
+    pieces += [] if is_cut else [{"content": "Four"}, {"content": "."}]
+    choices = [{"choices": [{"delta": piece, "finish_reason": None}]} for piece in pieces]
+    events = "".join(f"data: {json.dumps(choice)}\n\n" for choice in choices)
+    bodies = serve(httpx.Response(200, text=f"{events}data: [DONE]\n\n"), stream("Ten."))
+    result = runner.invoke(app, ["chat"], input="2 + 2?\n5 + 5?\n\n", color=True)
+    assert "\x1b[2mLet me \x1b[0m\x1b[2msee.\x1b[0m" in result.stdout
+    assert ("see.\x1b[0m\n\nFour.\n" in result.stdout) is not is_cut
+    said = [one["content"] for one in bodies[-1]["messages"]]
+    assert said == ["2 + 2?", "" if is_cut else "Four.", "5 + 5?"]
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
 def test_an_output_shows_what_it_has_letters_for(serve: Serve, command: list[str]) -> None:
     serve(stream("né 漢"))

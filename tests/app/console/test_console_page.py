@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.app.console.chromium import is_installed, text, wait
-from tests.serve.server_process import ROOT, Server, running
+from tests.serve.server_process import Server
 
 pytestmark = [
     pytest.mark.browser,
@@ -17,18 +16,6 @@ pytestmark = [
         not is_installed(), reason="needs the packages chromium and chromium-driver"
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    args = {
-        "model": {"path": str(ROOT / "configs/models/demo")},
-        "scheduling": {"token_budget": 128, "max_requests": 32},
-        "kv": {"memory_gib": 0.3},
-        "slo": {"tbt_ms": 1},  # which no step keeps
-    }
-    with running(tmp_path_factory.mktemp("console"), args) as started:
-        yield started
 
 
 def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_path: Path) -> None:
@@ -182,132 +169,16 @@ def test_engines_that_take_a_part_of_each_request_say_which(server: Server, brow
     assert not is_clipped
 
 
-def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
-    server: Server, browser: Any
-) -> None:
+def test_long_prompts_that_were_long_ago_are_not_drawn(server: Server, browser: Any) -> None:
     browser.get(server.url + "/")
-    wait(browser, lambda d: text(d, "state") == "ready")
-    seen = browser.execute_async_script(
-        """const done = arguments[0], own = window.fetch, took = [], sent = [];
-        const body = (parts, end) => new ReadableStream({
-          async start(to) {
-            for (const part of parts) to.enqueue(new TextEncoder().encode(part));
-            if (end) to.close();
-          },
-          pull(to) { to.error(new TypeError("the network went away")); },
-        }, { highWaterMark: 0 });
-        const answers = [
-          new Response(body(['data: {"n"', ': 1}\\n', '\\ndata: {"n": 2}\\n\\ndata: {'], true)),
-          new Response(body(['data: {"n": 3}\\n\\n'], false)),
-          null,
-          new Response("", { status: 503 }),
-          new Response("", { status: 429 }),
-          new Response("", { status: 403 }),
-        ];
-        window.fetch = async (path, options) => {
-          if (path !== "feed") return own(path, options);
-          sent.push("authorization" in options.headers);
-          const answer = answers.shift();
-          if (!answer) throw new TypeError("nobody listens");
-          return answer;
-        };
-        import("/console/sse.js")
-          .then(({ follow }) => follow("feed", ({ n }) => took.push(n), 1))
-          .then(() => done([took, sent, answers.length]), (problem) => done(String(problem)));"""
-    )
-    assert seen == [[1, 2, 3], [False] * 6, 0]  # without keys none is sent
-
-
-def test_what_ends_early_leaves_nothing_behind(server: Server, browser: Any) -> None:
-    """An answer that New chat cuts is not in the next conversation; failed streams are off."""
-    browser.get(server.url + "/")
-    wait(browser, lambda d: text(d, "state") == "ready")
-    sent, failed = browser.execute_async_script(
-        """const done = arguments[0], $ = (id) => document.getElementById(id), sent = [];
-        const own = window.fetch;
-        const piece = 'data: {"choices": [{"delta": {"content": "old"}}]}\\n\\n';
-        window.fetch = async (path, options) => {
-          if (path === "v1/completions") return new Response("", { status: 503 });
-          if (path !== "v1/chat/completions") return own(path, options);
-          sent.push(JSON.parse(options.body).messages.map(({ content }) => content));
-          return new Response(new ReadableStream({
-            start(to) {
-              to.enqueue(new TextEncoder().encode(piece));
-              options.signal.addEventListener("abort", () => to.error(options.signal.reason));
-            },
-          }));
-        };
-        const until = async (holds) => {
-          while (!holds()) await new Promise((resolve) => setTimeout(resolve, 5));
-        };
-        const ask = async (words) => {
-          $("input").value = words;
-          $("composer").requestSubmit();
-          await until(() => $("messages").textContent.includes("old"));
-          $("clear").click();
-          await until(() => !$("send").disabled);
-        };
-        const run = async () => {
-          await ask("first");
-          await ask("second");
-          const before = $("streams").textContent;
-          $("streams").click();
-          await until(() => $("notice").textContent);
-          return [sent, before === $("streams").textContent];
-        };
-        run().then(done, (problem) => done([String(problem), false]));"""
-    )
-    assert sent == [["first"], ["second"]]
-    assert failed
-
-
-def test_the_newest_change_has_the_notice_and_what_failed_is_told(
-    server: Server, browser: Any
-) -> None:
-    browser.get(server.url + "/")
-    wait(browser, lambda d: text(d, "state") == "ready")
-    late, failed, switched, state = browser.execute_async_script(
+    marks = browser.execute_async_script(
         """const done = arguments[0], $ = (id) => document.getElementById(id);
-        const own = window.fetch, before = $("policy").value, late = [], failed = [];
-        let settle, isBroken = false, faults = 0;
-        window.fetch = async (path, options) => {
-          if (path.startsWith("console/settings"))
-            return new Promise((answer, fail) => { settle = { answer, fail }; });
-          return isBroken ? new Response('{"ready": true}') : own(path, options);
-        };
-        const until = async (holds) => {
-          while (!holds()) await new Promise((resolve) => setTimeout(resolve, 5));
-        };
-        const change = (id, value) => {
-          $(id).value = value;
-          $(id).dispatchEvent(new Event("change"));
-        };
-        const other = [...$("policy").options].find(({ value }) => value !== before).value;
-        const run = async () => {
-          for (const end of [() => settle.answer(new Response("{}")),
-            () => settle.fail(new TypeError("gone"))]) {
-            change("policy", other);
-            change("budget", "99999999"); // which is told at once
-            end();
-            await new Promise((resolve) => setTimeout(resolve)); // all that an answer leads to
-            late.push($("notice").textContent);
-          }
-          for (const end of [() => settle.fail(new TypeError("gone")),
-            () => settle.answer(new Response("<h1>Bad gateway</h1>", { status: 502 }))]) {
-            change("policy", other);
-            end();
-            await until(() => $("notice").textContent);
-            failed.push($("notice").textContent);
-          }
-          const switched = $("policy").value !== before;
-          console.error = () => { faults += 1; };
-          isBroken = true; // a status that the page cannot show
-          await until(() => faults);
-          return [late, failed, switched, $("state").textContent];
-        };
-        run().then(done, (problem) => done([[String(problem)], [], true, ""]));"""
+        import("/console/streams.js").then(({ Streams }) => {
+          const streams = new Streams({ $ }), now = performance.now();
+          const ends = [now - 60_000, now - 1000, null];
+          for (const end of ends) streams.marks.push({ begin: now - 90_000, end });
+          streams.draw(null);
+          done(streams.marks.map(({ end }) => ends.indexOf(end)));
+        }, (problem) => done(String(problem)));"""
     )
-    assert [notice[:7] for notice in late] == ["budget:"] * 2
-    assert failed == ["The server does not answer: gone", "HTTP 502"]
-    assert not switched
-    assert state == "ready"
+    assert marks == [1, 2]
