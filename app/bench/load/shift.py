@@ -32,6 +32,7 @@ class Phase:
     begin_s: float
 
     def jobs(self) -> list[Job]:
+        """The load's, without a second that comes after the phase, where it has less than one."""
         end_s = self.begin_s + self.load.seconds
         moved = [
             dataclasses.replace(job, arrival_s=job.arrival_s + self.begin_s)

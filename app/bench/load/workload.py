@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -80,10 +80,12 @@ class Load:
     seed: int = 0
 
     def jobs(self) -> list[Job]:
-        """The requests in order of arrival, determined by the load."""
+        """The requests in order of arrival, determined by the load. The first comes at once: drawn
+        like the others and stretched with them, its time would shift a slow load beyond its end."""
         count = max(2, math.ceil(self.qps * self.seconds))
         workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
-        jobs = jobs_of(workload.at_rate(self.qps))
+        workload = workload.at_rate(self.qps)
+        jobs = jobs_of(replace(workload, arrival_s=workload.arrival_s - workload.arrival_s[0]))
         gap_s = self.seconds / (self.num_long + 1)
         jobs += [Job((k + 1) * gap_s, self.long_tokens, 8) for k in range(self.num_long)]
         return sorted(jobs, key=lambda job: job.arrival_s)

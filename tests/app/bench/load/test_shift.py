@@ -15,11 +15,17 @@ def test_phases_follow_each_other_without_a_pause() -> None:
     for number, phase in enumerate(phases):
         arrivals = [job.arrival_s for job in phase.jobs()]
         assert arrivals == sorted(arrivals)
-        assert 30.0 * number <= arrivals[0] <= arrivals[-1] < 30.0 * (number + 1)
+        assert 30.0 * number == arrivals[0] < arrivals[-1] < 30.0 * (number + 1)
+        assert len(arrivals) == 30.0 * phase.load.qps
     chat, documents, again = (phase.jobs() for phase in phases)
     mean = [sum(j.num_prompt_tokens for j in jobs) / len(jobs) for jobs in (chat, documents, again)]
     assert mean[1] > 2 * max(mean[0], mean[2])
     assert [j.num_prompt_tokens for j in chat] != [j.num_prompt_tokens for j in again]
+
+
+def test_no_request_of_a_phase_arrives_in_the_next() -> None:
+    phases = parse_phases("64x8@0.01,512x8@1", 10.0)
+    assert [job.arrival_s for job in phases[0].jobs()] == [0.0]
 
 
 @pytest.mark.parametrize("text", ["", "64x8", "64x8@", "64x8@0", "64x8@-1", "@2", "64x8@2,"])

@@ -32,6 +32,14 @@ def test_the_rate_is_that_of_the_arrivals() -> None:
         assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(qps)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("qps", [0.375, 0.5, 2.0, 10.0])
+def test_a_load_takes_the_time_that_it_names(qps: float, seed: int) -> None:
+    times = [job.arrival_s for job in Load("sharegpt/8", qps, 15.0, seed=seed).jobs()]
+    assert times[0] == 0.0
+    assert 15.0 - 2 / qps <= times[-1] < 15.0
+
+
 def test_a_load_has_two_requests_at_least() -> None:
     assert [(j.num_prompt_tokens, j.num_output_tokens) for j in Load("7x3", 0.01, 1.0).jobs()] == [
         (7, 3)
