@@ -78,6 +78,6 @@ async def pause_s(server: OwnServer, kind: str, blow: signal.Signals, noticed_s:
     await asyncio.sleep(_STRIKE_AFTER_S)
     os.kill(pid, blow)
     traces = await load
-    if wrong := next((t.error or "a token is missing" for t in traces if not t.finished), None):
+    if wrong := next((t.problem for t in traces if t.problem), None):
         raise MeasurementError(f"a stream failed: {wrong}")
     return max(max(trace.gaps_s) for trace in traces) - noticed_s

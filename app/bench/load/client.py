@@ -66,6 +66,14 @@ class Trace:
     def finished(self) -> bool:
         return self.error is None and self.num_tokens >= self.job.num_output_tokens
 
+    @property
+    def problem(self) -> str | None:
+        """Why it has not finished."""
+        if self.finished or self.error is not None:
+            return self.error
+        tokens = f"{self.num_tokens} of {self.job.num_output_tokens} tokens"
+        return f"{tokens}: does the server honor ignore_eos and include_usage?"
+
 
 async def open_loop(
     jobs: Sequence[Job],
@@ -260,7 +268,8 @@ async def sse_events(
     rest = b""
     async for data in response.content.iter_any():
         now_s = time.perf_counter()
-        *events, rest = (rest + data).split(b"\n\n")
+        # A line may end with CRLF, whose halves may come apart.
+        *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         yield now_s, events
 
 

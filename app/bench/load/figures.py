@@ -83,7 +83,7 @@ def load_figures(
         tbt_max_ms=1000 * gaps[-1] if gaps else math.nan,
         num_stalls=sum(1 for g in gaps if g > limit_s),
         goodput_qps=kept / span_s if span_s else 0.0,
-        first_error=next((t.error for t in traces if t.error), None),
+        first_error=next((t.problem for t in traces if t.problem), None),
     )
 
 

@@ -131,7 +131,7 @@ def measure(config: Path, load: Tripled, options: Mapping[str, float]) -> dict[s
         "objectives": objectives,
         "num_requests": len(traces),
         "num_cut": len(cut),
-        "first_error": next((trace.error for trace in cut if trace.error), None),
+        "first_error": next((trace.problem for trace in cut), None),
         "parts": [asdict(part) for part in parts],
         "engines": changes(looks),
         "most_engines": max(count for _, count in looks),

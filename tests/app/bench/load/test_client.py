@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from app.bench.load.client import Job, LoadClient, Trace, first_model, open_loop, server_root
+from app.bench.load.client import (
+    Job,
+    LoadClient,
+    Trace,
+    first_model,
+    open_loop,
+    server_root,
+    sse_events,
+)
 from tests.app.bench.load.traces import trace
 
 
@@ -62,6 +72,21 @@ async def test_every_request_has_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
     client = LoadClient("http://h:1", first_model("http://h:1", "k"), api_key="k")
     await client.send(Session(), Job(0.0, 1, 1), 0.0)  # type: ignore[arg-type]
     assert [headers["authorization"] for headers in sent] == ["Bearer k"] * 2
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("num_bytes", [1, 7, 1000])
+async def test_events_end_with_a_blank_line_of_either_kind(end: bytes, num_bytes: int) -> None:
+    sent = b"".join(b"data: " + event + 2 * end for event in (b'{"a":1}', b'{"b":2}', b"[DONE]"))
+    parts = [sent[at : at + num_bytes] for at in range(0, len(sent), num_bytes)]
+
+    async def iter_any() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    response = cast(Any, SimpleNamespace(content=SimpleNamespace(iter_any=iter_any)))
+    found = [event async for _, events in sse_events(response) for event in events]
+    assert found == [b'data: {"a":1}', b'data: {"b":2}', b"data: [DONE]"]
 
 
 class _Models(BaseHTTPRequestHandler):

@@ -32,7 +32,8 @@ def test_a_request_that_ends_early_or_with_an_error_has_failed() -> None:
     short = Trace(Job(0.0, 8, 5), event_times_s=[0.5], num_tokens=1)
     figures = load_figures([short, trace(0.0, error="429: full"), trace(0.0, 0.5, 1.0)])
     assert figures.num_failed == 2
-    assert figures.first_error == "429: full"
+    hint = "does the server honor ignore_eos and include_usage?"
+    assert figures.first_error == f"1 of 5 tokens: {hint}"
     figures.check_measured()
 
 
