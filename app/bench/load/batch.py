@@ -29,7 +29,7 @@ from app.bench.load.client import (
     first_model,
     server_root,
 )
-from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.figures import LoadFigures, exit_if_any_failed, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
@@ -231,6 +231,7 @@ def command(
     publish(make_report(context, result, {"model": model}), as_json, out)
     if not as_json:
         _print(found)
+    exit_if_any_failed(f for each in found for f in (each.live_alone, each.live_beside))
 
 
 def medians(rounds: Sequence[Round]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, first_model
-from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.figures import LoadFigures, exit_if_any_failed, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
@@ -79,6 +79,7 @@ def command(
     publish(make_report(context, figures, {"model": model}), as_json, out)
     if not as_json:
         _print(rows, strict_ms)
+    exit_if_any_failed(figures for *_, figures in rows)
 
 
 def _print(rows: Sequence[tuple[str, str, LoadFigures]], strict_ms: float) -> None:

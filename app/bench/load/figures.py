@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import typer
 from rich.table import Table
 
 from app.bench.load.client import Trace
 from app.bench.report import MeasurementError
-from app.bench.terminal import table
+from app.bench.terminal import console, table
 from app.telemetry.definitions import kept_objectives, quantile
 
 
@@ -85,6 +86,20 @@ def load_figures(
         goodput_qps=kept / span_s if span_s else 0.0,
         first_error=next((t.problem for t in traces if t.problem), None),
     )
+
+
+def exit_if_failed(num_failed: int, first_error: str | None) -> None:
+    """Where requests failed, say how many and why the first did, and exit with status 1."""
+    if num_failed:
+        console.print(f"[red]{num_failed} requests failed:[/]", first_error)
+        raise typer.Exit(1)
+
+
+def exit_if_any_failed(figures: Iterable[LoadFigures]) -> None:
+    """As `exit_if_failed`, of several runs together."""
+    failed = [one for one in figures if one.num_failed]
+    if failed:
+        exit_if_failed(sum(one.num_failed for one in failed), failed[0].first_error)
 
 
 def rate_together(traces: Sequence[Trace]) -> float | None:

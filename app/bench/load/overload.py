@@ -8,6 +8,7 @@ token was due is a promise that was not kept.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.load.client import LoadClient, Trace, first_model
-from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.figures import LoadFigures, exit_if_failed, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
@@ -28,7 +29,10 @@ REFUSED = "429"
 @dataclass(frozen=True, slots=True)
 class Overload:
     """One load. Shares: refused, of all requests; kept, of the accepted requests: first token and
-    all gaps were in time; gaps_kept, of all gaps of the accepted requests.
+    all gaps were in time; gaps_kept, of all gaps of the accepted requests. They are nan of none.
+
+    num_failed: accepted requests that met an error or ended early, and so were not kept.
+    first_error: of these.
 
     goodput_tokens_per_s: prompt and output tokens of the requests that kept both. The more requests
     there are to choose from, the shorter are those that fit, and the more of them fit: goodput in
@@ -37,11 +41,13 @@ class Overload:
 
     times: float
     num_requests: int
+    num_failed: int
     refused_share: float
     kept_share: float
     gaps_kept_share: float
     goodput_tokens_per_s: float
     accepted: LoadFigures
+    first_error: str | None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,10 +59,9 @@ class Overload:
 def overload_figures(
     traces: Sequence[Trace], times: float, tbt_ms: float, ttft_ms: float
 ) -> Overload:
-    """Figures of one load. Raises MeasurementError if no request was answered."""
     accepted = [t for t in traces if not _was_refused(t, ttft_ms)]
     figures = load_figures(accepted, tbt_ms=tbt_ms, ttft_ms=ttft_ms)
-    figures.check_measured()
+    failed = [t for t in accepted if not t.finished and not _is_refusal(t)]
     kept = [
         t.finished
         and t.ttft_s is not None
@@ -68,7 +73,7 @@ def overload_figures(
         )
         for t in accepted
     ]
-    gaps_s = [gap_s for t in accepted for gap_s in t.gaps_s]
+    gaps_kept = [gap_s <= tbt_ms / 1000 for t in accepted for gap_s in t.gaps_s]
     tokens = sum(
         t.job.num_prompt_tokens + t.num_tokens
         for t, is_kept in zip(accepted, kept, strict=True)
@@ -77,16 +82,27 @@ def overload_figures(
     return Overload(
         times,
         len(traces),
+        len(failed),
         refused_share=1.0 - len(accepted) / len(traces),
-        kept_share=sum(kept) / len(kept),
-        gaps_kept_share=sum(gap_s <= tbt_ms / 1000 for gap_s in gaps_s) / max(len(gaps_s), 1),
+        kept_share=_share(kept),
+        gaps_kept_share=_share(gaps_kept),
         goodput_tokens_per_s=tokens / figures.span_s if figures.span_s else 0.0,
         accepted=figures,
+        first_error=failed[0].problem if failed else None,
     )
 
 
+def _share(held: Sequence[bool]) -> float:
+    return sum(held) / len(held) if held else math.nan
+
+
+def _is_refusal(trace: Trace) -> bool:
+    return trace.error is not None and trace.error.startswith(REFUSED)
+
+
 def _was_refused(trace: Trace, ttft_ms: float) -> bool:
-    if trace.error is None or not trace.error.startswith(REFUSED):
+    """Soon enough: a later refusal is a promise that was not kept."""
+    if not _is_refusal(trace):
         return False
     return trace.refused_s is None or trace.refused_s - trace.job.arrival_s <= ttft_ms / 1000
 
@@ -121,25 +137,32 @@ def command(
         with console.status(f"{factor * qps:g} requests/s"):
             traces = asyncio.run(client.run(jobs))
         found.append(overload_figures(traces, factor, tbt_ms, ttft_ms))
+        if found[0].num_failed:  # by a wrong model, say: nor would the others measure anything
+            found[0].accepted.check_measured()
     figures = {"loads": [one.to_dict() for one in found]}
     publish(make_report(context, figures, {"model": model}), as_json, out)
     if not as_json:
         _print(found)
+    failed = [one for one in found if one.num_failed]
+    if failed:
+        exit_if_failed(sum(one.num_failed for one in failed), failed[0].first_error)
 
 
 def _print(found: Sequence[Overload]) -> None:
     best = max(one.goodput_tokens_per_s for one in found)
-    columns = ["load", "asked", "refused", "kept", "gaps", "TBT", "TTFT", "req/s", "tok/s", "best"]
+    columns = ["load", "asked", "refused", "failed", "kept", "gaps", "TBT", "TTFT", "req/s",
+               "tok/s", "best"]  # fmt: skip
     rows = []
     for one in found:
         seen = one.accepted
-        rows.append((
+        cells = (
             f"{one.times:g} x", str(one.num_requests), f"{one.refused_share:.0%}",
-            f"{one.kept_share:.1%}", f"{one.gaps_kept_share:.2%}", f"{seen.tbt_p99_ms:.0f}",
-            f"{seen.ttft_p99_ms:.0f}", f"{seen.goodput_qps:.2f}",
+            str(one.num_failed), f"{one.kept_share:.1%}", f"{one.gaps_kept_share:.2%}",
+            f"{seen.tbt_p99_ms:.0f}", f"{seen.ttft_p99_ms:.0f}", f"{seen.goodput_qps:.2f}",
             f"{one.goodput_tokens_per_s:.0f}",
             f"{one.goodput_tokens_per_s / best:.2f}" if best else "-",
-        ))  # fmt: skip
+        )  # fmt: skip
+        rows.append(["-" if cell.startswith("nan") else cell for cell in cells])
     title = (
         "kept requests and gaps, of the accepted; TBT and TTFT at P99, in ms, seen by the client; "
         "goodput in requests and tokens, and its share of the best in tokens"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, error_message, first_model, open_loop
+from app.bench.load.figures import exit_if_failed
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
@@ -148,13 +149,14 @@ def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, An
         why = next((a.trace.error for a in attempts if a.trace.error), "no request was answered")
         raise MeasurementError(f"nothing was measured: {why}")
     ratios.sort()
+    failed = [a.trace for a in attempts if not a.trace.finished and not a.refused]
     retried = [asked.attempts for asked in found if len(asked.attempts) > 1]
     return {
         "num_requests": len(found),
         "num_quotes": len(attempts),
         "num_refused": sum(asked.attempts[0].refused for asked in found),
-        "num_failed": sum(a.trace.error is not None and not a.refused for a in attempts),
-        "first_error": next((a.trace.error for a in attempts if a.trace.error), None),
+        "num_failed": len(failed),
+        "first_error": failed[0].problem if failed else None,
         "ask_p50_ms": 1000 * quantile(sorted(a.ask_s for a in attempts), 0.5),
         "ttft_p50_ms": 1000 * quantile(sorted(a.ttft_s for a in attempts if a.ttft_s), 0.5),
         "ttft_ratio_p10": quantile(ratios, 0.1),
@@ -206,3 +208,4 @@ def command(
         rows = [(name, "-" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v))
                 for name, v in figures.items()]  # fmt: skip
         output.print(table("quotes against what happened", ("figure", "value"), rows))
+    exit_if_failed(figures["num_failed"], figures["first_error"])

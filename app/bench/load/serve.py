@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress
 
 from app.bench.load.client import LoadClient, first_model
-from app.bench.load.figures import LoadFigures, figures_table, load_figures
+from app.bench.load.figures import LoadFigures, exit_if_any_failed, figures_table, load_figures
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output
@@ -59,6 +59,4 @@ def command(
     publish(make_report(context, figures.to_dict(), {"model": model}), as_json, out)
     if not as_json:
         output.print(figures_table([figures]))
-    if figures.num_failed:
-        console.print(f"[red]{figures.num_failed} requests failed:[/]", figures.first_error)
-        raise typer.Exit(1)
+    exit_if_any_failed([figures])

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, first_model
-from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.figures import LoadFigures, exit_if_any_failed, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import Load
 from app.bench.report import make_report, publish
@@ -107,6 +107,7 @@ def command(
     publish(make_report(context, {"phases": rows}, {"model": model}), as_json, out)
     if not as_json:
         _print(plan, found)
+    exit_if_any_failed(figures for figures, _ in found)
 
 
 def _print(plan: Sequence[Phase], found: Sequence[tuple[LoadFigures, float]]) -> None:

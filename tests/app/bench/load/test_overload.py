@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from app.bench.load.classes import class_figures, stream_jobs
@@ -31,6 +33,7 @@ def test_what_broke_was_not_kept() -> None:
     broken = trace(0.0, 0.5, error="500: broken")
     found = overload_figures([trace(0.0, 0.4), broken], 1.0, tbt_ms=100, ttft_ms=2000)
     assert (found.refused_share, found.kept_share) == (0.0, 0.5)
+    assert (found.num_failed, found.first_error) == (1, "500: broken")
 
 
 def test_a_refusal_that_comes_too_late_was_a_promise() -> None:
@@ -39,11 +42,15 @@ def test_a_refusal_that_comes_too_late_was_a_promise() -> None:
     found = overload_figures([trace(0.0, 0.4), soon, late], 1.0, tbt_ms=100, ttft_ms=2000)
     assert found.refused_share == pytest.approx(1 / 3)
     assert found.kept_share == 0.5
+    assert (found.num_failed, found.first_error) == (0, None)
 
 
-def test_refusing_every_request_measures_nothing() -> None:
-    with pytest.raises(MeasurementError):
-        overload_figures([trace(0.0, error="429: overloaded")] * 2, 1.0, 100, 2000)
+def test_a_load_that_is_refused_whole_is_a_row() -> None:
+    """Those before it were measured."""
+    found = overload_figures([trace(0.0, error="429: overloaded")] * 2, 1.0, 100, 2000)
+    assert (found.num_requests, found.refused_share, found.num_failed) == (2, 1.0, 0)
+    assert math.isnan(found.kept_share)
+    assert found.goodput_tokens_per_s == 0.0
 
 
 def test_streams_of_the_first_class_outlast_the_load_beside_them() -> None:

@@ -13,7 +13,7 @@ from app.bench.report import MeasurementError
 
 def attempt(said_ms: float | None, happened_ms: float | None, now: bool = True) -> Attempt:
     """happened_ms None: refused."""
-    trace = Trace(Job(0.0, 10, 2), sent_s=5.0)
+    trace = Trace(Job(0.0, 10, 2), sent_s=5.0, num_tokens=2)
     if happened_ms is None:
         trace.error = "429: overloaded"
     else:
