@@ -37,6 +37,8 @@ from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.paths import own_command, own_environment
 
 _BUSY: Final = "legato_iteration_seconds_sum"
+_PIPELINE: Final = "legato_pipeline_bubble_seconds_total{"
+_ENGINE: Final = "legato_engine_serving{"
 _TOKENS: Final = range(300, 4000)
 
 
@@ -160,10 +162,14 @@ async def run_beside(
 
 
 def busy_seconds(metrics: str) -> float:
-    """Total time of steps by a server's `/metrics`. Raises MeasurementError where none tell."""
-    values = [
-        float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(_BUSY)
-    ]
+    """Total time of steps by a server's `/metrics`. Raises MeasurementError where none tell, or
+    where that is no share of the time: stages and engines are busy at once, and add up."""
+    lines = metrics.splitlines()
+    values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(_BUSY)]
+    if any(line.startswith(_PIPELINE) for line in lines):
+        raise MeasurementError("what a load leaves is known of one stage; this engine has several")
+    if sum(line.startswith(_ENGINE) for line in lines) > 1:
+        raise MeasurementError("what a load leaves is known of one engine; this server has several")
     if not values:
         raise MeasurementError(f"the server's /metrics have no {_BUSY}")
     return sum(values)

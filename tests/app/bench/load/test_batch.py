@@ -6,10 +6,15 @@ import json
 
 import pytest
 
+from actors.transport.messages import IterationRecord
 from app.bench.load.batch import Round, batch_lines, busy_seconds, in_both, medians, rate_of
 from app.bench.load.client import Job, Trace
 from app.bench.report import MeasurementError
+from app.telemetry.engines import FrontEngines
+from app.telemetry.live import Telemetry
+from app.telemetry.prometheus import render
 from tests.app.bench.load.traces import steady
+from tests.app.telemetry.test_engines import Said
 
 
 def test_what_is_left_is_the_time_without_steps() -> None:
@@ -55,6 +60,21 @@ def test_busy_time_is_the_sum_of_the_histogram() -> None:
     assert busy_seconds(text) == 12.5
     with pytest.raises(MeasurementError, match="legato_iteration_seconds_sum"):
         busy_seconds("vllm_iteration 3\n")
+
+
+def test_stages_and_engines_that_are_busy_at_once_are_refused() -> None:
+    """By the series that the telemetry of such servers has."""
+    alone, pipeline, front = (Telemetry("m") for _ in range(3))
+    for telemetry, stages_s in ((alone, [(0.0, 0.1)]), (pipeline, [(0.0, 0.1), (0.2, 0.3)])):
+        for n in range(2):
+            own = tuple((begin_s + n, end_s + n) for begin_s, end_s in stages_s)
+            record = IterationRecord(n, n, n + 0.3, None, 8, 0, 8, own, 8, 0, 0, 9, 0, 0, 64)
+            telemetry.on_iterations([record])
+    front.show_engines(FrontEngines([Said("a"), Said("b")]))
+    assert busy_seconds(render([alone.metrics_now()]).decode()) == pytest.approx(0.2)
+    for telemetry, several in ((pipeline, "one stage"), (front, "one engine")):
+        with pytest.raises(MeasurementError, match=several):
+            busy_seconds(render([telemetry.metrics_now()]).decode())
 
 
 def test_a_batch_counts_if_it_was_answered_whole() -> None:
