@@ -153,7 +153,11 @@ def command(
 ) -> None:
     """The highest Poisson load a running server sustains under a P99 TBT objective."""
     load = Load(lengths, guess_qps, seconds, seed=seed)
-    load.jobs()  # rejects unknown lengths before anything is sent
+    if all(job.num_output_tokens < 2 for job in load.jobs()):
+        raise typer.BadParameter(
+            f"{lengths!r}: answers of one token have no time between tokens to judge",
+            param_hint="--lengths",
+        )
     model = model or first_model(url, api_key)
     client, objective = LoadClient(url, model, api_key=api_key), CapacityObjective(tbt_ms, ttft_ms)
     few, many = TYPICAL_PROBES

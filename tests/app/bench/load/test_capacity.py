@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from typer.testing import CliRunner
 
 from app.bench.load.capacity import (
     CapacityObjective,
@@ -14,6 +15,7 @@ from app.bench.load.capacity import (
 )
 from app.bench.load.figures import LoadFigures, load_figures
 from app.bench.report import MeasurementError
+from app.cli.main import app as cli
 from tests.app.bench.load.traces import steady, trace
 
 OBJECTIVE = CapacityObjective(tbt_ms=100.0, ttft_p50_ms=1000.0)
@@ -57,6 +59,12 @@ def test_a_server_that_answers_nothing_is_no_capacity_of_zero() -> None:
 
     with pytest.raises(MeasurementError, match="500: broken"):
         measure_capacity(broken, OBJECTIVE, CapacitySearch(4.0, 0.05), 40.0)
+
+
+def test_answers_of_one_token_have_no_tbt_to_judge() -> None:
+    result = CliRunner().invoke(cli, ["capacity", "--lengths", "512x1"])
+    assert result.exit_code == 2
+    assert "512x1" in result.output
 
 
 def test_a_load_that_never_passes_is_a_capacity_of_zero() -> None:
