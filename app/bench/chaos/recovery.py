@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +15,13 @@ import typer
 from app.bench.chaos import census
 from app.bench.chaos.command import Config
 from app.bench.chaos.own_server import OwnServer, own_server
-from app.bench.load.client import Job, LoadClient
+from app.bench.load.client import Job, LoadClient, Trace
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
 from app.paths import DEMO_CONFIG
 
 _DEADLINE_S = 2.0
-_STREAMS, _TOKENS = 8, 400
+_STREAMS, _JOB = 8, Job(0.0, 32, 400)
 _STRIKE_AFTER_S = 0.3  # of the streams' start: all of them decode
 
 # What happens -> the kind of process, the signal, what the scheduler needs to notice it.
@@ -71,13 +73,25 @@ async def _pauses_s(server: OwnServer, name: str, times: int, rest_s: float) -> 
 async def pause_s(server: OwnServer, kind: str, blow: signal.Signals, noticed_s: float) -> float:
     """The longest gap of streams in whose middle a process is struck, less `noticed_s`.
 
-    Raises MeasurementError if a stream failed, or had ended before."""
-    pid = server.pids(kind)[-1]
-    jobs = [Job(0.0, 32, _TOKENS)] * _STREAMS
-    load = asyncio.create_task(LoadClient(server.url, server.model).run(jobs))
-    await asyncio.sleep(_STRIKE_AFTER_S)
-    os.kill(pid, blow)
-    traces = await load
+    Raises MeasurementError as `longest_gap_s`."""
+    pid, client = server.pids(kind)[-1], LoadClient(server.url, server.model)
+    begin_s = time.perf_counter()
+    async with client.session() as session:
+        sent = [asyncio.create_task(client.send(session, _JOB, begin_s)) for _ in range(_STREAMS)]
+        await asyncio.sleep(_STRIKE_AFTER_S)
+        os.kill(pid, blow)
+        struck_s = time.perf_counter() - begin_s
+        return longest_gap_s(await asyncio.gather(*sent), struck_s) - noticed_s
+
+
+def longest_gap_s(traces: Sequence[Trace], struck_s: float) -> float:
+    """Of streams of which a process was struck at this time of theirs.
+
+    Raises MeasurementError if one failed, or had ended before."""
     if wrong := next((t.problem for t in traces if t.problem), None):
         raise MeasurementError(f"a stream failed: {wrong}")
-    return max(max(trace.gaps_s) for trace in traces) - noticed_s
+    if any(trace.event_times_s[-1] <= struck_s for trace in traces):
+        raise MeasurementError(
+            f"a stream had ended before the fault, {struck_s:.1f} s after it began"
+        )
+    return max(max(trace.gaps_s) for trace in traces)

@@ -24,11 +24,14 @@ from app.bench.chaos.figures import chaos_figures, pauses_s
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.fuzz import answers_within_s
 from app.bench.chaos.own_server import OwnServer, engines_of, is_fleet
+from app.bench.chaos.recovery import longest_gap_s
 from app.bench.chaos.requests import ChaosAnswer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.chaos.soak import growth
+from app.bench.report import MeasurementError
 from app.cli.main import app
 from app.settings.model_folder import SettingsError
+from tests.app.bench.load.traces import trace
 
 REQUEST = ChaosRequest(0, "greedy", "/v1/completions", {})
 
@@ -40,6 +43,15 @@ def answer(text: str = "one two", *, ended: bool = True, **fields: Any) -> Chaos
     if ended:
         made.finished, made.num_tokens = {0: "length"}, len(text)
     return made
+
+
+def test_a_pause_is_that_of_streams_which_the_fault_found_running() -> None:
+    found, ended = trace(0.0, 0.1, 0.2, 1.7, 1.8), trace(0.0, 0.1, 0.2)
+    assert longest_gap_s([found, found], 0.3) == 1.5
+    with pytest.raises(MeasurementError, match="had ended before"):
+        longest_gap_s([found, ended], 0.3)
+    with pytest.raises(MeasurementError, match="a stream failed: gone"):
+        longest_gap_s([found, trace(0.0, 0.1, error="gone")], 0.3)
 
 
 def test_an_equal_answer_is_exact() -> None:
