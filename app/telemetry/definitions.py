@@ -25,7 +25,12 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("ttft", "s", "request", "first token - arrival"),
-        Metric("tbt", "s", "token", "token - previous token of the request; none for the first"),
+        Metric(
+            "tbt",
+            "s",
+            "token",
+            "token - previous token of the request, once for tokens that come together",
+        ),
         Metric("scheduling_delay", "s", "request", "start of the first step it is in - arrival"),
         Metric("e2e_time", "s", "request", "last token - arrival"),
         Metric("e2e_time_normalized", "s/token", "request", "e2e_time / output tokens"),

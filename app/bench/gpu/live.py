@@ -90,7 +90,7 @@ class LiveRun:
         record, now_s = self.record, self._now_s()
         for output in emit.outputs:
             i = output.request_id
-            for _ in output.tokens:
+            if output.tokens:  # a gap for each delivery, as its client sees them
                 if record.num_output_tokens[i]:
                     gap_s = now_s - record.last_token_s[i]
                     record.gaps_s.append(gap_s)
@@ -98,6 +98,6 @@ class LiveRun:
                 else:
                     record.first_token_s[i] = now_s
                 record.last_token_s[i] = now_s
-                record.num_output_tokens[i] += 1
+                record.num_output_tokens[i] += len(output.tokens)
             if output.finish_reason is not None:
                 record.finished_s[i] = now_s

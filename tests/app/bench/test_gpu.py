@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
 
+from actors.scheduling.events import Emit, Output
 from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import StepCase
@@ -240,6 +241,18 @@ def test_a_live_run_serves_every_request(stage: LoadedStage) -> None:
     assert 0 < summary.tbt_p50 <= summary.tbt_p99
     assert summary.scheduling_delay_p50 >= 0
     assert summary.num_steps >= 4
+
+
+def test_tokens_of_one_delivery_have_one_gap(stage: LoadedStage) -> None:
+    """As their client sees them: zero gaps of accepted drafts would hide the others."""
+    config = scheduler_config(
+        load_model("mistral-7b-a100"), token_budget=32, max_requests=4, max_model_len=256,
+        num_blocks=16, tbt_s=10.0,
+    )  # fmt: skip
+    run = LiveRun(stage.runner, config, Workload(np.zeros(1), np.full(1, 5), np.full(1, 4)))
+    run._carry_out([Emit((Output(0, 0, (5,)),)), Emit((Output(0, 1, (6, 7, 8)),))])
+    assert len(run.record.gaps_s) == 1
+    assert list(run.record.num_output_tokens) == [4]
 
 
 def test_stalls_cost_capacity_under_a_strict_objective(stage: LoadedStage) -> None:
