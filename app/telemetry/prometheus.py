@@ -148,7 +148,11 @@ class Metrics:
         self.goodput_tokens = self._counter("goodput_tokens", "Tokens of those requests")
         self.preemptions = self._counter("num_preemptions", "Requests that lost their KV blocks")
         self.recoveries = self._counter("recoveries", "Pipelines or schedulers rebuilt")
-        self.bubble = self._counter("pipeline_bubble_seconds", "Idle time of a stage", "stage")
+        self.bubble = self._counter(
+            "pipeline_bubble_seconds",
+            "Time a stage waits for a submitted step while another stage has it",
+            "stage",
+        )
         self.running = self._gauge("num_requests_running", "Requests holding KV blocks")
         self.waiting = self._gauge("num_requests_waiting", "Requests not yet started")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1")
