@@ -196,11 +196,11 @@ def chat(
             for event in talk.stream("/v1/chat/completions", body):
                 for choice in event["choices"]:
                     if thought := choice["delta"].get("reasoning_content"):
-                        typer.secho(thought, dim=True, nl=False)
+                        typer.secho(thought, dim=True, nl=False, err=not sys.stdout.isatty())
                         is_thinking = True
                     piece = choice["delta"].get("content") or ""
                     if piece and is_thinking:
-                        typer.echo("\n")
+                        typer.echo("\n", err=not sys.stdout.isatty())
                         is_thinking = False
                     answer += piece
                     typer.echo(piece, nl=False)

@@ -114,7 +114,7 @@ class Metrics:
         )
         self.step_error = self._quick_histogram(
             "iteration_prediction_error_ratio",
-            "Measured over predicted iteration time",
+            "Time of the slowest stage over the predicted",
             (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0),
         )
         self.step_tokens = self._quick_histogram(

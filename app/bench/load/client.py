@@ -41,7 +41,7 @@ class Trace:
     """One request as its caller saw it; times in seconds since the start of the run.
 
     tokens: of an engine in this process; a server says only how many there are. refused_s: when an
-    error came in the place of an answer.
+    error came in the place of an answer. has_ended: the stream said so.
     """
 
     job: Job
@@ -51,6 +51,7 @@ class Trace:
     error: str | None = None
     tokens: list[int] = field(default_factory=list)
     refused_s: float | None = None
+    has_ended: bool = False
 
     @property
     def ttft_s(self) -> float | None:
@@ -71,6 +72,8 @@ class Trace:
         """Why it has not finished."""
         if self.finished or self.error is not None:
             return self.error
+        if not self.has_ended:
+            return f"the stream broke off after {len(self.event_times_s)} events"
         tokens = f"{self.num_tokens} of {self.job.num_output_tokens} tokens"
         return f"{tokens}: does the server honor ignore_eos and include_usage?"
 
@@ -276,6 +279,7 @@ async def sse_events(
 async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: float) -> None:
     async for at_s, events in sse_events(response):
         for event in events:
+            trace.has_ended |= event == b"data: [DONE]"
             if b'"usage":{' in event or b'"usage": {' in event:
                 usage = json.loads(event.removeprefix(b"data: ")).get("usage") or {}
                 trace.num_tokens = usage.get("completion_tokens", trace.num_tokens)

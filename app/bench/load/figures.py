@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from app.bench.load.client import Trace
@@ -91,7 +92,7 @@ def load_figures(
 def exit_if_failed(num_failed: int, first_error: str | None) -> None:
     """Where requests failed, say how many and why the first did, and exit with status 1."""
     if num_failed:
-        console.print(f"[red]{num_failed} requests failed:[/]", first_error)
+        console.print("[red]requests failed:[/]", num_failed, f"({escape(str(first_error))})")
         raise typer.Exit(1)
 
 

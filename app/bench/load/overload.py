@@ -19,7 +19,7 @@ from app.bench.load.client import LoadClient, Trace, first_model
 from app.bench.load.figures import LoadFigures, exit_if_failed, load_figures
 from app.bench.load.serve import DEFAULT_URL, ApiKey, Model, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
-from app.bench.report import make_report, publish
+from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, numbers, output, say_duration, table
 from app.telemetry.definitions import kept_objectives
 
@@ -48,6 +48,7 @@ class Overload:
     goodput_tokens_per_s: float
     accepted: LoadFigures
     first_error: str | None
+    first_refusal: str | None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -89,6 +90,7 @@ def overload_figures(
         goodput_tokens_per_s=tokens / figures.span_s if figures.span_s else 0.0,
         accepted=figures,
         first_error=failed[0].problem if failed else None,
+        first_refusal=next((t.error for t in traces if _is_refusal(t)), None),
     )
 
 
@@ -146,6 +148,8 @@ def command(
     failed = [one for one in found if one.num_failed]
     if failed:
         exit_if_failed(sum(one.num_failed for one in failed), failed[0].first_error)
+    if all(one.refused_share == 1.0 for one in found):
+        raise MeasurementError(f"every request was refused ({found[0].first_refusal})")
 
 
 def _print(found: Sequence[Overload]) -> None:

@@ -82,7 +82,7 @@ class Load:
     def jobs(self) -> list[Job]:
         """The requests in order of arrival, determined by the load. The first comes at once: drawn
         like the others and stretched with them, its time would shift a slow load beyond its end."""
-        count = max(2, math.ceil(self.qps * self.seconds))
+        count = max(2, math.ceil(self.qps * self.seconds - 1e-9))
         workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
         workload = workload.at_rate(self.qps)
         jobs = jobs_of(replace(workload, arrival_s=workload.arrival_s - workload.arrival_s[0]))

@@ -119,9 +119,10 @@ export function rate(counts, idle_s) {
   return span_s > 0 ? `${((streamed - before) / span_s).toFixed(0)} tokens/s` : "";
 }
 
-// Add a count and forget those that no rate needs; a server that began anew counts from 0.
+// Add a count and forget those that no rate needs; a server that began anew, or another one, counts from elsewhere.
 export function count(counts, at_s, streamed) {
-  if (counts.length && streamed < counts.at(-1)[1]) counts.length = 0;
+  const last = counts.at(-1);
+  if (last && (streamed < last[1] || at_s < last[0] - RATE_S)) counts.length = 0;
   counts.push([at_s, streamed]);
   while (counts.length > 2 && counts[1][0] <= at_s - RATE_S) counts.shift();
 }

@@ -128,8 +128,10 @@ async function settings(changes) {
   } catch (error) {
     problem = `The server does not answer: ${error.message}`;
   }
-  if (problem) $("policy").value = status.policy; // the switch shows what is in force
-  if (problem && number === numChanges) notice(problem);
+  if (problem && number === numChanges) {
+    notice(problem);
+    $("policy").value = status.policy; // the switch shows what is in force
+  }
   await poll();
 }
 
@@ -203,6 +205,6 @@ $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 
 await keepPolling();
-follow(`console/feed${location.search}`, take);
+follow(`console/feed${location.search}`, take, undefined, () => { counts.length = 0; }); // perhaps of another front
 draw();
 chat.focus();

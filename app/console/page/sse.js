@@ -44,12 +44,13 @@ const AGAIN_MS = 3000; // as browsers wait before an EventSource connects again
 
 // GET a feed and hand its messages on. One that breaks off is opened again, also while the server restarts or has too
 // much to do; one that it refuses is not.
-export async function follow(path, take, again_ms = AGAIN_MS) {
+export async function follow(path, take, again_ms = AGAIN_MS, opened = () => {}) {
   for (;;) {
     try {
       const answer = await request(path, { headers: { accept: "text/event-stream" }, cache: "no-store" });
       if (answer.status >= 400 && answer.status < 500 && answer.status !== 429) return;
       if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+      opened();
       for await (const { data } of events(answer)) take(data);
     } catch (problem) {
       console.warn(problem);

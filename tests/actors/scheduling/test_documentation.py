@@ -38,7 +38,7 @@ def test_the_policy_of_contributing_plans_as_the_one_that_it_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = (ROOM.parents[1] / "CONTRIBUTING.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?class WholePrompts.*?)```", text, re.DOTALL)
+    (example,) = re.findall(r"```py\n(.*?class WholePrompts.*?)```", text, re.DOTALL)
     namespace: dict[str, Any] = {"__name__": "example"}
     exec(compile(example, "CONTRIBUTING.md", "exec"), namespace)
     monkeypatch.setitem(POLICIES, "whole_prompts", namespace["WholePrompts"])

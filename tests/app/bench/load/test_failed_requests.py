@@ -32,7 +32,7 @@ def serving(status_of: Callable[[int], int]) -> Iterator[str]:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             status = 200 if self.path == QUOTE else status_of(next(numbers))
             if status != 200:
-                self._answer(status, b'{"error": {"message": "no room"}}')
+                self._answer(status, b'{"error": {"message": "no [room]"}}')
             elif self.path == QUOTE:
                 predicted = {"ttft_ms": 1, "ttft_bound_ms": 2}
                 said = {"predicted": predicted, "can_serve_now": True, "retry_after_s": None}
@@ -76,7 +76,7 @@ def test_a_failed_request_is_told_and_the_exit_status_is_1(command: str) -> None
         line = ["bench", *command.split(), "--seconds", "1", "--url", url, "--json"]
         result = CliRunner().invoke(app, line)
     assert result.exit_code == 1, result.output
-    assert "1 requests failed: 500: no room" in result.stderr
+    assert "requests failed: 1 (500: no [room])" in result.stderr
     assert json.loads(result.stdout)["command"]  # what was measured is not lost
 
 
@@ -93,4 +93,11 @@ def test_a_load_that_fails_whole_measures_nothing() -> None:
     with serving(lambda number: 404) as url:
         result = CliRunner().invoke(app, [*OVERLOAD.split(), url])
     assert result.exit_code == 1
-    assert "none of 2 requests was answered (404: no room)" in result.stderr
+    assert "none of 2 requests was answered (404: no [room])" in result.stderr
+
+
+def test_an_overload_that_is_refused_whole_says_why() -> None:
+    with serving(lambda number: 429) as url:
+        result = CliRunner().invoke(app, [*OVERLOAD.split(), url])
+    assert result.exit_code == 1
+    assert "every request was refused (429: no [room])" in result.stderr
