@@ -15,14 +15,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from actors.stage.models.config import ModelError
-from actors.stage.weights.folder import GGUF_LINK
+from actors.stage.models.config import GGUF_LINK, ModelError
 from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_tokenizer import write_tokenizer
 
 _LAST = 3  # llama.cpp's number of this pooling
-_FORMAT = 4  # of the folders made here: another one makes them anew
+_FORMAT = 5  # of the folders made here: another one makes them anew
 
 
 def gguf_in(path: Path) -> Path | None:

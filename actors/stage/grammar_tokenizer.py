@@ -1,10 +1,12 @@
-"""The tokenizer of a model folder, read for its vocabulary: transformers' choice, found sooner."""
+"""The tokenizer of a model folder: transformers' choice, found sooner."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from actors.stage.models.config import GGUF_LINK
 
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the class's names
 # Model types for which AutoTokenizer takes a class of its own although the folder names that one.
@@ -23,7 +25,8 @@ _WITH_OWN_CLASS = frozenset(
 
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer that AutoTokenizer would return. Its imports take over a second, so a tokenizer
-    of the general class is read without them."""
+    of the general class is read without them; so is a GGUF file's, whose split and normalizer a
+    class of the model type would replace."""
     if _is_general(folder):
         from transformers import PreTrainedTokenizerFast
 
@@ -35,6 +38,8 @@ def read_tokenizer(folder: Path) -> Any:
 
 def _is_general(folder: Path) -> bool:
     """Whether tokenizer.json is the whole tokenizer: other classes change it when it is read."""
+    if (folder / GGUF_LINK).is_symlink():
+        return (folder / "tokenizer.json").is_file()
     names = ("tokenizer_config.json", "config.json")
     try:
         tokenizer, model = (json.loads((folder / name).read_bytes()) for name in names)

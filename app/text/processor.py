@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from actors.stage.grammar_tokenizer import read_tokenizer
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate, TemplateBroken
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
@@ -264,10 +265,8 @@ def check_templates(folder: str) -> None:
 
 def load_tokenizer(folder: str) -> Any:
     """The tokenizer of a model folder. Raises TokenizerError."""
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return read_tokenizer(Path(folder))
     except Exception as error:  # of any type: what is wrong is found late, deep in a library
         if not (Path(folder) / "tokenizer.json").is_file():
             other = Path(folder) / "tokenizer.model"

@@ -16,6 +16,9 @@ from actors.stage.models.keys import JsonObject
 from actors.stage.models.names import LLAMA, Names
 from actors.stage.models.rope import Rope
 
+# Link to the GGUF file in a folder made from one.
+GGUF_LINK = "model.gguf"
+
 
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.config import GGUF_LINK, DecoderConfig, ModelError
 from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.gguf_weights import GgufWeights
@@ -24,8 +24,6 @@ from kernels.quantized import FLOAT8_ROUNDING
 _log = logging.getLogger(__name__)
 
 LOAD_FORMATS = ("auto", "dummy")
-# Link to the GGUF file in a folder made from one.
-GGUF_LINK = "model.gguf"
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
         r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
+# Text is composed (NFC), as their folders say.
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "f2llmv2", "megrez", "qwen35")
 # A part that is a token is that token, even if no merges lead to it; and a text begins with BOS
 # unless the file says otherwise.
 _LIKE_LLAMA3 = (
@@ -76,6 +78,8 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         _set_tokens(content, tokens, _added_of(metadata))
         _set_split(content, pre)
         content["model"]["ignore_merges"] = pre in _LIKE_LLAMA3
+        if pre in _COMPOSED:
+            content["normalizer"] = {"type": "NFC"}
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if token["id"] < len(tokens)]
     written.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

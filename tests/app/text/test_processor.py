@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.text.processor import TextProcessor, TokenizerError
+from app.text.processor import TextProcessor, TokenizerError, load_tokenizer
 from tests.app.text.tiny_tokenizer import byte_level_folder
 
 
@@ -34,6 +34,17 @@ def test_a_tokenizer_that_cannot_be_read_is_named(
         TextProcessor(folder)
     assert str(raised.value).startswith(f"model.path: {folder}")
     assert said in str(raised.value)
+
+
+def test_a_gguf_files_tokenizer_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """transformers' class for the model type would split and normalize as it says itself."""
+    folder = byte_level_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (folder / "model.gguf").symlink_to(tmp_path / "tiny.gguf")
+    backend = load_tokenizer(str(folder)).backend_tokenizer
+    split = backend.pre_tokenizer.pre_tokenize_str("ab 12")
+    assert [part for part, _ in split] == ["ab", "Ġ12"]
+    assert backend.normalizer is None
 
 
 def test_a_tokenizer_of_remote_code_is_told_how_to_be_saved(tmp_path: Path) -> None:
