@@ -10,11 +10,14 @@ in llama.cpp. Of both: a token that the file does not have is none.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from actors.stage.models.config import ModelError
 from actors.stage.weights.gguf_file import GgufFile
+
+_log = logging.getLogger(__name__)
 
 _SENTENCEPIECE, _BYTE_LEVEL = "llama", "gpt2"  # tokenizer.ggml.model
 _CONTROL, _USER_DEFINED = 3, 4  # token types
@@ -23,11 +26,21 @@ _WITHOUT_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
 
 # What tokenizer.ggml.pre means beside the splits that transformers knows, as in llama.cpp.
 _AS_GPT2 = (
-    "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "gigachat", "a.x-4.0",
+    "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "gigachat", "a.x-4.0",
     "granite-docling",
 )  # fmt: skip
 _DIGITS_THEN_GPT2 = ("smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2")
 _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
+    "default": (
+        r"[\p{P}\$\+<=>\^~\|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        "[0-9][0-9][0-9]",
+    ),
+    "qwen2": (  # for files that name none
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
     "seed-coder": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -57,7 +70,10 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
             f"{path}: tokenizer.ggml.tokens has {len(tokens)} tokens, but token_embd.weight only "
             f"{num_rows} rows"
         )
-    if model == _BYTE_LEVEL and pre is not None:
+    if model == _BYTE_LEVEL:
+        if pre is None:  # files from before May 2024
+            pre = "qwen2" if metadata.get("general.architecture") == "qwen2" else "default"
+            _log.warning("%s has no tokenizer.ggml.pre: text is split as %r means", path, pre)
         _check_split(path, str(pre))
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)

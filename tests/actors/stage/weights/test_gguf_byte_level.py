@@ -134,8 +134,9 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pre", "parts"),
     [
-        ("default", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
-        (None, ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
+        ("default", ["ab", "Ġ", "12", "ĠĠ", "!?", "Ċ"]),
+        ("gpt-2", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
+        ("a.x-4.0", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
         ("smollm", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("refact", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("llama-bpe", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
@@ -145,12 +146,34 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
     ],
 )
 def test_text_is_split_as_the_file_says(
-    tmp_path: Path, pre: str | None, parts: list[str], variant: str
+    tmp_path: Path, pre: str, parts: list[str], variant: str
 ) -> None:
     path = tmp_path / "tiny.gguf"
     write_file(path, pre, variant=variant)
     split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("ab 12  !?\n")
     assert [part for part, _ in split] == parts
+
+
+def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "default")
+    split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("it's x=12345")
+    assert [part for part, _ in split] == ["it", "'", "s", "Ġx", "=", "123", "45"]
+
+
+@pytest.mark.parametrize(("variant", "as_in"), [("llama", "default"), ("qwen2", "qwen2")])
+def test_a_file_that_names_no_split_is_warned_of(
+    tmp_path: Path, variant: str, as_in: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backends = []
+    for pre in (as_in, None):
+        path = tmp_path / f"{pre}.gguf"
+        write_file(path, pre, variant=variant)
+        caplog.clear()
+        backends.append(read(path).backend_tokenizer.to_str())
+        said = f"{path} has no tokenizer.ggml.pre: text is split as {as_in!r} means"
+        assert (said in caplog.messages) == (pre is None)
+    assert backends[0] == backends[1]
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3"])
