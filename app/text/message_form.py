@@ -59,7 +59,7 @@ class MessageForm:
         def shows(pattern: str) -> bool:
             return re.search(pattern, code) is not None
 
-        fields = (_REASONING, "thinking", "reasoning")
+        fields = (_REASONING, "thinking", "reasoning", "tool_plan")
         read = next((name for name in fields if shows(_FIELD.format(name))), None)
         return cls(
             reasoning=read or _REASONING,

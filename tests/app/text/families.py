@@ -254,7 +254,7 @@ COMMAND_R7B: Final = (
     "<|USER_TOKEN|>{{ message.content }}{% elif message.role == 'tool' %}<|SYSTEM_TOKEN|>"
     "<|START_TOOL_RESULT|>{{ message.content | tojson }}<|END_TOOL_RESULT|>"
     "{% elif message.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>"
-    "{{ message.reasoning_content }}<|END_THINKING|><|START_ACTION|>["
+    "{{ message.tool_plan }}<|END_THINKING|><|START_ACTION|>["
     "{% for call in message.tool_calls %}"
     + _OBJECT
     + '{"tool_call_id": "{{ ns.call }}", "tool_name": "{{ call.function.name }}", "parameters": '
