@@ -14,7 +14,7 @@ _RESPONSE: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 class CohereThink(Think):
-    """Reasoning, and the answer's text without the marks around it."""
+    """Reasoning, and the answer's text without the marks around it, wherever they stand."""
 
     opening = "<|START_THINKING|>"
     closing = "<|END_THINKING|>"
@@ -23,14 +23,12 @@ class CohereThink(Think):
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from super().read(source, out)
-        start, (begin, end) = source.at, _RESPONSE
+        source.left_out = _RESPONSE
+        start = source.at
         out.part = AnswerPart.ANSWER
         yield from source.blanks()
-        if not (yield from source.accept(begin)):
+        if not (yield from source.sees(*_RESPONSE)):
             source.at = start
-            return
-        yield from source.shown_until((end,), out.text)
-        yield from source.accept(end)
 
 
 class Cohere(ToolFormat):

@@ -78,7 +78,8 @@ class OutputParser:
         if tool_format is not None:
             yield from tool_format.read(source, out)
         else:
-            self.is_transparent = True  # what was read so far is shown before the next wait
+            # What was read so far is shown before the next wait.
+            self.is_transparent = not source.left_out
             yield from source.shown_until((), out.text)
         while not source.ended:  # a reader that ends early has consumed the rest
             yield

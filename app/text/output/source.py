@@ -21,14 +21,16 @@ class Broken(Exception):
 
 
 class Source:
-    """text: the part still kept. at: the reader's position in it. ended: the text is complete."""
+    """text: the part still kept. at: the reader's position in it. ended: the text is complete.
+    left_out: marks that are never shown."""
 
-    __slots__ = ("at", "ended", "text")
+    __slots__ = ("at", "ended", "left_out", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.left_out: tuple[str, ...] = ()
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -106,13 +108,17 @@ class Source:
 
         "" at the end of the text. A possible beginning of a mark is held back.
         """
+        known = marks + self.left_out
         while True:
-            place, mark = self._first(marks, self.at)
+            place, mark = self._first(known, self.at)
             if not mark:
-                place = len(self.text) - (0 if self.ended else self._num_undecided(marks))
+                place = len(self.text) - (0 if self.ended else self._num_undecided(known))
             show(self.text[self.at : place])
             self.at = place
             self.forget()
+            if mark in self.left_out:
+                self.at = len(mark)
+                continue
             if mark or self.ended:
                 return mark
             yield
