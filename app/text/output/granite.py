@@ -39,6 +39,9 @@ class Phi4Mini(ToolFormat):
     def written(calls: Calls) -> str:
         return f"{Granite.written(calls)}<|/tool_call|>"
 
+    def closing_of(self, opening: str) -> tuple[str, ...]:
+        return () if opening == "functools[" else self.closing
+
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if opening == "functools[" or (yield from source.accept("[")):

@@ -56,6 +56,10 @@ class ToolFormat(Format):
         """Calls as a model of the family writes them; a list of JSON unless overridden."""
         return f"[{', '.join(call_text(*call) for call in calls)}]"
 
+    def closing_of(self, opening: str) -> tuple[str, ...]:
+        """The texts that end calls after this opening."""
+        return self.closing
+
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         """Read the calls after an opening ("" for a bare beginning); raises Broken."""
         yield from ()
@@ -84,7 +88,7 @@ class ToolFormat(Format):
             draft = out.open
             if draft is not None and draft.abandon():
                 source.at = draft.reached
-                yield from _drop_rest(source, self.closing)
+                yield from _drop_rest(source, self.closing_of(opening))
                 return True
             out.open = None
             if out.settled_at is None:

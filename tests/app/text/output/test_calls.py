@@ -140,6 +140,14 @@ def test_the_end_of_the_text_closes_a_whole_call(end: str) -> None:
     assert read(FORMATS["hermes"], list(answer)) == ("", "", [NOW])
 
 
+def test_text_behind_a_broken_list_does_not_wait_for_a_mark_that_ends_other_calls() -> None:
+    parser = FORMATS["phi4_mini"].parser(
+        TOOLS, is_forced=False, by_argument=True, in_reasoning=False
+    )
+    pieces = parser.push(list('functools[{"name": "add", "arguments": {"a": 1},,}] and more'))
+    assert gathered(pieces) == ("},,}] and more", "", [("add", '{"a": 1}')])
+
+
 def test_a_list_that_breaks_off_keeps_the_calls_before() -> None:
     answer = '[TOOL_CALLS][{"name": "now"}, {"name": "rm"}]'
     assert read(FORMATS["mistral"], list(answer)) == (', {"name": "rm"}]', "", [NOW])
