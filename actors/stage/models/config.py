@@ -45,7 +45,7 @@ class DecoderConfig:
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
     normalizes_expert_weights: a token's expert weights sum to 1. expert_bias: of the router too.
     scales_expert_inputs: as in `Experts`; the last expert is `names.shared_expert`.
-    quantization_config: as in config.json, or None.
+    quantization_config: as in config.json, or None; quantization_key: its name there.
     """
 
     architecture: str
@@ -91,6 +91,7 @@ class DecoderConfig:
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization_config: JsonObject | None = None
+    quantization_key: str = "quantization_config"
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and self.expert_layers[layer]

@@ -114,6 +114,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
     keys.ignore("rope_parameters", "rope_scaling", "rope_theta")
     torch_dtype = keys.get("torch_dtype")  # of older folders, as is the next
     compression = keys.get("compression_config")
+    stored = keys.get("quantization_config")
     layer_type = FULL if family.ropes_by_layer_type else None
     rope = read_rope(keys.values, head_dim, max_positions, layer_type)
     return DecoderConfig(
@@ -135,7 +136,10 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
         tied_embeddings=keys.flag("tie_word_embeddings"),
         dtype=str(keys.get("dtype") or torch_dtype or "float32"),
         eos_token_ids=eos_token_ids,
-        quantization_config=keys.get("quantization_config") or compression or None,
+        quantization_config=stored or compression or None,
+        quantization_key="quantization_config"
+        if stored or not compression
+        else "compression_config",
     )
 
 
@@ -150,8 +154,7 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
     if stored is None:
         return
     if not isinstance(stored, dict) or stored.get("quant_method") is None:
-        name = "quantization_config" if keys.get("quantization_config") else "compression_config"
-        raise ValueError(f"{name} lacks the key 'quant_method'")
+        raise ValueError(f"{config.quantization_key} lacks the key 'quant_method'")
     method = stored["quant_method"]
     known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
     if method not in known:

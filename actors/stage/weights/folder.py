@@ -16,7 +16,7 @@ from actors.stage.weights.gguf_weights import GgufWeights
 from actors.stage.weights.names import IGNORED_ENDINGS, Shapes, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
-from actors.stage.weights.schemes import COMPRESSED, FLOAT8
+from actors.stage.weights.schemes import COMPRESSED, FLOAT8, read_scheme
 from actors.stage.weights.source import CPU, DummySource, PackedSource, WeightSource
 from actors.stage.weights.stacked import StackedExperts
 from kernels.quantized import FLOAT8_ROUNDING
@@ -103,8 +103,9 @@ def _open_scaled(
     optional: set[str],
 ) -> tuple[WeightSource, PackedSource]:
     stored = config.quantization_config or {}
-    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks, spec.quantization)
     file = checkpoint.folder / "config.json"
+    scheme = read_scheme(stored, f"{file}: {config.quantization_key}")
+    weights = ScaledWeights(checkpoint, scheme, shapes, dtype, spec.tensor_ranks, spec.quantization)
     if not weights.layers:
         raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantized")
     if weights.scheme.kind == "packed":  # the other kinds keep the weight's name

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from actors.stage.models.config import ModelError
 from actors.stage.weights.checkpoint import Checkpoint
-from actors.stage.weights.schemes import Scheme, read_scheme
+from actors.stage.weights.schemes import Scheme
 from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
 from kernels.gptq_awq import unpack_compressed, unpack_int8
 from kernels.quantized import FLOAT8_ROUNDING, MAX_GROUP, ROUNDING, InputRounding, QuantizedWeight
@@ -36,19 +35,19 @@ class ScaledWeights:
     shapes: of the whole model's tensors, by name. ranks: number of ranks that split input
     features; a layer whose groups the split would cut is not packed. quantization: that of the
     settings, which may ask for inputs rounded as the scheme does. Raises ModelError naming the file
-    for an unsupported scheme or tensors that do not fit.
+    for tensors that do not fit.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: Mapping[str, Any],
+        scheme: Scheme,
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
         ranks: int = 1,
         quantization: str = "none",
     ) -> None:
-        self.scheme: Scheme = read_scheme(config, checkpoint.folder / "config.json")
+        self.scheme = scheme
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._ranks = ranks

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from actors.stage.models.config import ModelError
@@ -62,11 +61,11 @@ class Scheme:
     input_rounding: InputRounding = "none"
 
 
-def read_scheme(config: Mapping[str, Any], file: Path) -> Scheme:
-    """config: `quantization_config` of `file`. Raises ModelError naming key and file."""
+def read_scheme(config: Mapping[str, Any], where: str) -> Scheme:
+    """where: the file and the key of `config` in it. Raises ModelError naming them."""
     if config["quant_method"] == FLOAT8:
-        return _float8(config, f"{file}: quantization_config")
-    return _compressed(config, f"{file}: quantization_config")
+        return _float8(config, where)
+    return _compressed(config, where)
 
 
 def _float8(config: Mapping[str, Any], where: str) -> Scheme:

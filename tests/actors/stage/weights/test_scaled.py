@@ -168,6 +168,10 @@ def test_the_key_of_2024_is_read_like_todays(tmp_path: Path) -> None:
     stored = config.pop("quantization_config")
     path.write_text(json.dumps({**config, "compression_config": stored}))
     assert "compressed-tensors (int-quantized)" in check_folder(tmp_path)
+    unknown = {**stored, "kv_cache_scheme": {"num_bits": 8}}
+    path.write_text(json.dumps({**config, "compression_config": unknown}))
+    with pytest.raises(ModelError, match=r"json: compression_config: kv_cache_scheme is not"):
+        check_folder(tmp_path)
     path.write_text(json.dumps({**config, "compression_config": {"format": "dense"}}))
     with pytest.raises(ModelError, match=r"json: compression_config lacks the key 'quant_method'"):
         check_folder(tmp_path)
