@@ -121,13 +121,24 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class AnswerFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class AnswerCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
     annotations: list[dict[str, Any]] = Field(default_factory=list, max_length=0)
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(BaseModel):

@@ -30,6 +30,15 @@ async def test_document_describes_what_is_served(start_server: StartServer) -> N
     }
 
 
+async def test_a_call_of_an_answer_has_the_members_that_are_sent(server: Server) -> None:
+    schemas = (await server.http.get("/openapi.json")).json()["components"]["schemas"]
+    message = schemas["AnswerMessage"]["properties"]["tool_calls"]["anyOf"][0]
+    call = schemas[message["items"]["$ref"].rsplit("/", 1)[1]]
+    assert set(call["properties"]) == {"id", "type", "function"}
+    function = schemas[call["properties"]["function"]["$ref"].rsplit("/", 1)[1]]
+    assert set(function["properties"]) == {"name", "arguments"}
+
+
 async def test_document_has_no_dangling_reference(server: Server) -> None:
     document = (await server.http.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
