@@ -266,10 +266,10 @@ class Core:
         if order != self.order or is_by_ttft or config.differs(old, "order_options"):
             self.requests.switch_order(order, config)
         self.config, self.order, self.policy = config, order, policy
+        if config.max_running_per_tenant != old.max_running_per_tenant:  # they waited for the old
+            self.requests.waiting.unpark_all(self.requests.now_s)
         self.requests.use(config)
         self.limits.config, self.limits.admission = config, admission
-        if config.max_running_per_tenant != old.max_running_per_tenant:
-            self.requests.waiting.unpark_all(self.requests.now_s)
         self.builder = StepBuilder(self.requests, budget, admission, policy.reserve, self.tier)
 
     def _tier_event(self, event: TierEvent, out: list[Instruction]) -> None:

@@ -50,6 +50,7 @@ class LiveRequests:
         """Apply changed settings."""
         self.config = config
         self.waiting.config = self.running.config = self.running.swap.config = config
+        self.waiting.order.use(config)
         self.running.block_manager.version += 1  # what lacked memory may have it by these
 
     def adapters_load(self, number: int) -> None:

@@ -8,9 +8,10 @@ idling gives no credit.
 Bound (theorem 4.4, weights 1): while two tenants both wait, their service differs by at most
 2 * max(prompt_weight * longest prompt, output_weight * most output tokens resident at once).
 
-A tenant whose requests are set aside waits, too: it keeps its counter, and is among those that a
-new one is raised to. Its cap may keep it behind for as long as it waits; that gives it, and who is
-raised to it, no more credit than the bound of the longest requests.
+A tenant whose requests are set aside is not idle: it keeps its counter, to which nobody is raised
+while none of its requests is in the order. Its cap may keep it behind for as long as it waits, so
+its counter is raised when one comes or returns, but to no less credit than the bound of the longest
+requests.
 """
 
 from __future__ import annotations
@@ -45,10 +46,7 @@ class VirtualTokenCounter(Order):
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self.counters: dict[str, float] = {}
-        most_output = config.max_running_per_tenant or config.max_requests
-        self._most_credit = (
-            2 * config.max_model_len * max(prompt_weight, output_weight * most_output)
-        )
+        self.use(config)
         self._queues: dict[str, deque[RequestState]] = {}  # waiting requests by tenant
         self._aside: dict[str, set[RequestState]] = {}  # those that are set aside
         # (counter, tenant), once for every tenant in _listed (all that wait); counters only grow,
@@ -65,8 +63,18 @@ class VirtualTokenCounter(Order):
             floor = self._floor()
             if len(self.counters) >= _MAX_NAMES:
                 self._forget(floor)
-            self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
+            self._raise(tenant, floor)
         self._enter(tenant).append(state)
+
+    def use(self, config: SchedulerConfig) -> None:
+        most_output = config.max_running_per_tenant or config.max_requests
+        most = max(self.prompt_weight, self.output_weight * most_output)
+        self._most_credit = 2 * config.max_model_len * most
+
+    def _raise(self, tenant: str, floor: float) -> None:
+        if tenant in self._aside:
+            floor -= self._most_credit / self.weights.get(tenant, 1.0)
+        self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
 
     def _forget(self, floor: float) -> None:
         """Drop the counters that would be raised to the floor anyway, because clients without keys
@@ -84,12 +92,19 @@ class VirtualTokenCounter(Order):
         state.order_key = (state.request.counts_from_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        self._known(state.request.tenant)
+        tenant = state.request.tenant
+        self._known(tenant)
+        if tenant in self._aside and tenant not in self._queues:
+            self._raise(tenant, self._floor())
         self.remove(state)
-        self._enter(state.request.tenant).appendleft(state)
+        self._enter(tenant).appendleft(state)
 
-    def set_aside(self, state: RequestState) -> None:
+    def set_aside(self) -> RequestState:
+        last_counter = self._last_counter
+        state = self.pop()
+        self._last_counter = last_counter  # its tenant has not left
         self._aside.setdefault(state.request.tenant, set()).add(state)
+        return state
 
     def remove(self, state: RequestState) -> None:
         aside = self._aside.get(state.request.tenant)
@@ -164,11 +179,7 @@ class VirtualTokenCounter(Order):
     def _floor(self) -> float:
         """What the counter of a tenant that begins to wait is raised to."""
         least = self._least_counter()
-        aside = [self.counters[tenant] for tenant in self._aside]  # no more than those that run
-        if not aside:
-            return self._last_counter if least is None else least
-        ahead = max(aside) if least is None else least
-        return max(min(ahead, *aside), ahead - self._most_credit)
+        return self._last_counter if least is None else least
 
     def drain(self) -> list[RequestState]:
         waiting: list[RequestState] = []

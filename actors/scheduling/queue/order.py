@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.state import RequestState
 
 
@@ -48,8 +49,12 @@ class Order(ABC):
     def pop(self) -> RequestState:
         """Remove and return the request that the last `peek` returned."""
 
-    def set_aside(self, state: RequestState) -> None:  # noqa: B027  # an optional hook
-        """The popped request does not start: it waits elsewhere until `restore` or `remove`."""
+    def use(self, config: SchedulerConfig) -> None:  # noqa: B027  # an optional hook
+        """Apply changed settings."""
+
+    def set_aside(self) -> RequestState:
+        """As `pop`, of one that does not start: it waits elsewhere until `restore` or `remove`."""
+        return self.pop()
 
     def remove(self, state: RequestState) -> None:  # noqa: B027
         """A waiting request has ended, here or set aside."""

@@ -147,9 +147,7 @@ class WaitingQueue:
 
     def set_aside(self) -> RequestState:
         """Take the head out of the order, until it is put back."""
-        state = self.order.pop()
-        self.order.set_aside(state)
-        return state
+        return self.order.set_aside()
 
     def put_back(self, state: RequestState, now_s: float) -> None:
         """Return a request that was set aside to the order, before its peers."""

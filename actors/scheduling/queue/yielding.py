@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState
 
@@ -33,6 +34,10 @@ class YieldingOrder(Order):
     def place(self, state: RequestState) -> tuple[bool, tuple[float, int]]:
         return state.is_background, state.order_key
 
+    def use(self, config: SchedulerConfig) -> None:
+        self.live.use(config)
+        self.background.use(config)
+
     def push(self, state: RequestState, now_s: float) -> None:
         self._of(state).push(state, now_s)
 
@@ -53,8 +58,8 @@ class YieldingOrder(Order):
     def pop(self) -> RequestState:
         return self._next.pop()
 
-    def set_aside(self, state: RequestState) -> None:
-        self._of(state).set_aside(state)
+    def set_aside(self) -> RequestState:
+        return self._next.set_aside()
 
     def remove(self, state: RequestState) -> None:
         self._of(state).remove(state)

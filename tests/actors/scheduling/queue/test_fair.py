@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.events import Reconfigure
 from actors.scheduling.queue.fair import VirtualTokenCounter
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import RequestState, RequestStatus
@@ -176,31 +179,101 @@ def test_a_tenant_that_waits_for_a_fetch_is_not_idle() -> None:
     for number, tenant in enumerate(("light", "heavy", "heavy")):
         order.push(state(number, tenant=tenant), 0.0)
     order.counters.update(light=10.0, heavy=100.0)
-    fetching = order.peek(0.0)
-    assert fetching is not None
-    order.pop()
-    order.set_aside(fetching)
-    order.push(state(3, tenant="light"), 0.0)
-    order.push(state(4, tenant="new"), 0.0)
-    assert order.counters == {"light": 10.0, "heavy": 100.0, "new": 10.0}
-    fetching.status = RequestStatus.ENDED
-    order.remove(fetching)
-    order.counters.update(light=50.0, new=50.0)
-    order.push(state(5, tenant="newer"), 0.0)
-    assert order.counters["newer"] == 50.0
+    assert order.peek(0.0) is not None
+    order.set_aside()
+    order.push(state(3, tenant="new"), 0.0)
+    order.push(state(4, tenant="light"), 0.0)
+    assert order.counters == {"light": 10.0, "heavy": 100.0, "new": 100.0}
 
 
-def test_a_cap_gives_no_credit_without_end() -> None:
+@pytest.mark.parametrize("comes_back", ["restored", "pushed"])
+def test_a_cap_gives_no_credit_without_end(comes_back: str) -> None:
     """Nobody is held back for all that a tenant at its cap has not asked for at once."""
-    order = VirtualTokenCounter(CONFIG, output_weight=1.0)
+    order = VirtualTokenCounter(CONFIG, {"capped": 4.0}, output_weight=1.0)
     for number, tenant in enumerate(("capped", "heavy")):
         order.push(state(number, tenant=tenant), 0.0)
     order.counters.update(capped=10.0, heavy=1e6)
-    capped = order.peek(0.0)
-    assert capped is not None
+    assert order.peek(0.0) is not None
+    capped = order.set_aside()
+    order.use(replace(CONFIG, max_running_per_tenant=3))
+    if comes_back == "restored":
+        order.restore(capped, 0.0)
+    else:
+        order.push(state(2, tenant="capped"), 0.0)
+    assert order.counters["capped"] == 1e6 - 2 * CONFIG.max_model_len * 3 / 4
+
+
+def test_none_is_raised_to_the_counter_of_a_tenant_at_its_cap() -> None:
+    """Nor while none waits in the order: the tenant has not left."""
+    order = VirtualTokenCounter(CONFIG)
+    for number, tenant in enumerate(("capped", "heavy")):
+        order.push(state(number, tenant=tenant), 0.0)
+    order.counters.update(capped=10.0, heavy=100.0)
+    assert order.peek(0.0) is not None
+    order.set_aside()
+    assert order.peek(0.0) is not None
     order.pop()
-    order.set_aside(capped)
-    most = 2 * CONFIG.max_model_len * CONFIG.max_requests
-    for number, tenant in enumerate(("capped", "new")):
-        order.push(state(number + 2, tenant=tenant), 0.0)
-        assert order.counters[tenant] == 1e6 - most
+    order.push(state(2, tenant="capped"), 0.0)
+    assert order.peek(0.0) is not None
+    order.set_aside()
+    order.push(state(3, tenant="new"), 0.0)
+    assert order.counters == {"heavy": 100.0, "capped": 10.0, "new": 100.0}
+
+
+def test_newcomers_beside_a_tenant_at_its_cap_do_not_hold_others_back() -> None:
+    """A batch client at its cap has fallen far behind one that had the engine almost alone."""
+    config = SchedulerConfig(
+        num_blocks=2000,
+        block_size=4,
+        max_requests=3,
+        max_model_len=4096,
+        token_budget=64,
+        prefix_cache=False,
+        drafter="none",
+        policy="fair",
+        max_running_per_tenant=1,
+    )
+    driver, number = Driver(config), itertools.count()
+    tenant_of: dict[int, str] = {}
+
+    def keep_waiting(tenant: str, prompt: int, output: int) -> None:
+        while driver.core.view.num_waiting_of(tenant) < 2:
+            tenant_of[one := next(number)] = tenant
+            sampling = SamplingParams(output, min_tokens=output)
+            driver.submit(Request(one, (1,) * prompt, sampling, driver.now_s, tenant=tenant))
+
+    for step in range(900):
+        keep_waiting("batch", 4, 40)
+        keep_waiting("busy", 40, 4)
+        if step == 600:
+            before = len(driver.plans)
+        if step >= 600:
+            for user in range(3):
+                keep_waiting(f"user{user}", 40, 4)
+        driver.answer()
+    starts = [start.request_id for plan in driver.plans[before:] for start in plan.started]
+    served = Counter(tenant_of[one] for one in starts)
+    assert served["busy"] > served["user0"] / 2, served
+
+
+def test_a_cap_that_is_lifted_leaves_no_credit_without_end() -> None:
+    config = SchedulerConfig(
+        num_blocks=400,
+        block_size=4,
+        max_requests=2,
+        max_model_len=64,
+        prefix_cache=False,
+        policy="fair",
+        max_running_per_tenant=1,
+    )
+    driver = Driver(config)
+    for number, tenant in enumerate(("capped", "capped", "heavy", "other")):
+        driver.submit(Request(number, (1, 2), SamplingParams(30), 0.0, tenant=tenant))
+    driver.answer()
+    counters = driver.core.requests.waiting.order.live.counters  # type: ignore[attr-defined]
+    counters["other"] = 1e6
+    driver.answer()
+    assert driver.core.requests.waiting.parked
+    driver.send(Reconfigure({"max_running_per_tenant": None}))
+    assert counters["capped"] == 1e6 - 2 * 64 * 2
+    driver.drain()
