@@ -67,12 +67,13 @@ def give_way(step: StepBuilder) -> bool:
         later = [
             state
             for state in (*step.decoding, *step.prefilling)
-            if state.is_background
-            and state.suspicion is None
-            and step.goes_before(waits, state)
-            and (waits is head or state.request.tenant == waits.request.tenant)
+            if state.is_background and state.suspicion is None and step.goes_before(waits, state)
         ]
-        if later and not step.lacks_place(waits, without=later):  # else preempted in vain
+        if not later or step.lacks_place(waits, without=later):
+            continue  # they would be preempted in vain
+        if waits is not head:  # its tenant's come first; as the head it takes of the others, too
+            later = [state for state in later if state.request.tenant == waits.request.tenant]
+        if later:
             step.preempt(max(later, key=lambda state: state.order_key))
             return True
     return False

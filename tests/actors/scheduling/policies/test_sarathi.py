@@ -172,6 +172,22 @@ def test_a_live_request_takes_the_place_of_its_own_tenants_batch(num_stages: int
     driver.drain()
 
 
+def test_one_at_its_tenants_cap_takes_memory_of_other_tenants_background_too() -> None:
+    driver = Driver(config(max_running_per_tenant=1, num_blocks=32, watermark=0.0, token_budget=64))
+    for number, prompt in enumerate((4, 40, 40)):
+        asked = request(number, prompt=prompt, output=14, tenant=f"batch{number}")
+        driver.submit(replace(asked, priority=-1000))
+    for _ in range(4):
+        driver.answer()
+    assert len(driver.core.view.decoding) == 3
+    driver.submit(request(9, prompt=60, output=1, tenant="batch0"))
+    while 9 in driver.core.live_requests:
+        driver.answer()
+    assert driver.core.num_preemptions == 2
+    assert {0, 1, 2} <= set(driver.core.live_requests)
+    driver.drain()
+
+
 def test_nothing_is_preempted_for_memory_that_live_requests_hold() -> None:
     """Neither for the next in the queue nor for one that its tenant's own batch keeps waiting."""
     driver = Driver(config(max_running_per_tenant=2, num_blocks=24))
