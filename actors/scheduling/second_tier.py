@@ -218,9 +218,7 @@ class SecondTier:
             move = self._fetch(state)
             if move is None:
                 return
-            move.waiting.append(requests.waiting.set_aside())
-            # Its place under its tenant's cap is free meanwhile
-            requests.waiting.unpark(state.request.tenant, requests.now_s)
+            move.waiting.append(requests.waiting.set_aside(requests.now_s))
 
     def _fetch(self, state: RequestState) -> PendingMove | None:
         """Begin or join a move for it; None: it starts without a fetch, or waits for memory."""

@@ -35,6 +35,7 @@ class WaitingQueue:
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first
         self.parked: dict[str, list[RequestState]] = {}
+        self._away: dict[str, set[RequestState]] = {}  # of a tenant: those that wait for a fetch
         self._sharing: set[RequestState] = set()  # whose prompt another of their group computes
 
     def add(self, state: RequestState, now_s: float) -> None:
@@ -57,6 +58,7 @@ class WaitingQueue:
     def remove(self, state: RequestState) -> None:
         """Remove a waiting request that has ended; orders skip it by its status."""
         self._count(state, -1)
+        self._returned(state)
         self.order.remove(state)
 
     def shared_tokens_of(self, state: RequestState) -> int:
@@ -108,16 +110,22 @@ class WaitingQueue:
     # ---- the next to start --------------------------------------------------------------
 
     def head(self, now_s: float) -> RequestState | None:
-        """The next request to start; requests of tenants at their cap are set aside."""
+        """The next request to start; requests of tenants at their cap are set aside.
+
+        The places of those that wait for a fetch are free meanwhile. But of those after them only
+        one more comes: it may wait for a fetch, too, and fetches hold memory."""
         cap = self.config.max_running_per_tenant
         while True:
             state = self.order.peek(now_s)
             if state is None or cap is None:
                 return state
-            if self.running_of.get(state.request.tenant, 0) < cap:
+            tenant = state.request.tenant
+            num_running, away = self.running_of.get(tenant, 0), self._away.get(tenant, ())
+            num_before = sum(self.order.goes_before(other, state) for other in away)
+            if num_running < cap and num_running + num_before <= cap:
                 return state
-            parked = self.parked.setdefault(state.request.tenant, [])
-            insort(parked, self.set_aside(), key=self.order.place)
+            parked = self.parked.setdefault(tenant, [])
+            insort(parked, self.order.set_aside(), key=self.order.place)
 
     def started(self, state: RequestState) -> None:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""
@@ -145,13 +153,24 @@ class WaitingQueue:
             del self.running_of[tenant]
         self.unpark(tenant, now_s)
 
-    def set_aside(self) -> RequestState:
-        """Take the head out of the order, until it is put back."""
-        return self.order.set_aside()
+    def set_aside(self, now_s: float) -> RequestState:
+        """Take the head, which waits for a fetch, out of the order, until it is put back."""
+        state = self.order.set_aside()
+        self._away.setdefault(state.request.tenant, set()).add(state)
+        self.unpark(state.request.tenant, now_s)
+        return state
 
     def put_back(self, state: RequestState, now_s: float) -> None:
         """Return a request that was set aside to the order, before its peers."""
+        self._returned(state)
         self.order.restore(state, now_s)
+
+    def _returned(self, state: RequestState) -> None:
+        away = self._away.get(state.request.tenant)
+        if away is not None:
+            away.discard(state)
+            if not away:
+                del self._away[state.request.tenant]
 
     def unpark(self, tenant: str, now_s: float) -> None:
         """Return a request of the tenant that was set aside to the order."""

@@ -246,6 +246,37 @@ def test_beside_a_fetch_the_next_of_a_tenant_at_its_cap_starts() -> None:
     finish(driver)
 
 
+@pytest.mark.parametrize("when", ["parked", "new"])
+def test_a_tenants_cap_bounds_what_is_fetched_for_it_at_once(when: str) -> None:
+    """Fetches hold memory, which a request of another tenant needs."""
+    settings = config(max_running_per_tenant=1, num_blocks=64)
+    driver = kept(settings, *(request(kind, kind=kind) for kind in range(6)))
+    driver.submit(request(8, kind=8, length=4))
+    if when == "new":
+        driver.drain()
+    for kind in range(6):
+        driver.submit(request(10 + kind, kind=kind))
+    while 8 in driver.core.live_requests:
+        driver.answer()
+    assert len(fetches(driver)) == 2, "one, and one in its place"
+    driver.submit(request(9, kind=9, length=60, tenant="other"))
+    assert 9 in [start.request_id for plan in driver.outstanding for start in plan.started]
+    finish(driver)
+
+
+@pytest.mark.parametrize("priority", [-1000, 0])
+def test_fetches_of_its_tenant_keep_none_waiting_that_goes_first(priority: int) -> None:
+    order = "priority" if priority == 0 else "fcfs"
+    settings = config(max_running_per_tenant=1, num_blocks=64, order=order)
+    driver = kept(settings, *(request(kind, kind=kind) for kind in range(3)))
+    for kind in range(2):
+        driver.submit(request(10 + kind, kind=kind, priority=priority))
+    assert len(fetches(driver)) == 2
+    driver.submit(request(9, kind=9, priority=priority + 1000))
+    assert [start.request_id for start in driver.outstanding[0].started] == [9]
+    finish(driver)
+
+
 def test_aborted_while_it_waits() -> None:
     driver = kept(config(), request(1))
     driver.submit(request(2))
