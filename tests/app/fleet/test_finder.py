@@ -65,7 +65,7 @@ async def scheduler(registry: Registry) -> AsyncIterator[Make]:
 
     yield make
     for each in made:
-        each.peers.stop_listening()
+        each.peers.close_fronts()
 
 
 @pytest.fixture
