@@ -196,12 +196,13 @@ def stats_of(engine: LiveEngine, now_s: float) -> dict[str, float]:
 
 def served_by(settings: Settings, config: EngineConfig) -> str:
     """`EngineEntry.serves`. Fronts of a model work only with its engines: both read the tokenizer,
-    and answers name the model. Neither weights, which fronts may lack, nor what may change beside
-    equal tokens (chat template, adapters, settings) are in it."""
-    digest = hashlib.sha256(f"{settings.model.path} {config.stage.hub_model}".encode())
-    for name in ("config.json", "tokenizer.json", "tokenizer.model"):
+    and answers name the model. Neither weights, which fronts may lack, nor where they lie, nor what
+    may change beside equal tokens (chat template, adapters, settings) are in it."""
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer.model"):  # the second counts where it is alone
         with suppress(FileNotFoundError):
             digest.update(Path(config.stage.model_path, name).read_bytes())
+            break
     return f"{served_name(settings)} ({digest.hexdigest()[:12]}), Legato {version()}"
 
 
