@@ -51,7 +51,8 @@ from app.user_config import UserConfig
 logger = logging.getLogger("legato.fleet")
 
 _CONFIRM_PERIOD_S = 10.0
-_SUCCEEDED_WITHIN_S = 30.0  # fronts of a replaced model, whose successors may load more slowly
+_SUCCEEDED_WITHIN_S = 60.0  # fronts of a replaced model, by those of the new one
+_SUCCEEDED_PERIOD_S = 0.5
 _NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
 
@@ -173,16 +174,32 @@ class EngineReplica:
         return await self.engine.status()
 
     async def __del__(self) -> None:
-        confirming = getattr(self, "confirming", None)
-        if confirming is not None:
-            confirming.cancel()
         engine = getattr(self, "engine", None)
         if engine is not None:
-            with suppress(Exception):  # the cluster's store is down
-                if await self.member.is_replaced():  # its fronts have no other engine
-                    await asyncio.sleep(_SUCCEEDED_WITHIN_S)
+            with suppress(Exception):  # the cluster's store is down, or the engine has failed
+                await until_succeeded(engine, self.member, _succeeded_within_s())
+        confirming = getattr(self, "confirming", None)  # until now: fronts still rely on the entry
+        if confirming is not None:
+            confirming.cancel()
+        if engine is not None:
             await engine.leave()
             await engine.close()
+
+
+async def until_succeeded(engine: LiveEngine, member: Member, within_s: float) -> None:
+    """Returns once no front needs this engine any more: another model has replaced its own, and
+    Serve replaces fronts and engines independently. Fronts of its model have no other engine."""
+    end_s = time.monotonic() + within_s
+    while time.monotonic() < end_s and await member.is_replaced():
+        if not (await engine.status())["num_fronts"]:
+            return
+        await asyncio.sleep(_SUCCEEDED_PERIOD_S)
+
+
+def _succeeded_within_s() -> float:
+    """The rest of the time that Serve grants is for the streams to end."""
+    granted_s = serve.get_replica_context()._deployment_config.graceful_shutdown_timeout_s
+    return min(_SUCCEEDED_WITHIN_S, granted_s / 2)
 
 
 def stats_of(engine: LiveEngine, now_s: float) -> dict[str, float]:

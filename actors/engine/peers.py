@@ -125,6 +125,10 @@ class Peers:
             if peer.socket is not None:
                 peer.socket.abort()
 
+    @property
+    def num_fronts(self) -> int:
+        return len(self._fronts)
+
     def knows(self, request_id: int) -> bool:
         """Whether the connection that sent this request is still open."""
         number = connection_of(request_id)

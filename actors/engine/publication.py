@@ -30,6 +30,11 @@ class Publication:
         self._seen = (-1, -1)
         self._last_s = 0.0
 
+    @property
+    def num_fronts(self) -> int:
+        """Fronts that are connected."""
+        return self._peers.num_fronts
+
     def start(self) -> None:
         asyncio.get_running_loop().call_later(BUSY_PERIOD_S, self._tick)
 

@@ -116,7 +116,7 @@ class Questions:
 
     def status(self) -> dict[str, Any]:
         """The status for the console, as plain data."""
-        core = self._core
+        core, publication = self._core, self._publication
         return {
             **statistics(core),
             **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
@@ -126,6 +126,7 @@ class Questions:
             "rebuilding": self._recovery.is_rebuilding,
             "standby": self._stages.standby,
             "stage_pids": self._stages.pids,
+            "num_fronts": 0 if publication is None else publication.num_fronts,
             "pid": os.getpid(),
         }
 

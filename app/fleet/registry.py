@@ -213,7 +213,9 @@ class Member:
             await self._registry.drop(entry.engine_id)
 
     async def is_replaced(self) -> bool:
-        """Whether engines have joined that serve another model or version."""
+        """Whether it has joined, and so have engines that serve another model or version."""
+        if self._entry is None:
+            return False
         found = [await self._registry.get(engine_id) for engine_id in await self._registry.ids()]
         return any(entry is not None and entry.serves != self._serves for entry in found)
 

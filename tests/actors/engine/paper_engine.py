@@ -107,6 +107,8 @@ class Stages:
 class Wires:
     """Peers that note what is sent: (connection, or None for all, message)."""
 
+    num_fronts = 2
+
     def __init__(self, on_message: OnMessage, on_gone: OnGone) -> None:
         self.receive, self._on_gone = on_message, on_gone
         self.sent: list[tuple[int | None, Any]] = []

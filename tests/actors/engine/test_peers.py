@@ -88,7 +88,7 @@ async def test_each_front_gets_its_own_outputs(scheduler: Scheduler) -> None:
     numbers = [(await front.connect(scheduler.fronts)).number for front in fronts]
     ids = [first_id(number) + 1 for number in numbers]
     assert [connection_of(i) for i in ids] == numbers
-    assert len(set(numbers)) == 2
+    assert len(set(numbers)) == scheduler.peers.num_fronts == 2
     for front, request_id in zip(fronts, ids, strict=True):
         front.send(request(request_id))
         number, message = await asyncio.wait_for(scheduler.received.get(), 10)
@@ -105,6 +105,7 @@ async def test_each_front_gets_its_own_outputs(scheduler: Scheduler) -> None:
     fronts[0].socket.close()
     assert await asyncio.wait_for(scheduler.gone.get(), 10) == numbers[0]
     assert not scheduler.peers.knows(ids[0])
+    assert scheduler.peers.num_fronts == 1
     assert scheduler.peers.knows(ids[1])
     scheduler.peers.send_outputs([(ids[0], 2, (7,))], [])  # no front's any more
 

@@ -50,3 +50,12 @@ def test_a_check_of_changes_says_what_making_them_would(
     else:
         assert isinstance(said.value, RefusedSetting)
         assert said.value.param == param
+
+
+@pytest.mark.parametrize("name", [None, "engine"])
+def test_its_owner_learns_how_many_fronts_it_has(name: str | None) -> None:
+    engine = Engine(engine_id=name)
+    engine.stages.standby, engine.stages.pids = None, []
+    engine.wires.receive(FRONT, Ask(1, "status"))
+    _, said = engine.wires.sent[-1]
+    assert said.value["num_fronts"] == (0 if name is None else engine.wires.num_fronts)
