@@ -17,6 +17,7 @@ logger = logging.getLogger("legato.fleet")
 _PERIOD_S = 1.0
 _REPORT_AGAIN_S = 5.0
 _FORGET_AFTER_S = 30.0  # an entry that its engine does not repeat
+_LOOKED_WITHIN_S = 15.0  # looks at an entry that are further apart do not tell that
 
 
 class ConnectionOwner(Owner, Protocol):
@@ -40,8 +41,8 @@ class Finder:
         self._wake = asyncio.Event()
         self._refreshed = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
-        # Of engines without a connection: the entry, and since when it has been the same.
-        self._repeats: dict[str, tuple[EngineEntry, float]] = {}
+        # Of engines without a connection: the entry, since when it is so, and the last look at it.
+        self._repeats: dict[str, tuple[EngineEntry, float, float]] = {}
         self._lost_s: dict[str, float] = {}  # engine -> when its connection ended
         self._unreadable: set[str] = set()
         self._front_id = secrets.token_hex(6)
@@ -87,6 +88,7 @@ class Finder:
                 await self._refresh(owner)
                 self._refreshed.set()
             except Exception as error:  # the cluster's store is down: connections stay
+                self._repeats.clear()
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
             self._wake.clear()
             with suppress(TimeoutError):
@@ -139,11 +141,12 @@ class Finder:
 
     async def _forget_if_dead(self, entry: EngineEntry) -> None:
         """Drop an entry that is no longer repeated. One that is may be out of reach for this front
-        alone. No clocks of nodes are compared: what counts is for how long it has seen no repeat.
-        """
+        alone. No clocks of nodes are compared: what counts is for how long it has seen no repeat,
+        while the store answered, without which none can be made."""
         now_s = time.monotonic()
-        known, since_s = self._repeats.get(entry.engine_id, (None, now_s))
-        if known != entry:
-            self._repeats[entry.engine_id] = (entry, now_s)
-        elif now_s - since_s > _FORGET_AFTER_S:
+        known, since_s, looked_s = self._repeats.get(entry.engine_id, (entry, now_s, now_s))
+        if known != entry or now_s - looked_s > _LOOKED_WITHIN_S:
+            since_s = now_s
+        self._repeats[entry.engine_id] = (entry, since_s, now_s)
+        if entry.num_repeats is not None and now_s - since_s > _FORGET_AFTER_S:
             await self._registry.drop(entry.engine_id)

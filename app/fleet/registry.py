@@ -33,7 +33,8 @@ _FORGOTTEN_AFTER_S = 600.0  # a report
 class EngineEntry:
     """The addresses of one engine. tcp: "host:port" for other nodes, if it listens for them. pid:
     of the replica that owns it, on its node. serves: model and version of Legato; a front uses only
-    engines that serve what it serves. num_repeats: how often the engine has confirmed it.
+    engines that serve what it serves. num_repeats: how often the engine has confirmed it;
+    None of an older Legato, which repeats nothing.
     """
 
     engine_id: str
@@ -43,7 +44,7 @@ class EngineEntry:
     secret: bytes
     pid: int
     serves: str = ""
-    num_repeats: int = 0
+    num_repeats: int | None = None
 
 
 class AdapterEntry(NamedTuple):
@@ -200,7 +201,7 @@ class Member:
     async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
         entry = EngineEntry(
             fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid(),
-            self._serves,
+            self._serves, num_repeats=0,
         )  # fmt: skip
         former, self._entry = self._entry, entry  # first, for `confirm`, should the store be away
         if former is not None:
@@ -222,5 +223,5 @@ class Member:
     async def confirm(self) -> None:
         """Repeat the entry: fronts drop one that is not repeated."""
         if self._entry is not None:
-            self._entry = replace(self._entry, num_repeats=self._entry.num_repeats + 1)
+            self._entry = replace(self._entry, num_repeats=(self._entry.num_repeats or 0) + 1)
             await self._registry.put(self._entry)

@@ -15,7 +15,7 @@ from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import Welcome
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import Member, Registry
+from app.fleet.registry import EngineEntry, Member, Registry
 from tests.actors.fleet.pictures import snapshot
 from tests.app.fleet.live.waiting import until
 from tests.app.fleet.test_adapters import Store
@@ -154,6 +154,51 @@ async def test_only_an_entry_that_is_no_longer_repeated_is_dropped(
         await engine.member.confirm()
     assert await look() == ["engine"]  # the last repeat is new to it
     assert await look() == []
+
+
+async def test_an_entry_of_an_older_version_stays(
+    registry: Registry, front: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine does not repeat it."""
+    monkeypatch.setattr("app.fleet.finder._FORGET_AFTER_S", 0.0)
+    client = front()
+    await registry.put(EngineEntry("older", "node", new_local_address(), None, b"", 1))
+    client._finder._refreshed.set()
+    for _ in range(3):
+        await client._finder._refresh(client)
+        await client._finder.refreshed()
+    assert await registry.ids() == ["older"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_no_entry_is_dropped_for_an_outage_of_the_store(
+    store: Store,
+    registry: Registry,
+    scheduler: Make,
+    front: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    """No engine could repeat it. A store that is away fails, or answers late."""
+    monkeypatch.setattr("app.fleet.finder._FORGET_AFTER_S", 0.0)
+    monkeypatch.setattr("app.fleet.finder._PERIOD_S", 1e9)
+    engine, client = scheduler("engine"), front()
+    await engine.member.join(engine.fronts, None)  # it does not listen
+    await client.start()
+    finder = client._finder
+    assert "engine" in finder._repeats
+    if fails:
+        with monkeypatch.context() as away:
+            away.setattr(store, "_internal_kv_list", None)
+            finder.refresh()
+            await until(lambda: not finder._repeats)
+    else:
+        monkeypatch.setattr("app.fleet.finder._LOOKED_WITHIN_S", 0.0)
+    finder._refreshed.clear()
+    finder.refresh()
+    await finder.refreshed()
+    assert "engine" in finder._repeats
+    assert await registry.ids() == ["engine"]
 
 
 async def test_an_entry_that_cannot_be_read_is_told_of_once(
