@@ -98,9 +98,8 @@ class FleetClient(EngineClient):
 
     async def start(self) -> None:
         """Look for engines; returns once those that can be reached have published a snapshot. A
-        front that answered earlier would refuse requests that they accept. While engines serve
-        another model, and none this one, clients are left to their fronts. The search continues.
-        """
+        front that answered earlier would refuse requests that they accept. While more engines serve
+        another model than this one, clients are left to their fronts. The search continues."""
         self._finder.start(self)
         work = [self._watch(), self._report()] if self._sleeps else [self._watch()]
         self._tasks = [asyncio.create_task(each) for each in work]
@@ -110,11 +109,7 @@ class FleetClient(EngineClient):
                 while any(c.snapshot is None for c in self.connections):
                     self._snapshot_came.clear()
                     await self._snapshot_came.wait()
-        while self._finder.others and not self.is_ready():
-            self._snapshot_came.clear()
-            with suppress(TimeoutError):  # the others may be gone
-                async with asyncio.timeout(_WATCH_PERIOD_S):
-                    await self._snapshot_came.wait()
+        await self._finder.outnumbered(lambda: self._num_accepting)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -160,7 +155,11 @@ class FleetClient(EngineClient):
         return self._card
 
     def is_ready(self) -> bool:
-        return self._is_asleep or any(e.snapshot.accepts for e in self._fleet.engines.values())
+        return self._is_asleep or self._num_accepting > 0
+
+    @property
+    def _num_accepting(self) -> int:
+        return sum(e.snapshot.accepts for e in self._fleet.engines.values())
 
     @property
     def _is_asleep(self) -> bool:

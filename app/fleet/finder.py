@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from app.fleet.registry import EngineEntry, Registry
 logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
+_COUNT_PERIOD_S = 0.2
 _REPORT_AGAIN_S = 5.0
 _FORGET_AFTER_S = 30.0  # an entry that its engine does not repeat
 _LOOKED_WITHIN_S = 15.0  # looks at an entry that are further apart do not tell that
@@ -36,7 +38,7 @@ class Finder:
         self._registry = registry
         self._node = node
         self._serves = serves
-        self.others: set[str] = set()
+        self.others: dict[str, EngineEntry] = {}
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._refreshed = asyncio.Event()
@@ -66,6 +68,21 @@ class Finder:
         await self._refreshed.wait()
         if self._connecting:
             await asyncio.wait(self._connecting.values())
+
+    async def outnumbered(self, num_own: Callable[[], int]) -> None:
+        """Returns once as many own engines take requests as serve something else. That comes to be:
+        replaced engines leave. Of those of an older Legato, whose entries may stay, one counts."""
+        is_told = False
+        while (num := num_own()) < (num_others := self._num_others()):
+            if not is_told:
+                why = f"waits for engines that serve {self._serves}"
+                logger.info("%s: there are %d of %d", why, num, num_others)
+            is_told = True
+            await asyncio.sleep(_COUNT_PERIOD_S)
+
+    def _num_others(self) -> int:
+        repeated = [entry for entry in self.others.values() if entry.num_repeats is not None]
+        return len(repeated) or min(1, len(self.others))
 
     async def report_waiting(self, count: int) -> None:
         """Publish for the autoscaler how many requests wait for an engine to start."""
@@ -97,10 +114,9 @@ class Finder:
 
     async def _refresh(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()
-        self.others &= set(engine_ids)
+        self.others = {i: entry for i, entry in self.others.items() if i in engine_ids}
+        self._repeats = {i: known for i, known in self._repeats.items() if i in engine_ids}
         self._unreadable &= set(engine_ids)
-        for engine_id in self._repeats.keys() - set(engine_ids):
-            del self._repeats[engine_id]
         lately_s = time.monotonic() - _PERIOD_S
         self._lost_s = {lost: at_s for lost, at_s in self._lost_s.items() if at_s > lately_s}
         for engine_id in engine_ids:
@@ -117,7 +133,7 @@ class Finder:
             if entry.serves != self._serves:
                 if engine_id not in self.others:
                     logger.info("engine %s is not used: it serves %r", engine_id, entry.serves)
-                self.others.add(engine_id)
+                self.others[engine_id] = entry
                 await self._forget_if_dead(entry)
                 return
             connection = Connection(entry, self._node, owner)

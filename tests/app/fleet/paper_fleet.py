@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from actors.engine.peers import first_id
@@ -19,9 +20,9 @@ from tests.actors.engine.paper_engine import Engine
 class Finder:
     """Finds no engine by itself."""
 
-    others: frozenset[str] = frozenset()
-
     def lost(self, engine_id: str) -> None: ...
+
+    async def outnumbered(self, num_own: Callable[[], int]) -> None: ...
 
 
 def front(router: str = "slack", **options: Any) -> FleetClient:

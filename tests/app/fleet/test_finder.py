@@ -105,9 +105,44 @@ async def test_a_front_of_a_new_model_leaves_clients_to_the_old_ones_until_it_ha
         one._finder.refresh()
     await starting
     assert fronts[1].is_ready()
-    await until(lambda: fronts[0]._finder.others == {"new"})
+    await until(lambda: set(fronts[0]._finder.others) == {"new"})
     assert [one.engine_id for client in fronts for one in client.connections] == ["old", "new"]
     assert caplog.text.count("is not used") == 2  # once each
+    assert caplog.text.count("waits for engines that serve model 2: there are 0 of 1") == 1
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_front_of_a_new_model_starts_once_that_has_as_many_engines(
+    scheduler: Make, front: Make, leaves: bool
+) -> None:
+    """The first one alone would get the requests of all."""
+    olds = [scheduler(f"old {number}", "model 1") for number in range(2)]
+    news = [scheduler(f"new {number}", "model 2") for number in range(2)]
+    for each in (*olds, news[0]):
+        await each.join()
+    client = front("model 2")
+    starting = asyncio.create_task(client.start())
+    await until(client.is_ready)
+    await until(lambda: len(client._finder.others) == 2)
+    assert not starting.done()
+    await (olds[0].member.part() if leaves else news[1].join())
+    client._finder.refresh()
+    await starting
+    assert len(client.connections) == (1 if leaves else 2)
+
+
+async def test_entries_that_nobody_drops_keep_no_front_from_starting(
+    registry: Registry, scheduler: Make, front: Make
+) -> None:
+    for number in range(2):
+        await registry.put(EngineEntry(f"old {number}", "node", "@", None, b"", 1))
+    client, engine = front("model"), scheduler("new", "model")
+    starting = asyncio.create_task(client.start())
+    await until(lambda: len(client._finder.others) == 2)
+    assert not starting.done()
+    await engine.join()
+    client._finder.refresh()
+    await starting
 
 
 async def test_a_front_waits_for_no_engine_where_none_serves_another_model(front: Make) -> None:
