@@ -40,6 +40,9 @@ logger = logging.getLogger("legato.scheduler")
 OWNER = 0
 _IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
+# Likewise one on another node that takes nothing for so long: its node has vanished (TCP by itself
+# tries for a quarter hour), or its process stands still and the sockets' buffers are full.
+_READ_WITHIN_S = 20.0
 SAME_CLOCK_S = 0.5  # smaller offsets are of one machine, whose processes share a clock
 
 Message = SubmitRequests | AbortRequests | Ask | FetchEarly | DeliveryTook | TurnedAway
@@ -140,8 +143,9 @@ class Peers:
         self._num_connections += 1
         peer = _Peer(self._num_connections, address)
         peer.socket = FrameProtocol(
-            lambda frame: self._received(peer, frame), lambda: self._left(peer), fronts.secret
-        )
+            lambda frame: self._received(peer, frame), lambda: self._left(peer), fronts.secret,
+            _READ_WITHIN_S,
+        )  # fmt: skip
         return peer.socket
 
     def _left(self, peer: _Peer) -> None:

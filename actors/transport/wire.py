@@ -33,7 +33,6 @@ _LENGTH = struct.Struct("<I")
 _TURN_BYTES: Final = 1 << 15  # of frames: some milliseconds of log-probabilities, or 500 steps
 MAX_FRAME_BYTES = 1 << 30  # a frame with a greater length closes the connection
 _SECRET_WAIT_S = 5.0  # a connection must send the secret within this time
-_ACKNOWLEDGED_WITHIN_S = 10.0  # what another node has got; TCP by itself tries for a quarter hour
 
 
 class ConnectionLost(Exception):
@@ -159,12 +158,14 @@ class FrameProtocol(asyncio.Protocol):
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[], None],
         secret: bytes = b"",
+        read_within_s: float | None = None,
     ) -> None:
         """secret: the other end must send it before its first frame; otherwise the connection is
-        closed, without a call of `on_lost`."""
+        closed, without `on_lost`. read_within_s: a TCP peer that takes nothing so long is lost."""
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._secret = secret
+        self._read_within_s = read_within_s
         self._buffer = bytearray()
         self._turn_bytes = 0  # handled since the loop last had a turn for others
         self._transport: asyncio.Transport | None = None
@@ -174,8 +175,8 @@ class FrameProtocol(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         sock, option = transport.get_extra_info("socket"), getattr(socket, "TCP_USER_TIMEOUT", None)
-        if sock.family != socket.AF_UNIX and option is not None:  # Linux has it
-            sock.setsockopt(socket.IPPROTO_TCP, option, round(1000 * _ACKNOWLEDGED_WITHIN_S))
+        if self._read_within_s and sock.family != socket.AF_UNIX and option:  # Linux has it
+            sock.setsockopt(socket.IPPROTO_TCP, option, round(1000 * self._read_within_s))
         if self._secret:
             loop = asyncio.get_running_loop()
             self._silence = loop.call_later(_SECRET_WAIT_S, transport.close)

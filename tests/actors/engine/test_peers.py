@@ -149,6 +149,20 @@ async def test_a_front_that_does_not_read_is_gone_at_once(
         assert (await reader.next()).engine_id == "e"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="no such option here")
+async def test_a_front_on_another_node_that_takes_nothing_is_gone_in_time(
+    scheduler: Scheduler,
+) -> None:
+    """A node that vanishes closes no socket."""
+    front = Front()
+    number = (await front.connect(scheduler.fronts, tcp=scheduler.tcp)).number
+    accepted = scheduler.peers._fronts[number].socket
+    assert accepted is not None
+    assert accepted._transport is not None
+    sock = accepted._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+
+
 async def test_a_front_passes_on_what_another_engine_has_saved(scheduler: Scheduler) -> None:
     front = Front()
     number = (await front.connect(scheduler.fronts)).number
