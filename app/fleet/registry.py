@@ -27,6 +27,7 @@ logger = logging.getLogger("legato.fleet")
 _NAMESPACE = "legato"
 _WAITING_FOR_S = 15.0  # a report counts this long; fronts repeat it earlier
 _FORGOTTEN_AFTER_S = 600.0  # a report
+_CLOCKS_WITHIN_S = 300.0  # of nodes; a report seen for the first time may be left from long ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,19 @@ class Registry:
     def num_waiting(self, now_s: float) -> int:
         """Waiting requests of all fronts; ignores reports that are not repeated, whose fronts have
         died, and deletes those that have not been for long. now_s: by `time.monotonic`; the clocks
-        of the fronts' nodes may differ from this one's."""
+        of the fronts' nodes may differ from this one's, by which only the first look judges."""
         total, before, self._reports = 0, self._reports, {}
         for key in internal_kv._internal_kv_list(self._waiting, namespace=_NAMESPACE):
             packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
             if packed is None:  # its front has just deleted it
                 continue
-            known, since_s = before.get(key, (packed, now_s))
+            told_s, count = msgpack.unpackb(packed)
+            is_left = abs(time.time() - told_s) > _CLOCKS_WITHIN_S
+            first_s = now_s - _WAITING_FOR_S if is_left else now_s
+            known, since_s = before.get(key, (packed, first_s))
             if known != packed:
                 since_s = now_s
             self._reports[key] = packed, since_s
-            _, count = msgpack.unpackb(packed)
             total += count if now_s - since_s < _WAITING_FOR_S else 0
             if now_s - since_s > _FORGOTTEN_AFTER_S:
                 internal_kv._internal_kv_del(key.decode(), namespace=_NAMESPACE)

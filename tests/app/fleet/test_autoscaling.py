@@ -172,6 +172,24 @@ async def test_reports_of_fronts_that_have_ended_are_deleted(
     assert not store.values
 
 
+async def test_a_controller_that_starts_again_counts_no_report_of_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, begin_s = Store(), time.time()
+    monkeypatch.setattr("app.fleet.registry.internal_kv", store)
+    clock = SimpleNamespace(time=lambda: begin_s)
+    monkeypatch.setattr("app.fleet.registry.time", clock)
+    front, before, again = [Registry("app/Engine") for _ in range(3)]
+    await front.report_waiting("front", 2)
+    assert before.num_waiting(5.0) == 2
+    clock.time = lambda: begin_s + 400.0
+    assert again.num_waiting(5.0) == 0  # its front has died meanwhile
+    clock.time = lambda: begin_s + 401.0
+    await front.report_waiting("front", 3)
+    clock.time = lambda: begin_s + 801.0  # by a clock that goes so far before the front's
+    assert again.num_waiting(6.0) == 3
+
+
 @pytest.mark.parametrize("ahead_s", [-100.0, 100.0])
 async def test_a_front_with_another_clock_wakes_a_sleeping_fleet(
     monkeypatch: pytest.MonkeyPatch, ahead_s: float
