@@ -51,7 +51,6 @@ from app.user_config import UserConfig
 logger = logging.getLogger("legato.fleet")
 
 _CONFIRM_PERIOD_S = 10.0
-_SUCCEEDED_WITHIN_S = 60.0  # fronts of a replaced model, by those of the new one
 _SUCCEEDED_PERIOD_S = 0.5
 _NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
@@ -198,8 +197,7 @@ async def until_succeeded(engine: LiveEngine, member: Member, within_s: float) -
 
 def _succeeded_within_s() -> float:
     """The rest of the time that Serve grants is for the streams to end."""
-    granted_s = serve.get_replica_context()._deployment_config.graceful_shutdown_timeout_s
-    return min(_SUCCEEDED_WITHIN_S, granted_s / 2)
+    return serve.get_replica_context()._deployment_config.graceful_shutdown_timeout_s / 2
 
 
 def stats_of(engine: LiveEngine, now_s: float) -> dict[str, float]:

@@ -189,6 +189,7 @@ class Member:
         self._tcp = tcp
         self._serves = serves
         self._entry: EngineEntry | None = None
+        self._before: list[str] | None = None  # engines that were there when it first joined
 
     def new_front_address(self) -> FrontAddress:
         tcp = self._tcp
@@ -207,6 +208,8 @@ class Member:
             self._serves, num_repeats=0,
         )  # fmt: skip
         former, self._entry = self._entry, entry  # first, for `confirm`, should the store be away
+        if self._before is None:
+            self._before = await self._registry.ids()
         if former is not None:
             await self._registry.drop(former.engine_id)
         await self._registry.put(entry)
@@ -217,10 +220,11 @@ class Member:
             await self._registry.drop(entry.engine_id)
 
     async def is_replaced(self) -> bool:
-        """Whether it has joined, and so have engines that serve another model or version."""
-        if self._entry is None:
+        """Whether engines that serve another model or version have joined after it."""
+        if self._entry is None or self._before is None:
             return False
-        found = [await self._registry.get(engine_id) for engine_id in await self._registry.ids()]
+        after = set(await self._registry.ids()) - set(self._before)
+        found = [await self._registry.get(engine_id) for engine_id in after]
         return any(entry is not None and entry.serves != self._serves for entry in found)
 
     async def confirm(self) -> None:

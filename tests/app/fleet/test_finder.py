@@ -99,6 +99,7 @@ async def test_a_front_of_a_new_model_leaves_clients_to_the_old_ones_until_it_ha
     assert not fronts[1].is_connected("old")
     await new.join()
     assert await old.member.is_replaced()  # it stays a while for its front
+    assert not await new.member.is_replaced()  # by one that was there before
     assert old.peers.num_fronts == 1
     assert not await scheduler("loading", "model 3").member.is_replaced()  # no front knows it
     for one in fronts:
