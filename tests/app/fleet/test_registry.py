@@ -15,16 +15,20 @@ class Store:
     """Keeps ids; while `is_away` it raises."""
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
+        self.kept: list[str] = []
         self.is_away = False
+
+    async def ids(self) -> list[str]:
+        await self._ask()
+        return [*self.kept]
 
     async def put(self, entry: EngineEntry) -> None:
         await self._ask()
-        self.ids.append(entry.engine_id)
+        self.kept.append(entry.engine_id)
 
     async def drop(self, engine_id: str) -> None:
         await self._ask()
-        self.ids.remove(engine_id)
+        self.kept.remove(engine_id)
 
     async def _ask(self) -> None:
         if self.is_away:
@@ -45,9 +49,9 @@ async def test_an_engine_that_joins_while_the_store_is_away_is_there_once_it_is_
                 await joins
         else:
             await joins
-    assert store.ids == ["first"]
+    assert store.kept == ["first"]
     store.is_away = False
     await member.confirm()
-    assert store.ids == ["first", "second"]
+    assert store.kept == ["first", "second"]
     await member.part()
-    assert store.ids == ["first"]  # fronts cannot reach it, and drop it
+    assert store.kept == ["first"]  # fronts cannot reach it, and drop it
