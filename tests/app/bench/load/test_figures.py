@@ -29,12 +29,14 @@ def test_figures_of_a_run_written_by_hand() -> None:
 
 
 def test_a_request_that_ends_early_or_with_an_error_has_failed() -> None:
-    short = Trace(Job(0.0, 8, 5), event_times_s=[0.5], num_tokens=1)
+    short = Trace(Job(0.0, 8, 5), event_times_s=[0.5], num_tokens=1, has_ended=True)
     figures = load_figures([short, trace(0.0, error="429: full"), trace(0.0, 0.5, 1.0)])
     assert figures.num_failed == 2
     hint = "does the server honor ignore_eos and include_usage?"
     assert figures.first_error == f"1 of 5 tokens: {hint}"
     figures.check_measured()
+    cut = Trace(Job(0.0, 8, 5), event_times_s=[0.5], num_tokens=0)
+    assert load_figures([cut]).first_error == "the stream broke off after 1 events"
 
 
 def test_a_run_without_an_answer_is_no_measurement() -> None:
