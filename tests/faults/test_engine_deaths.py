@@ -77,7 +77,7 @@ async def test_row_4_a_frozen_scheduler_is_replaced(
 ) -> None:
     """It lives and its socket is open, but a question stays unanswered."""
     monkeypatch.setattr("app.engine_client.live._HEARTBEAT_S", 0.2)
-    monkeypatch.setattr("app.engine_client.channel._ANSWER_WITHIN_S", 3.0)
+    monkeypatch.setattr("app.engine_client.channel._ANSWER_WITHIN_S", 6.0)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     try:
