@@ -51,10 +51,12 @@ class StreamWriter(ABC):
     """Turns a generation's deltas into one endpoint's events.
 
     templates: per continuation, the texts before and after the JSON string of a text-only event;
-    None while an event needs more than its text. ending: sent after the last event.
+    None while an event needs more than its text. ending: sent after the last event. keep_alive:
+    sent where there is nothing to send.
     """
 
     ending: ClassVar[bytes] = DONE
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"  # a comment, which every reader passes over
 
     def __init__(self, num_continuations: int) -> None:
         self.templates: list[tuple[str, str] | None] = [None] * num_continuations
@@ -133,12 +135,22 @@ class EventSink:
     Implements `app.engine_client.client.TokenSink`.
     """
 
-    __slots__ = ("_body", "_clock", "_deliveries", "_is_open", "_streams", "_templates", "_writer")
+    __slots__ = (
+        "_body", "_clock", "_deliveries", "_is_open", "_keep_alive", "_streams", "_templates",
+        "_writer",
+    )  # fmt: skip
 
-    def __init__(self, body: BodyWriter, writer: StreamWriter, generation: Generation) -> None:
+    def __init__(
+        self,
+        body: BodyWriter,
+        writer: StreamWriter,
+        generation: Generation,
+        keep_alive: KeepAlive,
+    ) -> None:
         self._body = body
         self._is_open = body.is_open
         self._writer = writer
+        self._keep_alive = keep_alive
         self._templates = writer.templates
         self._streams: Sequence[TextStream] = generation.streams
         self._deliveries = generation.deliveries.tokens
@@ -155,20 +167,52 @@ class EventSink:
         if template is not None:
             text = json_string(stream.push(tokens))
             self._body.write(f"{template[0]}{text}{template[1]}".encode())
+            self._keep_alive.has_sent = True
         elif events := self._writer.write(stream.plain(tokens)):
             self._body.write(events)
+            self._keep_alive.has_sent = True
         return True
+
+
+class KeepAlive:
+    """Sends `comment` where a stream has sent nothing for a period, at the latest after two.
+
+    Proxies and clients end a silent connection, often after 60 s: the prefill would be lost, and
+    the client's next attempt be queued from the start. has_sent: set by whoever sends.
+    """
+
+    __slots__ = ("_call", "_comment", "_task", "has_sent")
+
+    def __init__(self, call: Call, comment: bytes) -> None:
+        self._call = call
+        self._comment = comment
+        self.has_sent = False
+        self._task = asyncio.create_task(self._watch(call.options.keep_alive_s))
+
+    async def _watch(self, period_s: float) -> None:
+        while True:
+            self.has_sent = False
+            await asyncio.sleep(period_s)
+            if not self.has_sent:
+                if not self._call.started:
+                    await self._call.start(200, HEADERS)
+                await self._call.send(self._comment)
+
+    def stop(self) -> None:
+        self._task.cancel()
 
 
 async def stream_reply(call: Call, generation: Generation, writer: StreamWriter) -> None:
     """Send every delta as it arrives.
 
-    The HTTP head is sent with the first delta, so an earlier refusal has an HTTP status. A later
-    failure is sent as an error event, so a stream never ends without notice.
+    The HTTP head is sent with the first delta, so an earlier refusal has an HTTP status, unless the
+    stream had to be kept alive. A later failure is sent as an error event, so a stream never ends
+    without notice.
     """
     send = call.send
     body = call.body_writer
-    sink = None if body is None else EventSink(body, writer, generation)
+    keep_alive = KeepAlive(call, writer.keep_alive)
+    sink = None if body is None else EventSink(body, writer, generation, keep_alive)
     async with call.watch_client() as watch:
         try:
             async with aclosing(generation.deltas(sink)) as deltas:
@@ -178,6 +222,7 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
                     if not call.started:
                         await call.start(200, HEADERS)
                     if data:
+                        keep_alive.has_sent = True
                         await send(data)
             last = writer.closing()
         except ClientGone:
@@ -189,6 +234,8 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
             if not isinstance(error, ApiError | EngineError):
                 _log.exception("request %s failed", call.request_id)
             last = writer.failing(failure)
+        finally:
+            keep_alive.stop()
         watch.stop()
         await send(last + writer.ending, more=False)
 

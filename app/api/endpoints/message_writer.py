@@ -19,6 +19,7 @@ class MessageWriter(StreamWriter):
     """`write` takes deltas and returns their events; `message` is the object so far."""
 
     ending: ClassVar[bytes] = b""
+    keep_alive: ClassVar[bytes] = named_event("ping", {"type": "ping"})
 
     def __init__(
         self,

@@ -77,6 +77,13 @@ class ApiOptions:
     send_timeout_s: float = Field(
         default=20.0, gt=0, description="A client that reads nothing for this long is dropped."
     )
+    keep_alive_s: float = Field(
+        default=25.0,
+        gt=0,
+        description="A stream that sends nothing for this long, in a queue or a long prefill, gets "
+        "a comment (Anthropic's `ping`), so that no proxy ends it. It begins with status 200 then: "
+        "a later refusal is an event.",
+    )
     max_connections: int = Field(
         default=8192, ge=1, description="Of a replica that answers HTTP itself (`listen`)."
     )

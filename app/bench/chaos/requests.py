@@ -216,6 +216,8 @@ async def _read(response: aiohttp.ClientResponse, answer: ChaosAnswer, is_quiet:
     request, ended = answer.request, False
     async for now_s, events in sse_events(response):
         for event in events:
+            if event.startswith(b":"):  # a comment, which only keeps the stream alive
+                continue
             data = event.removeprefix(b"data: ")
             ended = ended or data == b"[DONE]"
             if not ended:

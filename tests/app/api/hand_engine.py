@@ -38,6 +38,7 @@ class HandEngine(EngineClient):
         self.chunk_size = 1  # tokens per chunk
         # Every chunk after the first waits for it, and every vector.
         self.gate: asyncio.Event | None = None
+        self.gates_first = False  # the first chunk waits as well
         self.at_gate = asyncio.Event()  # the reader has taken all chunks before the gate
         self.fail_at: int | None = None  # raise `failure` before this token
         self.failure: Exception = RuntimeError("boom")
@@ -105,7 +106,7 @@ class HandEngine(EngineClient):
         plans = [self.tokens(request, index) for index in range(request.n)]
         position = 0
         while any(position < len(plan) for plan in plans):
-            if self.gate is not None and position:
+            if self.gate is not None and (position or self.gates_first):
                 self.at_gate.set()
                 await self.gate.wait()
             else:
