@@ -59,6 +59,8 @@ class Swapper:
         num_blocks = -(-state.num_computed_tokens // size)
         if choice == "never" or not 0 < num_blocks <= self.host.num_free:
             return False
+        if state.request.pooling not in (None, "last"):  # stages need every hidden state anew
+            return False
         if choice == "always":
             return True
         if self.cost_model is None:

@@ -41,7 +41,6 @@ class FeedbackLevels(HeapOrder):
         self.promote_s = promote_s
         # (when it is promoted, entry number, request)
         self._promotions: list[tuple[float, int, RequestState]] = []
-        self._here: set[RequestState] = set()  # in the heap; others that wait are set aside
         self._most_promotions = _FEW  # before those that wait no longer are dropped
 
     def quantum(self, level: int) -> int:
@@ -116,24 +115,10 @@ class FeedbackLevels(HeapOrder):
             state = heapq.heappop(promotions)[2]
             if state.status is RequestStatus.WAITING and state.order_key[0] > 0:
                 self.promote(state)
-                if state in self._here:  # else it enters when it is put back
-                    self._enter(state)  # the old entry's key no longer matches
+                if state in self._entry_of:  # else it is set aside, and enters when it is put back
+                    self._enter(state)
         return super().peek(now_s)
-
-    def _enter(self, state: RequestState) -> None:
-        self._here.add(state)
-        super()._enter(state)
-
-    def _dropped(self, state: RequestState) -> None:
-        if state.status is not RequestStatus.WAITING:
-            self._here.discard(state)
-
-    def pop(self) -> RequestState:
-        state = super().pop()
-        self._here.discard(state)
-        return state
 
     def drain(self) -> list[RequestState]:
         self._promotions.clear()
-        self._here.clear()
         return super().drain()

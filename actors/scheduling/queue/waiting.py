@@ -248,9 +248,10 @@ class HeapOrder(Order):
     """Subclasses define `value`, known on entry; ties are ordered by submission."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        # (key on entry, entry number, request); an entry counts while key and status still match
+        # (key on entry, entry number, request)
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
         self._num_entries = 0
+        self._entry_of: dict[RequestState, int] = {}  # its entry that counts, while it is WAITING
 
     def value(self, state: RequestState) -> float:
         """Smaller is served earlier."""
@@ -267,32 +268,37 @@ class HeapOrder(Order):
         self._enter(state)
 
     def _enter(self, state: RequestState) -> None:
+        """Any earlier entry of it counts no longer."""
         self._num_entries += 1
+        self._entry_of[state] = self._num_entries
         heapq.heappush(self._heap, (state.order_key, self._num_entries, state))
 
     def peek(self, now_s: float) -> RequestState | None:
         heap = self._heap
         while heap:
-            order_key, _, state = heap[0]
-            if state.status is RequestStatus.WAITING and state.order_key == order_key:
+            _, number, state = heap[0]
+            counts = self._entry_of.get(state) == number
+            if counts and state.status is RequestStatus.WAITING:
                 return state
-            self._dropped(heapq.heappop(heap)[2])
+            heapq.heappop(heap)
+            if counts:
+                del self._entry_of[state]
         return None
 
-    def _dropped(self, state: RequestState) -> None:
-        """An entry of this one has left the heap, as it no longer counts."""
-
     def pop(self) -> RequestState:
-        return heapq.heappop(self._heap)[2]
+        state = heapq.heappop(self._heap)[2]
+        del self._entry_of[state]
+        return state
 
     def drain(self) -> list[RequestState]:
         waiting = [
             state
-            for order_key, _, state in sorted(self._heap)
-            if state.status is RequestStatus.WAITING and state.order_key == order_key
+            for _, number, state in sorted(self._heap)
+            if state.status is RequestStatus.WAITING and self._entry_of.get(state) == number
         ]
         self._heap.clear()
-        return list(dict.fromkeys(waiting))
+        self._entry_of.clear()
+        return waiting
 
 
 class FirstComeFirstServed(HeapOrder):

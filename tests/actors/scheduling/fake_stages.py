@@ -220,6 +220,7 @@ class FakeStages:
         for start in plan.started:
             assert start.request_id not in self.known or self.known[start.request_id].corrupt
             begin = next(s.start for s in plan.named_slices if s.request_id == start.request_id)
+            assert start.pooling != "mean" or begin == 0, "a mean without its first tokens"
             self.known[start.request_id] = Mirror(
                 list(start.tokens),
                 list(start.block_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,8 +38,9 @@ def swapper(block_s: float | None = None, **changes: Any) -> Swapper:
     return Swapper(settings, None if block_s is None else Costs(block_s))
 
 
-def holding(num_computed_tokens: int, number: int = 1) -> RequestState:
-    state = RequestState(request(number, prompt=30), number, max_model_len=64)
+def holding(num_computed_tokens: int, number: int = 1, pooling: str | None = None) -> RequestState:
+    asked = replace(request(number, prompt=30), pooling=pooling)
+    state = RequestState(asked, number, max_model_len=64)
     state.num_computed_tokens = num_computed_tokens
     first = 100 * number
     state.block_table = [first + i for i in range(8)]  # of its whole prompt
@@ -58,6 +60,12 @@ def holding(num_computed_tokens: int, number: int = 1) -> RequestState:
 )
 def test_it_pays_where_moving_twice_is_faster(num_tokens: int, block_s: float, pays: bool) -> None:
     assert swapper(block_s).pays(holding(num_tokens)) is pays
+
+
+def test_a_mean_needs_every_token_again() -> None:
+    """Stages drop the sum of its hidden states at a preemption."""
+    assert not swapper(swap="always").pays(holding(9, pooling="mean"))
+    assert swapper(swap="always").pays(holding(9, pooling="last"))
 
 
 def test_a_choice_that_is_set_overrides_the_costs() -> None:

@@ -46,7 +46,29 @@ def test_those_that_have_left_are_not_kept() -> None:
         order.peek(20.0 * number + 15.0)  # promoted
         left.status = RequestStatus.ENDED
         assert order.peek(20.0 * number + 16.0) is None
-    assert not order._here
+    assert not order._entry_of
+
+
+def test_an_old_entry_does_not_count_again() -> None:
+    """Promoted while it waits, demoted while it runs, and preempted, it has the key it had."""
+    config = SchedulerConfig(num_blocks=9, order_options={"quantum_tokens": 4, "promote_s": 1.0})
+    order = build_order("mlfq", config)
+    assert isinstance(order, FeedbackLevels)
+    patient, first = state(1, prompt=8), state(2, prompt=4)
+    order.push(patient, 0.0)
+    assert order.peek(2.0) is patient
+    assert order.pop() is patient
+    patient.status = RequestStatus.RUNNING
+    order.push(first, 2.0)  # before the entry that was left behind
+    patient.served = 99
+    assert order.rerank([patient], 2.0)
+    patient.status = RequestStatus.WAITING
+    order.restore(patient, 2.0)
+    assert order.peek(2.0) is first
+    order.pop()
+    assert order.peek(2.0) is patient
+    order.set_aside()  # its KV is fetched
+    assert order.peek(2.0) is None
 
 
 def test_those_that_have_started_are_not_kept_for_a_promotion() -> None:
