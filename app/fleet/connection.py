@@ -15,7 +15,7 @@ from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixU
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.request import FinishReason, Request
 from actors.transport.messages import Hello, IterationRecord, KVSaved, Readiness, Welcome
-from actors.transport.running_time import RunningTime
+from actors.transport.running_time import RunningTime, running_timeout
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
 from app.engine_client.client import GenerationRequest
@@ -190,12 +190,18 @@ class Connection(SchedulerChannel):
         if self._address is None:
             raise OSError(f"{self.engine_id} is on another node and listens on its own node only")
         self._welcomed = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(_CONNECT_WITHIN_S):
-            self._socket = await connect(
-                self._address, self._received, self._lost, self.entry.secret
-            )
-            self._send(Hello(time.monotonic()))
-            await self._welcomed
+        try:
+            async with running_timeout(_CONNECT_WITHIN_S):
+                self._socket = await connect(
+                    self._address, self._received, self._lost, self.entry.secret
+                )
+                self._send(Hello(time.monotonic()))
+                await self._welcomed
+        except TimeoutError:
+            # The welcome may have come in the turn of the loop in which the limit passed; a
+            # snapshot behind it has made the engine known, and nothing would take that back.
+            if self.welcome is None or not self.is_open:
+                raise
 
     def _lost(self) -> None:
         if self._welcomed is not None and not self._welcomed.done():

@@ -12,7 +12,7 @@ import pytest
 from actors.engine.peers import FrontAddress, Peers
 from actors.fleet.routers import build_router
 from actors.transport.addresses import new_local_address, new_secret
-from actors.transport.messages import Welcome
+from actors.transport.messages import Welcome, pack_kind
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import EngineEntry, Member, Registry
@@ -247,6 +247,34 @@ async def test_an_entry_that_cannot_be_read_is_told_of_once(
     client._finder.refresh()
     await client._finder.refreshed()
     assert caplog.text.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_an_engine_that_answers_as_the_limit_passes_is_connected_or_tried_again(
+    registry: Registry, front: Make, monkeypatch: pytest.MonkeyPatch, num_turns: int
+) -> None:
+    """As for a front that stood still: its welcome and first snapshot come turns of the loop
+    before or after the limit passes. No front knows an engine that it has no connection to."""
+    monkeypatch.setattr("app.fleet.connection._CONNECT_WITHIN_S", 0.0)
+    answers = Welcome(1, 0.0, 11, (2,), 100), snapshot("engine")
+    socket, loop = SimpleNamespace(send=id, close=tuple), asyncio.get_running_loop()
+
+    async def connect(address: str, on_frame: Callable[[bytes], None], *_: Any) -> Any:
+        def turn(number: int) -> None:
+            if number < num_turns:
+                loop.call_soon(turn, number + 1)
+            else:
+                for answer in answers:
+                    on_frame(pack_kind(answer))
+
+        loop.call_soon(turn, 0)
+        return socket
+
+    monkeypatch.setattr("app.fleet.connection.connect", connect)
+    client = front()
+    await registry.put(EngineEntry("engine", "node", "@", None, b"", 1))
+    await client._finder._connect("engine", client)
+    assert client.is_connected("engine") == bool(client.connections) == client.is_ready()
 
 
 class NoEngines:
