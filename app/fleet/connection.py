@@ -166,7 +166,7 @@ class Connection(SchedulerChannel):
         self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
         self.leaving_since_s: float | None = None  # it drains
-        self._published_s: float | None = None
+        self._published_s = time.monotonic()  # before its first snapshot: since when one is due
         self._silence = RunningTime()
         self.balanced_s = 0.0  # when streams were last moved to balance the load
         self.is_ready = True  # False while its stages are rebuilt
@@ -213,10 +213,8 @@ class Connection(SchedulerChannel):
         super()._lost()
 
     def silent_s(self, now_s: float, period_s: float) -> float:
-        """For how long it has published nothing, of the time in which this front ran; 0 before its
-        first snapshot. Asked once per period."""
-        if self._published_s is None:
-            return 0.0
+        """For how long it has published nothing, of the time in which this front ran. Asked once
+        per period once it is connected."""
         return self._silence.since(self._published_s, now_s, period_s)
 
     def on_records(self, records: Sequence[Any]) -> None:

@@ -47,6 +47,18 @@ def test_what_an_engine_has_begun_waits_at_no_other() -> None:
         assert waiting.resumed().has_started
 
 
+def test_an_engine_that_says_nothing_behind_its_welcome_is_silent() -> None:
+    """As one whose node vanishes then: no socket tells of it."""
+    unused: Any = object()
+    connection = Connection(EngineEntry("e", "node", "@", None, b"", 1), "node", unused)
+    now_s, period_s = time.monotonic(), 0.5
+    now_s += 60.0  # its front stood still as it connected
+    assert connection.silent_s(now_s, period_s) <= 2 * period_s
+    for look in range(1, 11):
+        silent_s = connection.silent_s(now_s + look * period_s, period_s)
+    assert 5.0 <= silent_s <= 6.0
+
+
 @pytest.mark.parametrize(("node", "offset_s"), [("here", 0.0), ("there", 5000.0)])
 async def test_only_engines_of_other_nodes_have_other_clocks(node: str, offset_s: float) -> None:
     """A welcome of the same node may be read late, or be sent late."""
