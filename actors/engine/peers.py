@@ -62,7 +62,8 @@ def connection_of(request_id: int) -> int:
 
 def clock_offset_s(now_s: float, address: str) -> float:
     """This process's clock minus that of another, which has sent its time, now_s, over a connection
-    to this address. 0.0 within a node, however late a busy process has read the message."""
+    to this address. 0.0 within a node, however late a busy process has read the message; between
+    nodes, that delay is in it until later times show it."""
     offset_s = time.monotonic() - now_s
     return 0.0 if is_local(address) or abs(offset_s) <= SAME_CLOCK_S else offset_s
 
@@ -161,7 +162,8 @@ class Peers:
         else:
             if isinstance(message, SubmitRequests):
                 peer.num_received += len(message.requests)
-                message = _on_this_clock(message, peer.offset_s)
+                if peer.offset_s:
+                    message = _on_this_clock(message, peer, peer.offset_s)
             self._on_message(peer.number, message)
 
     def _greet(self, peer: _Peer, hello: Hello) -> None:
@@ -248,9 +250,10 @@ def _is_own(peer: _Peer, message: Any) -> bool:
     return isinstance(message, Ask | FetchEarly | DeliveryTook | TurnedAway)
 
 
-def _on_this_clock(message: SubmitRequests, offset_s: float) -> SubmitRequests:
-    if not offset_s:
-        return message
+def _on_this_clock(message: SubmitRequests, peer: _Peer, offset_s: float) -> SubmitRequests:
+    # None arrives in the future: what seems to shows how late the hello was read, at least.
+    now_s = time.monotonic()
+    offset_s = peer.offset_s = min([offset_s, *[now_s - r.arrival_s for r in message.requests]])
     return SubmitRequests(
         tuple([replace(r, arrival_s=r.arrival_s + offset_s) for r in message.requests])
     )

@@ -250,12 +250,13 @@ class Connection(SchedulerChannel):
 
     def shifted(self, records: Sequence[Any]) -> Sequence[Any]:
         """Rows of `IterationRecord`, in times of this front's clock."""
-        offset_s = self.offset_s
-        if not offset_s:
+        if not self.offset_s:
             return records
+        now_s, known = time.monotonic(), [IterationRecord(*row) for row in records]
+        # None has ended in the future: what seems to shows how late the welcome was read, at least.
+        offset_s = self.offset_s = max([self.offset_s, *[each.done_s - now_s for each in known]])
         shifted = []
-        for row in records:
-            record = IterationRecord(*row)
+        for record in known:
             stages_s = tuple([(a - offset_s, b - offset_s) for a, b in record.stages_s])
             begin_s, end_s = record.submitted_s - offset_s, record.done_s - offset_s
             shifted.append(record._replace(stages_s=stages_s, submitted_s=begin_s, done_s=end_s))

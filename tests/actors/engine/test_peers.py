@@ -191,6 +191,20 @@ async def test_a_clock_of_another_node_is_translated(scheduler: Scheduler) -> No
     assert message.requests[0].arrival_s == 123.0
 
 
+async def test_a_hello_of_another_node_that_was_read_late_makes_no_request_younger(
+    scheduler: Scheduler,
+) -> None:
+    front, behind_s, late_s = Front(), 5000.0, 400.0
+    then_s = time.monotonic() - behind_s - late_s
+    number = (await front.connect(scheduler.fronts, then_s, scheduler.tcp)).number
+    for waited_s in (0.0, 200.0):
+        now_s = time.monotonic()
+        front.send(request(first_id(number) + 1, now_s - behind_s - waited_s))
+        _, message = await asyncio.wait_for(scheduler.received.get(), 10)
+        assert isinstance(message, SubmitRequests)
+        assert message.requests[0].arrival_s == pytest.approx(now_s - waited_s, abs=60.0)
+
+
 async def test_a_front_without_the_secret_hears_nothing(scheduler: Scheduler) -> None:
     intruder = Front()
     fronts = FrontAddress("e", scheduler.fronts.local, None, new_secret())

@@ -15,6 +15,7 @@ from actors.transport.messages import Welcome, pack_kind
 from app.engine_client.streams import Stream
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.registry import EngineEntry
+from tests.app.telemetry.test_fleet import step
 
 
 def engine(name: str) -> Any:
@@ -69,3 +70,19 @@ async def test_only_engines_of_other_nodes_have_other_clocks(node: str, offset_s
     welcome = Welcome(1, time.monotonic() + 5000.0, 11, (2,), 100)
     connection._received(pack_kind(welcome))
     assert connection.offset_s == pytest.approx(offset_s, abs=60.0 if offset_s else 0.0)
+
+
+async def test_a_welcome_of_another_node_that_was_read_late_puts_no_step_in_the_future() -> None:
+    unused: Any = object()
+    connection = Connection(EngineEntry("e", "there", "@", "127.0.0.1:1", b"", 1), "here", unused)
+    connection._welcomed = asyncio.get_running_loop().create_future()
+    ahead_s, late_s = 5000.0, 400.0
+    welcome = Welcome(1, time.monotonic() + ahead_s - late_s, 11, (2,), 100)
+    connection._received(pack_kind(welcome))
+    for ago_s in (0.0, 200.0):
+        now_s = time.monotonic()
+        record = step(1, now_s + ahead_s - ago_s - 0.1, now_s + ahead_s - ago_s)
+        (shown,) = connection.shifted([tuple(record)])
+        assert shown.done_s == pytest.approx(now_s - ago_s, abs=60.0)
+        assert shown.stages_s[0][1] == shown.done_s
+    assert connection.offset_s == pytest.approx(ahead_s, abs=60.0)
