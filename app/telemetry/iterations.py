@@ -14,6 +14,7 @@ from app.telemetry.causes import Explanation, Gap, explain
 
 _NUM_RECORDS = 4096  # records kept, enough to cover a gap of seconds
 _NUM_EARLIER = 64  # before a gap, for comparison
+_FIRST_STEPS = 100  # an engine that is first seen at a later step ran before this front began
 _COUNTED = ("num_preemptions", "num_recoveries")
 
 
@@ -77,12 +78,15 @@ class EngineIterations:
         """Growth of the engine's counters since the previous record, by field.
 
         A new scheduler starts them and its steps at 0 again; the loss of the one before is a
-        recovery that neither has counted."""
+        recovery that neither has counted. What an engine counted before this front began is no
+        growth: others have told of it."""
         has_restarted = record.step <= self._seen_step
         counts = {name: getattr(record, name) for name in _COUNTED}
         before = self._seen
         if has_restarted or any(count < before[name] for name, count in counts.items()):
             before = dict.fromkeys(_COUNTED, 0)
+        elif self._seen_step < 0 and record.step >= _FIRST_STEPS:
+            before = counts
         self._seen, self._seen_step = counts, record.step
         grown = {name: count - before[name] for name, count in counts.items()}
         grown["num_recoveries"] += has_restarted

@@ -265,6 +265,11 @@ class Telemetry(ApiEvents):
         self.catch_up()
         here = {said.engine_id for said in engines.published}
         self._missed_at = {name: n for name, n in self._missed_at.items() if name in here}
+        self._iterations = {
+            name: known
+            for name, known in self._iterations.items()
+            if name in here or known.last is not None  # others are forgotten, and have gone
+        }
         last = {
             name: record
             for name, iterations in self._iterations.items()

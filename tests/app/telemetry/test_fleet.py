@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome
+from app.telemetry.engines import FrontEngines
 from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.records import RecordLog
+from tests.actors.fleet.pictures import snapshot
 
 OBJECTIVE = Objective(0.1)
 
@@ -110,3 +112,16 @@ def test_counts_of_one_engine_are_not_taken_for_another_s() -> None:
             telemetry.on_iterations([record], engine)
     value = telemetry.metrics.registry.get_sample_value
     assert value("legato_num_preemptions_total", {"model_name": "tiny"}) == 7
+
+
+def test_an_engine_that_has_gone_is_forgotten_and_an_idle_one_is_not() -> None:
+    telemetry, now_s = Telemetry("tiny", KnownEngine(OBJECTIVE)), 1000.0
+    for name in ("gone", "idle", "busy"):
+        telemetry.on_iterations([step(1, 10.0, 10.1, num_recoveries=1)], name)
+    telemetry.on_iterations([step(2, now_s, now_s + 0.1, num_recoveries=1)], "busy")
+    telemetry.on_iterations([step(1, now_s, now_s + 0.1)], "new")
+    telemetry.show_engines(FrontEngines([snapshot(name) for name in ("idle", "busy", "new")]))
+    assert set(telemetry._iterations) == {"idle", "busy", "new"}
+    telemetry.on_iterations([step(500, now_s, now_s + 0.2, num_recoveries=2)], "idle")
+    value = telemetry.metrics.registry.get_sample_value
+    assert value("legato_recoveries_total", {"model_name": "tiny"}) == 4

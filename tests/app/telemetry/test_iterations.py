@@ -35,3 +35,11 @@ def test_growth_goes_on_with_a_new_scheduler(
         counts = iterations.new_counts(record(*now))
         assert (counts.get("num_preemptions", 0), counts.get("num_recoveries", 0)) == expected
         now = (now[0] + 1, *now[1:])
+
+
+def test_what_an_engine_counted_before_a_front_began_is_no_growth() -> None:
+    """Each update of the fronts would count the past of the whole fleet again."""
+    iterations = EngineIterations()
+    assert iterations.new_counts(record(70_000, 50, 5)) == {}
+    assert iterations.new_counts(record(70_001, 51, 5)) == {"num_preemptions": 1}
+    assert iterations.new_counts(record(0, 0, 0)) == {"num_recoveries": 1}
