@@ -32,7 +32,6 @@ class ServeContext(Protocol):
     target_num_replicas: int
     capacity_adjusted_min_replicas: int
     capacity_adjusted_max_replicas: int
-    current_time: float | None
     app_name: str
     deployment_name: str
 
@@ -53,7 +52,7 @@ class Autoscaler:
             context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         )
         loads = loads_of(context.raw_metrics or {})
-        now_s = time.time() if context.current_time is None else context.current_time
+        now_s = time.monotonic()  # the wall clock of the context may step back
         num_starting = max(0, context.target_num_replicas - len(serving(loads)))
         num_queued = self._read_num_queued(context, now_s)
         wanted = self._scaling.wanted(loads, num_starting, num_queued, now_s, bounds)
@@ -72,7 +71,7 @@ class Autoscaler:
             if self._registry is None:  # kept, as it remembers what each front has reported
                 self._registry = registry_of(context.app_name, context.deployment_name)
             try:
-                self._num_waiting = self._registry.num_waiting(time.monotonic())
+                self._num_waiting = self._registry.num_waiting(now_s)
             except Exception as error:  # without the store the last number is kept
                 logger.warning(
                     "reading the number of waiting requests: %s: %s", type(error).__name__, error

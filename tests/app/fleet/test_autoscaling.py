@@ -42,10 +42,10 @@ class Context:
     """As Serve's controller makes it."""
 
     loads: dict[str, EngineLoad]
-    current_time: float
     target_num_replicas: int
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 3
+    current_time: float = 0.0  # by the wall clock, which may stand at any time
     app_name: str = "app"
     deployment_name: str = "Engine"
 
@@ -58,36 +58,48 @@ class Context:
         return found
 
 
-def run(seconds: int, loads: Any, **options: float) -> list[int]:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The test says what time it is."""
+    made = SimpleNamespace(now_s=0.0)
+    made.monotonic = lambda: made.now_s
+    monkeypatch.setattr("app.fleet.autoscaling.time", made)
+    return made
+
+
+def run(clock: SimpleNamespace, seconds: int, loads: Any, **options: float) -> list[int]:
     """Replicas wanted, second by second; those asked for are there at once."""
     policy = Autoscaler("slack", **options)
     target, wanted = 1, list[int]()
     for now_s in range(seconds):
+        clock.now_s = float(now_s)
         here = {f"e{n}": loads(n, now_s, target) for n in range(target)}
-        target, _ = policy(Context(here, float(now_s), target))
+        target, _ = policy(Context(here, target))
         wanted.append(target)
     return wanted
 
 
 def test_loads_are_read_as_they_were_told() -> None:
-    assert loads_of(Context({"a": IDLE}, 0.0, 1).raw_metrics) == {"a": IDLE}
+    assert loads_of(Context({"a": IDLE}, 1).raw_metrics) == {"a": IDLE}
     assert loads_of({"num_running": {"a": [Sample(1.0)]}}) == {}
     assert loads_of({"num_running": {"a": []}}) == {}
 
 
-def test_full_places_bring_engines_and_rest_takes_them_away() -> None:
+def test_full_places_bring_engines_and_rest_takes_them_away(clock: SimpleNamespace) -> None:
     def load(number: int, now_s: int, have: int) -> EngineLoad:
         used = 2.4 / have if now_s < 60 else 0.0
         busy = float(now_s < 60)
         return replace(IDLE, time_s=now_s, used_places=used, num_running=busy)
 
-    wanted = run(200, load, ahead_s=5, smoothing_s=5, calm_s=30)
+    wanted = run(clock, 200, load, ahead_s=5, smoothing_s=5, calm_s=30)
     assert wanted[59] == 3
     assert wanted[-1] == 1
     assert min(wanted[10:60]) == 3, "it never gives up what is in use"
 
 
-def test_an_engine_that_rebuilds_its_stages_is_one_of_those_that_stay() -> None:
+def test_an_engine_that_rebuilds_its_stages_is_one_of_those_that_stay(
+    clock: SimpleNamespace,
+) -> None:
     """It serves again long before one that takes its place would."""
 
     def load(number: int, now_s: int, have: int) -> EngineLoad:
@@ -97,7 +109,7 @@ def test_an_engine_that_rebuilds_its_stages_is_one_of_those_that_stay() -> None:
             IDLE, time_s=now_s, used_places=used, num_running=9.0, accepts=float(not rebuilds)
         )
 
-    wanted = run(40, load, calm_s=10)
+    wanted = run(clock, 40, load, calm_s=10)
     assert set(wanted[10:]) == {3}
 
 
@@ -105,14 +117,14 @@ def test_an_engine_that_drains_is_not_replaced_where_fewer_are_wanted() -> None:
     policy = Autoscaler("slack")
     busy = replace(IDLE, num_running=1.0, used_places=0.9)
     loads = {"a": busy, "b": busy, "leaves": replace(busy, accepts=0.0)}
-    assert policy(Context(loads, 0.0, 2))[0] == 2
+    assert policy(Context(loads, 2))[0] == 2
 
 
-def test_bounds_are_the_deployments() -> None:
+def test_bounds_are_the_deployments(clock: SimpleNamespace) -> None:
     def load(number: int, now_s: int, have: int) -> EngineLoad:
         return replace(IDLE, time_s=now_s, used_places=9.0, num_running=9.0)
 
-    assert max(run(30, load)) == 3
+    assert max(run(clock, 30, load)) == 3
 
 
 def test_a_wrong_option_is_refused_where_it_is_given() -> None:
@@ -134,8 +146,9 @@ class Fronts:
 
 
 def test_requests_waiting_at_the_fronts_wake_a_sleeping_fleet(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
+    """Also while the wall clock has stepped back."""
     fronts, names = Fronts(), set[str]()
 
     def registry(application: str, deployment: str) -> Fronts:
@@ -144,17 +157,19 @@ def test_requests_waiting_at_the_fronts_wake_a_sleeping_fleet(
 
     monkeypatch.setattr("app.fleet.autoscaling.registry_of", registry)
     policy = Autoscaler("slack")
-    asleep = Context({}, 0.0, 0, capacity_adjusted_min_replicas=0)
+    asleep = Context({}, 0, capacity_adjusted_min_replicas=0)
     assert policy(asleep)[0] == 0
     fronts.count = 2
-    assert policy(replace(asleep, current_time=0.5))[0] == 0  # asked once a second
-    assert policy(replace(asleep, current_time=1.5))[0] == 1
+    clock.now_s = 0.5
+    assert policy(replace(asleep, current_time=-600.0))[0] == 0  # asked once a second
+    clock.now_s = 1.5
+    assert policy(replace(asleep, current_time=-599.0))[0] == 1
     assert (fronts.num_asked, names) == (2, {"app/Engine"})
 
 
 def test_fronts_of_a_fleet_that_never_sleeps_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.fleet.autoscaling.registry_of", lambda *names: pytest.fail("asked"))
-    assert Autoscaler("slack")(Context({}, 0.0, 1))[0] == 1
+    assert Autoscaler("slack")(Context({}, 1))[0] == 1
 
 
 async def test_reports_of_fronts_that_have_ended_are_deleted(
