@@ -258,6 +258,8 @@ class Telemetry(ApiEvents):
         """The metrics, up to date."""
         self.catch_up()
         self.metrics.tbt_objective.set(self._engine.objective.tbt_s or 0.0)
+        if not self._open and "" in self._iterations:
+            self.metrics.at_rest()
         return self.metrics
 
     def show_engines(self, engines: FrontEngines) -> None:
@@ -265,11 +267,8 @@ class Telemetry(ApiEvents):
         self.catch_up()
         here = {said.engine_id for said in engines.published}
         self._missed_at = {name: n for name, n in self._missed_at.items() if name in here}
-        self._iterations = {
-            name: known
-            for name, known in self._iterations.items()
-            if name in here or known.last is not None  # others are forgotten, and have gone
-        }
+        # Without those that have gone and are forgotten.
+        self._iterations = {n: i for n, i in self._iterations.items() if n in here or i.last}
         last = {
             name: record
             for name, iterations in self._iterations.items()

@@ -230,6 +230,12 @@ class Metrics:
         self.budget.set(max([record.token_budget for record in records], default=0))
         self.holds_starts.set(any(record.holds_starts for record in records))
 
+    def at_rest(self) -> None:
+        """No request is here. The last record may not say so: clients also leave while no step
+        runs, such as during a rebuild."""
+        for gauge in (self.running, self.waiting, self.kv_usage, self.holds_starts):
+            gauge.set(0)
+
     def _state(self, record: IterationRecord, num_blocks: int) -> None:
         self.running.set(record.num_decoding + record.num_prefilling)
         self.waiting.set(record.num_waiting)

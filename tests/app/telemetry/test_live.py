@@ -77,6 +77,23 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert 'legato_tbt_objective_seconds{model_name="tiny"} 0.05' in rendered
 
 
+def test_an_engine_that_all_clients_leave_without_another_step_is_at_rest() -> None:
+    """As during a rebuild: no record of a step follows that would tell."""
+    telemetry = Telemetry("tiny", KnownEngine(num_blocks=32))
+    request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
+    telemetry.on_request_start(request, 100.0, Deliveries())
+    telemetry.on_iterations([iteration(3, num_waiting=2, num_free_blocks=24, holds_starts=True)])
+
+    def shown() -> list[float | None]:
+        telemetry.metrics_now()
+        names = "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
+        return [value(telemetry, name) for name in (*names, "starts_held_back")]
+
+    assert shown() == [iteration(3).num_decoding + iteration(3).num_prefilling, 2, 0.25, 1]
+    telemetry.on_finish(request, RequestOutcome(200, "disconnect", 0, 0), 101.0)
+    assert shown() == [0, 0, 0, 0]
+
+
 def test_each_request_is_held_to_its_own_objective() -> None:
     """Two requests in the same steps; one asks for 50 ms, the other takes the deployment's 200."""
     telemetry = Telemetry("tiny", KnownEngine(Objective(0.2, 1.0)))
