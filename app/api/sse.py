@@ -105,16 +105,25 @@ class ChoiceWriter(StreamWriter):
             "created": int(time.time()),
             "model": model,
         }
-        # With include_usage every event but the last has a usage of null.
-        self._chunk = {**self._head, "usage": None} if self._options.include_usage else self._head
-        self._opening = event(self._chunk)[:-3].decode()  # without closing brace and blank line
+        # With include_usage every event but the last has a usage of null, or of what came so far.
+        self._null = {"usage": None} if self._options.include_usage else {}
+        self._counts_each = self._options.continuous_usage_stats
+        opening = event({**self._head, **self._null})
+        self._opening = opening[:-3].decode()  # without closing brace and blank line
 
-    def template(self, index: int, before: str, after: str) -> tuple[str, str]:
-        """Template of a text-only event, with `before` and `after` around the choice's string."""
+    def template(self, index: int, before: str, after: str) -> tuple[str, str] | None:
+        """Template of a text-only event, with `before` and `after` around the choice's string;
+        None where each event has its own usage."""
+        if self._counts_each:
+            return None
         return f'{self._opening},"choices":[{{"index":{index},{before}', f"{after}}}]}}\n\n"
 
+    def _chunk(self) -> dict[str, Any]:
+        """An event without its choices."""
+        return {**self._head, **({"usage": self._usage()} if self._counts_each else self._null)}
+
     def choice_event(self, choice: dict[str, Any]) -> bytes:
-        return event({**self._chunk, "choices": [choice]})
+        return event({**self._chunk(), "choices": [choice]})
 
     def closing(self) -> bytes:
         """Usage and timing, if requested."""

@@ -112,7 +112,7 @@ class ChatWriter(ChoiceWriter):
         self._body = body
         self._parsers = output.parsers(count, stream=bool(body.stream))
         self._opened = [False] * count
-        self._is_bare = not self._parsers and not body.logprobs
+        self._is_bare = not self._parsers and not body.logprobs and not self._counts_each
 
     # ---- events -----------------------------------------------------------------------
 

@@ -169,7 +169,8 @@ class CompletionWriter(ChoiceWriter):
         self._echoes = echoes
         # The engine draws one token even so, which nothing of the answer may show.
         self._only_echo = body.max_tokens == 0
-        self._is_bare = not echoes and not self._only_echo and body.logprobs is None
+        is_mere_text = not echoes and not self._only_echo and body.logprobs is None
+        self._is_bare = is_mere_text and not self._counts_each
         self._opened: set[int] = set()
         self._echoed: dict[int, CompletionColumns] = {}  # of prompts, once they are written
         self._num_logprobs = [0] * len(generation.streams)
@@ -205,7 +206,7 @@ class CompletionWriter(ChoiceWriter):
         """A continuation's first event, with its prompt's log-probabilities."""
         choice = {"index": index, "text": text, "finish_reason": reason}
         written = whole(choice, logprobs=self._written(prompt, columns))
-        chunk = whole(self._chunk, choices=listed_wholes([written]))
+        chunk = whole(self._chunk(), choices=listed_wholes([written]))
         return b"".join([b"data: ", *chunk, b"\n\n"])
 
     def _event(self, index: int, text: str, reason: str | None, logprobs: Any) -> bytes:

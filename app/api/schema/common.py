@@ -45,12 +45,23 @@ class StreamOptions(Strict):
     """Reports that a stream sends besides its tokens."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(
+        default=False,
+        description="With include_usage: the usage so far in each event of completions and chats "
+        "(extension, as in vLLM).",
+    )
     include_timing: bool = Field(
         default=False,
         description="In the last event, `timing`: queue_ms, ttft_ms, max_tbt_ms, objective_kept "
         "(extension).",
     )
     include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage: true")
+        return self
 
 
 class Slo(Strict):

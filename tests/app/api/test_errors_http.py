@@ -88,6 +88,14 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
         ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "stream": False, "stream_options": {}}, "stream_options"),
+        (
+            {
+                "prompt": "a",
+                "stream": True,
+                "stream_options": {"continuous_usage_stats": True},
+            },
+            "stream_options",
+        ),
         ({"prompt": "a", "slo": {"tbt_ms": 0}}, "slo.tbt_ms"),
         ({"prompt": "a", "guided_regex": "(["}, "guided_regex"),
         ({"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),

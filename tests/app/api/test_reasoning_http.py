@@ -114,10 +114,18 @@ async def test_plain_text_behind_the_reasoning_and_before_more(
 ) -> None:
     processor = of_family(family)
     server = await start_server(processor=processor)
-    write(server, processor, written)
-    stream = await server.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-    deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert "".join(delta.content or "" for delta in deltas) == shown
+    num_tokens = write(server, processor, written)
+    counted: Any = {"include_usage": True, "continuous_usage_stats": True}
+    for options in (None, counted):
+        stream = await server.openai.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options=options
+        )
+        chunks = [chunk async for chunk in stream]
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(delta.content or "" for delta in deltas) == shown
+        if options:
+            counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+            assert counts == [1, *range(1, num_tokens + 1), num_tokens]
     reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert reasoning == "Hm."
 

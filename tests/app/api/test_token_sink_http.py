@@ -61,6 +61,14 @@ async def test_usage_and_events_count_every_token(start_server: StartServer) -> 
     assert told[-1]["usage"]["completion_tokens"] == num_tokens == 30
 
 
+async def test_events_with_the_usage_so_far_take_it_too(server: Server) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await events_of(server, prompt="abc", max_tokens=20, stream_options=options)
+    assert server.engine.num_sunk == 18
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == [*range(1, 21), 20]
+
+
 async def test_a_failure_on_the_way_ends_the_stream_with_an_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,21 @@ async def test_stream_never_splits_a_character(server: Server) -> None:
     assert chunks[-1].usage.completion_tokens == len(text.encode()) + 1
 
 
+@pytest.mark.parametrize("extra", [{}, {"tools": [ADD]}, {"logprobs": True}], ids=str)
+async def test_each_event_has_the_usage_so_far_when_asked_for(server: Server, extra: Any) -> None:
+    write(server, "abcd")
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, stream_options=options, **extra
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert pieces == ["", *"abcd", ""]  # the role, and the end
+    usages: list[Any] = [chunk.usage for chunk in chunks]
+    assert [usage.completion_tokens for usage in usages] == [1, 1, 2, 3, 4, 5, 5]
+    assert {usage.prompt_tokens for usage in usages} == {usages[-1].prompt_tokens}
+
+
 async def test_every_sampling_parameter_reaches_the_engine(server: Server) -> None:
     await server.openai.chat.completions.create(
         model=MODEL,

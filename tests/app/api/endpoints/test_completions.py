@@ -74,6 +74,20 @@ async def test_usage_comes_last_when_asked_for(server: Server) -> None:
     assert events[-1]["usage"]["total_tokens"] == 5
 
 
+async def test_each_event_has_the_usage_so_far_when_asked_for(server: Server) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [1, 2, 3, 4, 4]
+    for extra in ({}, {"echo": True, "logprobs": 0}):
+        body: Any = {"prompt": "abc", "max_tokens": 4, "stream_options": options, **extra}
+        events = await events_of(server, **body)
+        texts = "".join(event["choices"][0]["text"] for event in events[:-1])
+        assert texts.removeprefix("abc" if extra else "") == letters("abc", 4)
+        assert [event["usage"]["completion_tokens"] for event in events] == counts
+        assert [event["usage"]["total_tokens"] - 3 for event in events] == counts
+    events = await events_of(server, prompt="abc", max_tokens=0, echo=True, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [0, 0]
+
+
 @pytest.mark.parametrize(
     "prompt",
     [["abc", "xy"], [[97, 98, 99], [120, 121]]],
