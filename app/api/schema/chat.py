@@ -14,20 +14,26 @@ class TextPart(Strict):
     text: str
 
 
-class FunctionCall(SentBack):
+class Answered(SentBack):
+    """A part of an answer, as litellm's classes keep it."""
+
+    provider_specific_fields: Any = Field(default=None, description=ADDED)
+
+
+class FunctionCall(Answered):
     name: str = Field(max_length=128)
     arguments: str
     parsed_arguments: Any = Field(default=None, description=ADDED)
 
 
-class ToolCall(SentBack):
+class ToolCall(Answered):
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = Field(default=None, description=ADDED)
 
 
-class Message(SentBack):
+class Message(Answered):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
@@ -38,6 +44,9 @@ class Message(SentBack):
         default=None, description="Accepted and ignored: answers carry it, and are sent back."
     )
     reasoning_content: str | None = Field(default=None, description="Given to the chat template.")
+    # Of litellm: what it has in reasoning_content too, in other APIs' shapes.
+    thinking_blocks: list[Any] | None = Field(default=None, description=ADDED)
+    reasoning_items: list[Any] | None = Field(default=None, description=ADDED)
     parsed: Any = Field(default=None, description=ADDED)
     audio: None = None
     function_call: None = None

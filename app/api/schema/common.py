@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_INT64 = 2**63 - 1
-ADDED: Final = "Accepted and ignored: OpenAI's clients add it to answers, which are sent back."
+ADDED: Final = "Accepted and ignored: clients add it to answers, which are sent back."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

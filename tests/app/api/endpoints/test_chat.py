@@ -394,6 +394,29 @@ async def test_calls_merged_from_a_stream_s_deltas_go_back(server: Server) -> No
     await server.openai.chat.completions.create(model=MODEL, messages=[*HELLO, answer, result])
 
 
+async def test_an_answer_that_litellm_has_kept_goes_back(server: Server) -> None:
+    """It copies each field that it does not know, and gives the reasoning in three shapes."""
+    extra = {"provider_specific_fields": {"refusal": None, "reasoning_content": "Hm"}}
+    function = {"name": "add", "arguments": '{"a": 1}', **extra}
+    answer = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function, **extra}],
+        "function_call": None,
+        "reasoning_content": "Hm",
+        "thinking_blocks": [{"type": "thinking", "thinking": "Hm"}],
+        "reasoning_items": [{"type": "reasoning", "summary": []}],
+        "images": None,
+        "audio": None,
+        "annotations": [],
+        **extra,
+    }
+    result = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+    body = {"model": MODEL, "messages": [*HELLO, answer, result], "tools": [ADD]}
+    answered = await server.http.post("/v1/chat/completions", json=body)
+    assert answered.status_code == 200, answered.text
+
+
 @pytest.mark.parametrize(
     "message", [{"role": "assistant"}, {"role": "user", "content": None}, {"role": "user"}]
 )
