@@ -35,6 +35,9 @@ class ToolCall(Answered):
 
 class Message(Answered):
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    type: Literal["text", "message"] | None = Field(
+        default=None, description="Accepted and ignored: lm-eval writes text."
+    )
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None

@@ -359,6 +359,18 @@ async def test_an_answer_without_content_goes_back(server: Server, answer: Any, 
     assert f"<|assistant|>{shown}<|end|>" in prompt
 
 
+async def test_a_message_may_say_its_type(server: Server) -> None:
+    """As lm-eval's messages and those of /v1/responses do; no template reads it."""
+    for kind in (None, "text", "message"):
+        body = {"model": MODEL, "messages": [{**HELLO[0], "type": kind}], "max_tokens": 1}
+        answered = await server.http.post("/v1/chat/completions", json=body)
+        assert answered.status_code == 200, answered.text
+    assert len({request.prompt for request in server.engine.seen}) == 1
+    wrong = {"model": MODEL, "messages": [{**HELLO[0], "type": "image"}]}
+    refused = await server.http.post("/v1/chat/completions", json=wrong)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.type")
+
+
 class Sum(BaseModel):
     a: int
 
