@@ -12,6 +12,9 @@ from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBa
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored: prefixes are cached anyway."
+    )
 
 
 class Answered(SentBack):
@@ -114,6 +117,7 @@ class ChatRequest(SamplingFields):
     audio: None = None
     functions: None = None
     function_call: None = None
+    moderation: None = None
     verbosity: None = None
     web_search_options: None = None
 

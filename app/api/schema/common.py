@@ -163,6 +163,9 @@ class SamplingFields(ScheduleFields):
         max_length=256,
         description="Accepted and ignored: prefixes are cached anyway.",
     )
+    prompt_cache_options: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored."
+    )
     prompt_cache_retention: str | None = Field(default=None, description="Accepted and ignored.")
 
 

@@ -138,6 +138,7 @@ async def test_wrong_completions_name_the_parameter(
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"functions": []}, "functions"),
         ({"audio": {}}, "audio"),
+        ({"moderation": {"model": "omni-moderation-latest"}}, "moderation"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"n": 65}, "n"),

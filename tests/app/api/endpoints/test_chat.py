@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import openai
 import pytest
+from openai.types import EmbeddingCreateParams
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
 from app.api.http.options import ApiOptions
+from app.api.schema.chat import ChatRequest
+from app.api.schema.completions import CompletionRequest
+from app.api.schema.other import EmbeddingRequest
 from tests.app.api.conftest import MODEL, Server, StartServer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -108,6 +114,29 @@ async def test_every_sampling_parameter_reaches_the_engine(server: Server) -> No
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.5, 1.0)
     assert sampling.stop_token_ids == (100,)
     assert sampling.logit_bias == ((97, 3.0), (98, -100.0))
+
+
+@pytest.mark.parametrize(
+    ("params", "schema"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatRequest),
+        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+    ],
+)
+def test_every_parameter_of_openai_s_client_is_known(params: Any, schema: type[BaseModel]) -> None:
+    """Those always refused, too: null is accepted, and the refusal says why."""
+    assert get_type_hints(params).keys() <= schema.model_fields.keys()
+
+
+async def test_openai_s_settings_of_its_cache_change_nothing(server: Server) -> None:
+    mark: Any = {"mode": "explicit"}
+    text: Any = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": mark}
+    for content, options in (("Hi", {}), ([text], {"prompt_cache_options": {"ttl": "30m"}})):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **options}
+        answered = await server.http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
+        assert answered.status_code == 200, answered.text
+    assert len({request.prompt for request in server.engine.seen}) == 1
 
 
 async def test_unseeded_requests_differ_and_temperature_is_one(server: Server) -> None:
