@@ -80,11 +80,13 @@ def _text(message: Message) -> str:
     return "".join(part.text for part in message.content)
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str | None) -> Any:
     """Arguments as an object, as templates expect; anything else is passed on unchanged. No text
     is no arguments."""
+    if text is None or not text.strip():
+        return {}
     try:
-        found = json.loads(text if text.strip() else "{}")
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text

@@ -25,7 +25,7 @@ class Answered(SentBack):
 
 class FunctionCall(Answered):
     name: str = Field(max_length=128)
-    arguments: str
+    arguments: str | None
     parsed_arguments: Any = Field(default=None, description=ADDED)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from app.api.schema.common import SamplingFields, Usage
 
 Token = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[Token], Field(fail_fast=True)]
+
+
+def _none_if_empty(suffix: object) -> object:
+    return None if suffix == "" else suffix
 
 
 class CompletionRequest(SamplingFields):
@@ -26,7 +30,9 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    suffix: None = Field(default=None, description="Refused: no model here fills in the middle.")
+    suffix: Annotated[None, BeforeValidator(_none_if_empty)] = Field(
+        default=None, description="Refused unless empty: no model here fills in the middle."
+    )
 
 
 class CompletionLogprobs(BaseModel):

@@ -268,9 +268,10 @@ async def test_without_parallel_calls_the_first_alone_comes(
     assert answers[2][1][0].input == json.loads(ARGUMENTS[0])
 
 
-async def test_no_arguments_are_an_empty_object(ready: Ready) -> None:
+@pytest.mark.parametrize("given", ["", " ", None])
+async def test_no_arguments_are_an_empty_object(ready: Ready, given: str | None) -> None:
     server, shown = await ready("qwen3_coder")
-    calls = [{"id": "x", "type": "function", "function": {"name": "now", "arguments": ""}}]
+    calls = [{"id": "x", "type": "function", "function": {"name": "now", "arguments": given}}]
     await server.openai.chat.completions.create(
         model=MODEL,
         messages=[

@@ -120,6 +120,12 @@ async def test_streamed_batch_keeps_its_streams_apart(server: Server) -> None:
     ]
 
 
+@pytest.mark.parametrize("suffix", ["", None])
+async def test_no_suffix_may_be_said(server: Server, suffix: str | None) -> None:
+    body = await complete(server, prompt="abc", max_tokens=2, suffix=suffix)
+    assert body["choices"][0]["text"] == letters("abc", 2)
+
+
 async def test_token_ids_are_taken_as_they_are(server: Server) -> None:
     await complete(server, prompt=[97, 98], max_tokens=1)
     assert server.engine.seen[-1].prompt == (97, 98)
