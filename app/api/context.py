@@ -155,7 +155,7 @@ def as_list(given: GivenPrompts, param: str, limit: int, setting: str) -> list[s
     if not prompts:
         raise invalid(f"'{param}' is empty.", param, "empty_prompt")
     if len(prompts) > limit:
-        raise invalid(f"At most {limit} prompts are allowed (setting {setting}).", param)
+        raise invalid(f"At most {limit} {param}s are allowed (setting {setting}).", param)
     return prompts
 
 

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import math
 import struct
+from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Final
 
 from actors.scheduling.request import FinishReason, SamplingParams
 from app.api.context import Context, as_list, new_id, objective_of, tokenized
@@ -18,6 +20,10 @@ from app.api.http.call import Call
 from app.api.http.errors import from_engine, invalid
 from app.api.schema.other import EmbeddingRequest
 from app.engine_client.client import EngineError, GenerationRequest, TokenChunk
+
+# Inputs of one request that the engine has at a time: they fill its steps, and neither its queue
+# nor a turn of the event loop.
+_MOST_SUBMITTED: Final = 256
 
 
 class Embeddings:
@@ -60,7 +66,7 @@ class Embeddings:
             watch.stop()
             as_base64, normalize = body.encoding_format == "base64", body.normalize is not False
 
-            def shown(numbered: tuple[int, tuple[float, ...]]) -> dict[str, object]:
+            def shown(numbered: tuple[int, Sequence[float]]) -> dict[str, object]:
                 index, vector = numbered
                 vector = normalized(vector) if normalize else vector
                 embedding = _base64(vector) if as_base64 else list(vector)
@@ -74,7 +80,7 @@ class Embeddings:
 
 async def _vectors(
     requests: Sequence[GenerationRequest], context: Context, call: Call
-) -> list[tuple[float, ...]]:
+) -> list[array[float]]:
     """Every prompt's vector; one failure ends them all.
 
     Reported to ApiEvents as one request without output. The answer is of use once it has all
@@ -87,14 +93,24 @@ async def _vectors(
     events.on_request_start(info, call.arrived_s, deliveries)
     status, reason = 200, "disconnect"  # if it is cancelled
     num_cached_tokens, queued_s = 0, 0.0
-    tasks = [asyncio.create_task(_pooled(request, context)) for request in requests]
+    vectors = [array("d") for _ in requests]  # a quarter of the memory of tuples
+    numbered = enumerate(requests)
+
+    async def submit_in_turn() -> None:
+        nonlocal num_cached_tokens, queued_s
+        for number, request in numbered:
+            chunk = await _pooled(request, context)
+            vectors[number] = array("d", chunk.pooled)
+            num_cached_tokens += chunk.num_cached_tokens
+            queued_s = max(queued_s, chunk.queued_s)
+
+    num_tasks = min(len(requests), _MOST_SUBMITTED)
+    tasks = [asyncio.create_task(submit_in_turn()) for _ in range(num_tasks)]
     try:
-        chunks = await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
         deliveries.tokens.append((clock(), 0, 0))
         reason = FinishReason.STOP.value
-        num_cached_tokens = sum(chunk.num_cached_tokens for chunk in chunks)
-        queued_s = max(chunk.queued_s for chunk in chunks)
-        return [chunk.pooled for chunk in chunks]
+        return vectors
     except Exception as error:  # of any type: what is counted must say that it failed
         failure = from_engine(error)
         status, reason = failure.status, failure.code or failure.kind

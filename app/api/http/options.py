@@ -115,7 +115,7 @@ class ApiOptions:
         default=64 << 10, ge=0, description="Characters of a grammar or JSON schema."
     )
     max_embedding_inputs: int = Field(
-        default=256, ge=1, description="Inputs of one request for embeddings."
+        default=2048, ge=1, description="Inputs of one request for embeddings."
     )
 
     def __post_init__(self) -> None:

@@ -204,7 +204,8 @@ async def test_a_limit_of_prompts_names_its_setting(start_server: StartServer) -
         ("/v1/embeddings", "input", "max_embedding_inputs"),
     ):
         answer = await server.http.post(path, json={"model": MODEL, key: ["a", "b"]})
-        assert f"(setting api.{name})" in answer.json()["error"]["message"]
+        words = f"At most 1 {key}s are allowed (setting api.{name})"
+        assert words in answer.json()["error"]["message"]
 
 
 async def test_a_body_that_is_nested_too_deep_is_told_how_deep_it_may_be(server: Server) -> None:

@@ -29,6 +29,21 @@ async def test_embeddings_are_normalized_and_in_order(server: Server) -> None:
     assert {request.pooling for request in server.engine.seen} == {"mean"}
 
 
+async def test_as_many_inputs_as_openai_takes_go_to_the_engine_in_turn(server: Server) -> None:
+    """A client's own default may be a thousand; a request without end would fill the queue."""
+    server.engine.gate = asyncio.Event()
+    texts = [chr(97 + number % 26) for number in range(2048)]
+    creating = asyncio.create_task(server.openai.embeddings.create(model=MODEL, input=texts))
+    await server.engine.at_gate.wait()
+    assert server.engine.num_running == len(server.engine.seen) == 256
+    server.engine.gate.set()
+    answer = await creating
+    assert [item.index for item in answer.data] == [*range(2048)]
+    assert len(server.engine.seen) == answer.usage.prompt_tokens == 2048
+    for text, item in zip(texts, answer.data, strict=True):
+        assert item.embedding[0] / item.embedding[1] == pytest.approx(ord(text))
+
+
 async def test_embeddings_as_they_are(server: Server) -> None:
     answer = await server.http.post(
         "/v1/embeddings",
@@ -143,7 +158,7 @@ async def test_a_client_that_leaves_its_embeddings_counts_as_a_failure(
     finished, telemetry = asyncio.Event(), Ended("tiny")
     server = await start_server(events=telemetry)
     server.engine.gate = asyncio.Event()
-    body = json.dumps({"model": MODEL, "input": ["abc", "d"]}).encode()
+    body = json.dumps({"model": MODEL, "input": ["abc", "d"] * 200}).encode()
     head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -151,5 +166,6 @@ async def test_a_client_that_leaves_its_embeddings_counts_as_a_failure(
     writer.close()
     await finished.wait()
     await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == len(server.engine.seen) == 256  # the others never started
     assert value(telemetry, "request_failure_total", status="200", reason="disconnect") == 1
     assert value(telemetry, "goodput_requests_total") == 0
