@@ -21,5 +21,5 @@ class BatchLimits:
     max_batches: int = 100
     max_requests: int = 32
     upload_timeout_s: float = 300.0
-    max_line_bytes: int = (1 << 20) + (1 << 13)
+    max_line_bytes: int = (2 << 20) + (1 << 13)
     max_json_nodes: int = 20_000

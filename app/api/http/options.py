@@ -67,7 +67,7 @@ class ApiOptions:
         "address that machine's own names are accepted too, or alone.",
     )
 
-    max_body_bytes: int = Field(default=1 << 20, ge=1, description="Body of a request.")
+    max_body_bytes: int = Field(default=2 << 20, ge=1, description="Body of a request.")
     max_json_nodes: int = Field(
         default=20_000, ge=1, description="Objects, lists and members in one body."
     )

@@ -186,7 +186,7 @@ def _grammar(draw: random.Random, model: str) -> Bad:
 
 
 def _huge(draw: random.Random, model: str) -> Bad:
-    return Bad("huge", "/v1/completions", b'{"prompt": "' + b"x" * (1 << 20) + b'"}')
+    return Bad("huge", "/v1/completions", b'{"prompt": "' + b"x" * (2 << 20) + b'"}')
 
 
 def _many_nodes(draw: random.Random, model: str) -> Bad:
