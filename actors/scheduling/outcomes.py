@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.plan import DEAD_END, NOT_FINITE, StepResult, TokenLogprobs
-from actors.scheduling.request import ALLOWS_NOTHING, FinishReason
+from actors.scheduling.plan import DEAD_END, NOT_FINITE, SLOW_GRAMMAR, StepResult, TokenLogprobs
+from actors.scheduling.request import ALLOWS_NOTHING, TAKES_TOO_LONG, FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 _OVERFLOW = "the model's output is not finite: weights or activations overflow"
-_NO_TOKEN = {NOT_FINITE: _OVERFLOW, DEAD_END: ALLOWS_NOTHING}
+_NO_TOKEN = {
+    NOT_FINITE: _OVERFLOW,
+    DEAD_END: ALLOWS_NOTHING,
+    SLOW_GRAMMAR: TAKES_TOO_LONG,
+}
 
 
 class Outcomes:

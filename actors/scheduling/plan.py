@@ -138,14 +138,16 @@ class TokenLogprobs:
 
 NOT_FINITE = -1  # of a draw: weights or the request's activations overflow
 DEAD_END = -3  # of a draw: the request's grammar allows no token there
+SLOW_GRAMMAR = -4  # of a draw: what the request's grammar allows takes too long to find
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer of the last stage.
 
-    tokens: (request_id, token) for every slice with `samples`, in slice order; NOT_FINITE or
-        DEAD_END in the place of a token that could not be drawn, here and in extra_tokens.
+    tokens: (request_id, token) for every slice with `samples`, in slice order; NOT_FINITE,
+        DEAD_END or SLOW_GRAMMAR in the place of a token that could not be drawn, here and in
+        extra_tokens.
     extra_tokens: (request_id, tokens) after that token, one for each accepted draft. logprobs has
         one entry per token, in order.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 # A request tried alone ends with an error at its third lost engine:
 MAX_LOSSES = 3  # the first with many others, the second in a group, the third alone
 FAILS_ALWAYS = "the engine fails whenever this request runs"  # the error of one with so many
-# The error of a request at fault itself, not of the engine that ran it.
-ALLOWS_NOTHING = (
-    "the grammar of the request (its response_format, structured_outputs, guided field or tools) "
-    "allows nothing after the tokens so far, and not an end"
+_GRAMMAR = (
+    "the grammar of the request (its response_format, structured_outputs, guided field or tools)"
 )
+ALLOWS_NOTHING = f"{_GRAMMAR} allows nothing after the tokens so far, and not an end"
+TAKES_TOO_LONG = (
+    f"{_GRAMMAR} matches the tokens so far in so many ways that the next take too long to find"
+)
+# The errors of a request at fault itself, not of the engine that ran it.
+OWN_FAULTS = frozenset({ALLOWS_NOTHING, TAKES_TOO_LONG})
 YIELDS_S = 10.0  # per step of priority below 0
 
 

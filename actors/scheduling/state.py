@@ -19,6 +19,7 @@ from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import (
     DEAD_END,
     NOT_FINITE,
+    SLOW_GRAMMAR,
     RequestStart,
     StepPlan,
     StepShape,
@@ -131,7 +132,7 @@ class RequestState:
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
         self.end = self.max_length - 1  # positions at and after it are never computed to decode
-        self.stops = frozenset((*sampling.stop_token_ids, NOT_FINITE, DEAD_END))
+        self.stops = frozenset((*sampling.stop_token_ids, NOT_FINITE, DEAD_END, SLOW_GRAMMAR))
 
         # Progress in the stages
         self.num_computed_tokens = 0  # tokens computed or in flight in this life

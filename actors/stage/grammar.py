@@ -9,17 +9,21 @@ without bookkeeping of their own.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.scheduling.plan import DEAD_END, SLOW_GRAMMAR
 from actors.scheduling.request import Grammar
-from actors.stage.grammar_kinds import compile_grammar
+from actors.stage.grammar_kinds import MaskTime, compile_grammar
 from actors.stage.grammar_tokenizer import read_tokenizer
 
 _MAX_COMPILED = 256
@@ -34,6 +38,7 @@ class _Matcher:
     """
 
     matcher: Any
+    time: MaskTime
     seen: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_taken: int = 0
     ended: bool = False
@@ -46,7 +51,12 @@ class _Matcher:
         if common < len(self.seen):
             self._go_back(common)
         for token in output[common:].tolist():
-            if not self.ended and self.matcher.accept_token(token):
+            begin_s = self.time.clock()
+            is_taken = not self.ended and self.matcher.accept_token(token)
+            self.time.add(begin_s)
+            if self.time.is_up:
+                return  # no mask is made any more
+            if is_taken:
                 self.num_taken += 1
                 self.ended = self.matcher.is_terminated()
             else:
@@ -70,8 +80,16 @@ class GrammarMasks:
     from another thread than the rest.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """clock: of the time that masks take."""
         self._folder = folder
+        self._clock = clock
         self._vocab_size = vocab_size
         self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
         self._lock = threading.Lock()  # guards the cache, for short times
@@ -82,6 +100,9 @@ class GrammarMasks:
         self._texts: list[bytes] = []  # of each token, once there is a compiler
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self.matchers: dict[int, _Matcher] = {}
+        # Of the running requests' grammars: those with the same one are too slow together, or many
+        # of them would each take the whole time in one step.
+        self._times: WeakValueDictionary[Grammar, MaskTime] = WeakValueDictionary()
 
     def compile(self, grammar: Grammar) -> Any:
         """Compile, or find in the cache. Raises ValueError for what is not a grammar."""
@@ -109,18 +130,28 @@ class GrammarMasks:
     ) -> torch.Tensor | None:
         """int32 bit mask over the vocabulary of what may follow `output`; None allows all.
 
-        After the grammar's end only the end tokens are allowed.
+        After the grammar's end only the end tokens are allowed, and no token once its masks have
+        taken too long.
         """
         import xgrammar
 
         held = self._level(request_id, grammar, output)
         bits_1W = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        if held.time.is_up:
+            return bits_1W[0].zero_()
         if held.ended:
             words_W = bits_1W[0].zero_().numpy().view(np.uint32)
             for token in self._eos:
                 words_W[token // 32] |= np.uint32(1 << token % 32)
             return bits_1W[0]
-        return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
+        begin_s = self._clock()
+        is_restricted = held.matcher.fill_next_token_bitmask(bits_1W)
+        held.time.add(begin_s)
+        return bits_1W[0] if is_restricted else None
+
+    def why_nothing(self, request_id: int) -> int:
+        """What stands in the place of a token where this request's last mask has none."""
+        return SLOW_GRAMMAR if self.matchers[request_id].time.is_up else DEAD_END
 
     def allows_some(self, bits_W: torch.Tensor) -> bool:
         """Whether this mask has a token: a grammar may come to where nothing can follow."""
@@ -139,9 +170,14 @@ class GrammarMasks:
         Tokens are tried one by one, because a grammar may force a text without end."""
         held = self._level(request_id, grammar, output)
         tokens: list[int] = []
-        while len(tokens) < count and not (held.ended or held.matcher.is_terminated()):
+        while len(tokens) < count and not (
+            held.ended or held.time.is_up or held.matcher.is_terminated()
+        ):
+            begin_s = self._clock()
             token = self._only(held.matcher)
-            if token is None or not held.matcher.accept_token(token):
+            is_taken = token is not None and held.matcher.accept_token(token)
+            held.time.add(begin_s)
+            if token is None or not is_taken:
                 break
             tokens.append(token)
         if tokens:
@@ -171,14 +207,16 @@ class GrammarMasks:
         return int(allowed[texts.index(longest)])
 
     def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
-        """The request's matcher, having seen exactly this output."""
+        """The request's matcher, having seen exactly this output, unless its time is up."""
         import xgrammar
 
         held = self.matchers.get(request_id)
         if held is None:
-            held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)))
+            spent = self._times.setdefault(grammar, MaskTime(self._clock))
+            held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)), spent)
             self.matchers[request_id] = held
-        held.level(output)
+        if not held.time.is_up:
+            held.level(output)
         return held
 
     def _compile(self, grammar: Grammar) -> Any:

@@ -1,10 +1,12 @@
-"""Translates each kind of `Grammar` for xgrammar, for the stages and for the API's check."""
+"""Translates each kind of `Grammar` for xgrammar, and judges how long its masks take: for the
+stages and for the API's check."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
 
 # JSON is written on one line, as json.dumps does. Where any whitespace is allowed, a small model
 # may write blanks for ever and the value never ends; and each blank costs a token's time.
@@ -15,6 +17,31 @@ _NAMED_SCHEMAS: Final = frozenset(
 )
 _CHAR: Final = r'[^"\\\x00-\x1f]'  # of a JSON string, unescaped
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+
+
+class MaskTime:
+    """Whether a grammar's masks take too long, as those of one that matches a text in very many
+    ways do: they are made within the step, in which all other streams wait.
+
+    A mask of a usual grammar takes well below `FAIR_S`, and so does moving past a token. `is_up`
+    once all together have taken `MOST_S` more. clock: the processor time of this thread, so that a
+    busy machine makes no grammar slow.
+    """
+
+    FAIR_S: ClassVar = 0.001
+    MOST_S: ClassVar = 0.2
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self.clock = clock
+        self._over_s = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self._over_s > self.MOST_S
+
+    def add(self, begin_s: float) -> None:
+        """One mask or token has taken from then until now."""
+        self._over_s = max(0.0, self._over_s + self.clock() - begin_s - self.FAIR_S)
 
 
 def compile_grammar(compiler: Any, kind: str, text: str) -> Any:

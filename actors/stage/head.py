@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import DEAD_END, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
 from actors.stage.drafts import DraftOrder, accept, draws_of
 from actors.stage.extra_outputs import (
@@ -209,15 +209,16 @@ class Sampler:
         positions_S: NDArray[np.int64],
         logits_SV: torch.Tensor,
     ) -> NDArray[np.int64]:
-        """One token per row for its position, -1 where it is not finite, `DEAD_END` where its
-        grammar allows none; float32 logits are adjusted in place."""
+        """One token per row for its position, -1 where it is not finite, `DEAD_END` or
+        `SLOW_GRAMMAR` where its grammar gives none; float32 logits are adjusted in place."""
         columns = self._input_batch.columns
         changed = adjusted(columns, rows_S, positions_S)
         if not changed.size:
             return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
-        dead_ends = self.adjust(logits_SV, rows_S, positions_S, changed)
+        without = self.adjust(logits_SV, rows_S, positions_S, changed)
         drawn_S = self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
-        drawn_S[dead_ends] = DEAD_END
+        for s, why in without.items():
+            drawn_S[s] = why
         return drawn_S
 
     def forced(self, asked: Sequence[DraftOrder]) -> dict[int, tuple[int, ...]]:
@@ -240,9 +241,9 @@ class Sampler:
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
         which: NDArray[np.intp],
-    ) -> list[int]:
+    ) -> dict[int, int]:
         """Adjust in place the logits of those draws that `which` numbers; returns those whose
-        grammar allows no token."""
+        grammar gives no token, with what stands in its place."""
         held_back_S = held_back(self._input_batch.columns, rows_S, positions_S)
         adjustments = [
             self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
@@ -250,7 +251,9 @@ class Sampler:
         ]
         self._backend.adjust_logits(logits_SV, adjustments)
         masks = ((a.row, a.allowed_W) for a in adjustments)
-        return [s for s, mask in masks if mask is not None and not self.grammars.allows_some(mask)]
+        nothing = [s for s, m in masks if m is not None and not self.grammars.allows_some(m)]
+        ids = (self._input_batch.info(row).request_id for row in rows_S[nothing].tolist())
+        return dict(zip(nothing, map(self.grammars.why_nothing, ids), strict=True))
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
         info, p = self._input_batch.info(row), self._input_batch.info(row).sampling

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.scheduling.events import PLAIN_FIELDS, Output
-from actors.scheduling.request import ALLOWS_NOTHING, FAILS_ALWAYS, MAX_LOSSES, Request
+from actors.scheduling.request import FAILS_ALWAYS, MAX_LOSSES, OWN_FAULTS, Request
 from actors.transport.messages import output_of
 from app.engine_client.client import (
     EngineUnavailable,
@@ -192,7 +192,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if output.error is not None:
             del self[output.request_id]
             entry.deliver(output._replace(finish_reason=None))
-            if output.error == ALLOWS_NOTHING:
+            if output.error in OWN_FAULTS:
                 entry.stream.fail(RequestRefused(output.error))
                 return
             logger.error("a request ended: %s", output.error)

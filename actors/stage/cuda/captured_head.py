@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import DEAD_END, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graph_draw import GraphDraw
 from actors.stage.drafts import Draws, accept
 from actors.stage.extra_outputs import as_logprobs
@@ -101,12 +101,12 @@ class CapturedHead:
                     raw_AV = self._draw.pick(logits_RV, np.searchsorted(again, asking))
                 columns = self._input_batch.columns
                 changed = adjusted(columns, rows_R, positions_R)
-                dead_ends: list[int] = []
+                without: dict[int, int] = {}
                 if changed.size:
-                    dead_ends = self._sampler.adjust(logits_RV, rows_R, positions_R, changed)
+                    without = self._sampler.adjust(logits_RV, rows_R, positions_R, changed)
                 drawn_R = self._draw.sample(logits_RV, columns.draws(rows_R, positions_R))
-                for r in dead_ends:
-                    drawn_R[r] = DEAD_END
+                for r, why in without.items():
+                    drawn_R[r] = why
         finally:
             # Also after a failure: the other ranks queue their part of this and would hang.
             self._draw.put(again, rows_R, drawn_R)

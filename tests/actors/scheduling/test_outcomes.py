@@ -16,9 +16,10 @@ from actors.scheduling.events import (
     Submit,
     Tick,
 )
-from actors.scheduling.plan import DEAD_END, NOT_FINITE, StepResult, TokenLogprobs
+from actors.scheduling.plan import DEAD_END, NOT_FINITE, SLOW_GRAMMAR, StepResult, TokenLogprobs
 from actors.scheduling.request import (
     ALLOWS_NOTHING,
+    TAKES_TOO_LONG,
     FinishReason,
     Grammar,
     Request,
@@ -164,7 +165,7 @@ def test_an_overflow_ends_its_request_alone(
     assert driver.core.outcomes.num_overflows_in_a_row == in_a_row
 
 
-@pytest.mark.parametrize("token", [NOT_FINITE, DEAD_END])
+@pytest.mark.parametrize("token", [NOT_FINITE, DEAD_END, SLOW_GRAMMAR])
 def test_a_dead_end_of_a_grammar_is_no_overflow(token: int) -> None:
     core = build_core(config())
     core.handle(Submit(request(1, sampling={"grammar": Grammar("regex", r"a[^\s\S]")})), 0.0)
@@ -174,6 +175,7 @@ def test_a_dead_end_of_a_grammar_is_no_overflow(token: int) -> None:
     assert message is not None
     assert ("overflow" in message) == (token == NOT_FINITE)
     assert (message == ALLOWS_NOTHING) == (token == DEAD_END)
+    assert (message == TAKES_TOO_LONG) == (token == SLOW_GRAMMAR)
     assert core.outcomes.num_overflows_in_a_row == (token == NOT_FINITE)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.scheduling.plan import DEAD_END, RequestStart, Slice, StepPlan, StepResult
+from actors.scheduling.plan import DEAD_END, SLOW_GRAMMAR, RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.grammar import GrammarMasks
+from actors.stage.grammar_kinds import MaskTime
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
 from tests.actors.stage.test_speculation import BASE, NUM_BLOCKS, serve
@@ -99,6 +100,58 @@ def test_a_dead_end_is_told_from_an_overflow(tiny_model: Callable[..., Path]) ->
     for output in MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params):
         assert output[-1] == DEAD_END
         assert re.fullmatch("[a-c]{3}", tokenizer.decode(output[:-1]))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_slow_grammar_ends_its_own_requests_alone(
+    tiny_model: Callable[..., Path], num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = sampling(Grammar("regex", "[a-z]{40}"), stop_token_ids=(*STOPS, SLOW_GRAMMAR))
+    free = SamplingParams(9)
+    params = [slow if i % 2 else free for i in range(7)]
+    alone = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts()[::2], [free] * 4)
+    monkeypatch.setattr(MaskTime, "MOST_S", -1.0)
+    chain = make_chain(tiny_model("llama"), num_stages)
+    outputs = MiniPlanner(chain, feeds=num_stages > 1).run(make_prompts(), params)
+    assert outputs[1::2] == [[SLOW_GRAMMAR]] * 3
+    assert outputs[::2] == alone
+
+
+def test_requests_with_a_slow_grammar_have_one_time_together(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """Sixty-four continuations of one request would each take the whole time in the same step."""
+    slow, other, nothing = Grammar("regex", "a*"), Grammar("regex", "b*"), np.zeros(0, np.int32)
+    seconds = iter([0.0, 1.0])  # of one mask
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS, clock=lambda: next(seconds, 1.0))
+    first = masks.mask(1, slow, nothing)
+    assert first is not None
+    assert masks.allows_some(first)
+    for request_id in (1, 2):
+        bits = masks.mask(request_id, slow, nothing)
+        assert bits is not None
+        assert not masks.allows_some(bits)
+        assert masks.why_nothing(request_id) == SLOW_GRAMMAR
+        assert masks.forced(request_id, slow, nothing, 4) == ()
+    bits = masks.mask(3, other, nothing)
+    assert bits is not None
+    assert masks.allows_some(bits)
+    masks.matchers.clear()  # they have left: the next one may have it better
+    bits = masks.mask(4, slow, nothing)
+    assert bits is not None
+    assert masks.allows_some(bits)
+
+
+def test_a_replayed_output_that_takes_too_long_is_left(tiny_model: Callable[..., Path]) -> None:
+    seconds = iter(range(5))
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS, clock=lambda: float(next(seconds)))
+    letter = AutoTokenizer.from_pretrained(tiny_model("llama")).encode(
+        "a", add_special_tokens=False
+    )
+    bits = masks.mask(1, Grammar("regex", "a*"), np.array(letter * 100, np.int32))
+    assert bits is not None
+    assert not masks.allows_some(bits)
+    assert next(seconds) == 2  # one token, of a hundred
 
 
 def test_ignored_end_repeats_itself(tiny_model: Callable[..., Path]) -> None:

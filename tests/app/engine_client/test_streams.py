@@ -10,7 +10,13 @@ from dataclasses import replace
 import pytest
 
 from actors.scheduling.events import Output
-from actors.scheduling.request import ALLOWS_NOTHING, FinishReason, Request, SamplingParams
+from actors.scheduling.request import (
+    ALLOWS_NOTHING,
+    TAKES_TOO_LONG,
+    FinishReason,
+    Request,
+    SamplingParams,
+)
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
@@ -99,9 +105,10 @@ async def test_a_replay_starts_behind_what_was_delivered() -> None:
     assert again.prompt == (5,)
 
 
-async def test_a_dead_end_of_a_grammar_is_its_request_s_fault_after_its_tokens() -> None:
+@pytest.mark.parametrize("error", [ALLOWS_NOTHING, TAKES_TOO_LONG])
+async def test_a_grammar_s_error_is_its_request_s_fault_after_its_tokens(error: str) -> None:
     requests, stream = _open(Taking())
-    requests.deliver([Output(1, 0, (10,), FinishReason.ERROR, error=ALLOWS_NOTHING)])
+    requests.deliver([Output(1, 0, (10,), FinishReason.ERROR, error=error)])
     assert [chunk.tokens for chunk in await stream.get()] == [[10]]
     with pytest.raises(RequestRefused, match="response_format"):
         await stream.get()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 
 from actors.scheduling.request import Grammar
 from actors.stage.grammar_kinds import bounds_as_patterns, compile_grammar, ebnf_of_choices
+from app.text.grammar_worker import Trial
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
 from tests.app.text.tiny_tokenizer import byte_level_folder
 
@@ -85,6 +87,33 @@ async def test_verdicts_are_remembered(folder: str) -> None:
 async def test_grammars_of_no_text_are_refused(checker: GrammarChecker, grammar: Grammar) -> None:
     with pytest.raises(GrammarInvalid, match="no text matches it"):
         await checker.check(grammar)
+
+
+async def test_grammars_of_slow_masks_are_refused(checker: GrammarChecker) -> None:
+    """They compile at once. Every mask takes longer than the one before."""
+    rules = "".join(f"r{i} ::= r{i + 1}* [{chr(97 + i)}]?\n" for i in range(12))
+    with pytest.raises(GrammarInvalid, match=r"takes too long|within"):
+        await patiently(checker, Grammar("ebnf", f"root ::= r0*\n{rules}r12 ::= [a-z]*"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_slow", "is_slow"),
+    [("a*", 9, False), ("a*", 300, True), ("(a|bc)*", 300, True), ("a", 300, False)],
+)
+def test_a_trial_follows_a_grammar_and_measures_it(
+    folder: str, pattern: str, num_slow: int, is_slow: bool
+) -> None:
+    """By a clock that goes on by 10 ms for each of its first measurements."""
+    info = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(folder))
+    grammar = xgrammar.GrammarCompiler(info).compile_regex(pattern)
+    readings = itertools.count()
+    trial = Trial(
+        info.decoded_vocab,
+        info.stop_token_ids,
+        clock=lambda: 0.01 * min(next(readings), 2 * num_slow),
+    )
+    complaint = trial.complaint(lambda: xgrammar.GrammarMatcher(grammar))
+    assert (complaint is not None) == is_slow
 
 
 @pytest.mark.heavy
