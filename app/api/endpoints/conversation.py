@@ -81,12 +81,14 @@ def _text(message: Message) -> str:
 
 
 def _arguments(text: str | None) -> Any:
-    """Arguments as an object, as templates expect; anything else is passed on unchanged. No text
-    is no arguments."""
+    """Arguments as an object, as templates expect; anything else is passed on unchanged, also an
+    escaped half of a surrogate pair, which is no text. No text is no arguments."""
     if text is None or not text.strip():
         return {}
     try:
         found = json.loads(text)
+        if "\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text

@@ -368,6 +368,24 @@ async def test_tool_results_go_back_through_the_template(server: Server) -> None
 
 
 @pytest.mark.parametrize(
+    ("escaped", "shown"),
+    [("\\ud83d", '"{\\"a\\": \\"\\\\ud83d\\"}"'), ("\\ud83d\\ude00", '{"a": "😀"}')],
+)
+async def test_half_a_character_in_a_call_s_arguments_stays_escaped(
+    server: Server, escaped: str, shown: str
+) -> None:
+    """As a model may write them."""
+    function = {"name": "add", "arguments": f'{{"a": "{escaped}"}}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    body = {"model": MODEL, "messages": messages}
+    assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    tokens = list(server.engine.seen[-1].prompt)
+    prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert f'"arguments": {shown}' in prompt
+
+
+@pytest.mark.parametrize(
     ("answer", "shown"),
     [
         ({"content": None}, ""),
