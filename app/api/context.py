@@ -61,11 +61,11 @@ class Context:
             "model_not_found",
         )
 
-    def check_length(self, text: str, param: str) -> None:
+    def check_length(self, num_chars: int, param: str) -> None:
         """Raises 400 for a text that is too long in any case, before it is tokenized."""
-        if self.text.surely_exceeds(text, self.engine.card.max_model_len):
+        if self.text.surely_exceeds(num_chars, self.engine.card.max_model_len):
             raise invalid(
-                f"The prompt is too long: it has {len(text)} characters, and this model's maximum "
+                f"The prompt is too long: it has {num_chars} characters, and this model's maximum "
                 f"context length is {self.engine.card.max_model_len} tokens.",
                 param,
                 "context_length_exceeded",
@@ -165,7 +165,7 @@ async def tokenized(
     """Token ids of every prompt, checked against the model's vocabulary and context."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
-        context.check_length(text, param)
+        context.check_length(len(text), param)
     encoded = iter(await context.text.encode_all(texts))
     found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for tokens in found:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.stage.grammar_tokenizer import read_tokenizer
-from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate, TemplateBroken
+from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate, TemplateBroken, TemplateBusy
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.output.hermes import Hermes
@@ -21,6 +21,7 @@ from app.text.vocabulary import token_bytes_table
 _INLINE_CHARS: Final = 512
 _LONG_CHARS: Final = 1 << 16
 _INLINE_TOKENS: Final = 2048
+_MAX_WAITING_CHARS: Final = 32 << 20  # of long chats, which are rendered at some 10 MB/s
 
 
 class TokenizerError(ValueError):
@@ -66,15 +67,16 @@ class TextProcessor:
         )
         self._full_table = table  # special tokens by name
         self._longest_token = max(map(len, table), default=1) if table else 0
-        self._shown_table = (
-            None
-            if table is None
-            else [b"" if token in self.special_ids else raw for token, raw in enumerate(table)]
-        )
+        self._shown_table = table and [
+            b"" if token in self.special_ids else raw for token, raw in enumerate(table)
+        ]
         self._tables: dict[frozenset[str], list[bytes]] = {}
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="text")
         self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-text")
         self._template_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="template")
+        # Of one child process in turns with the other, so that a short chat waits for one long one.
+        self._long_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-chat")
+        self._num_waiting_chars = 0  # of long chats
         templates = _templates(chat_template or tokenizer.chat_template)
         self.formats = choose_formats(templates.values(), tool_parser, reasoning_parser)
         self.template = ChatTemplate(
@@ -120,12 +122,12 @@ class TextProcessor:
             self._threads if num_chars <= _LONG_CHARS else self._long_thread, encoded
         )
 
-    def surely_exceeds(self, text: str, num_tokens: int) -> bool:
-        """Whether a text must have more tokens than this, told by its length alone.
+    def surely_exceeds(self, num_chars: int, num_tokens: int) -> bool:
+        """Whether a text of this length must have more tokens than these.
 
         Normalizing may shorten a text before it is tokenized, hence the margin.
         """
-        return self._longest_token > 0 and len(text) > 4 * self._longest_token * num_tokens
+        return self._longest_token > 0 and num_chars > 4 * self._longest_token * num_tokens
 
     async def render_chat(
         self,
@@ -135,16 +137,30 @@ class TextProcessor:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Prompt text of a conversation; raises TemplateError."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._template_thread,
-            lambda: self.template.render(
+        """Prompt text of a conversation; raises TemplateError, TemplateBusy."""
+
+        def rendered() -> str:
+            return self.template.render(
                 messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 variables=variables,
-            ),
-        )
+            )
+
+        loop = asyncio.get_running_loop()
+        try:
+            num_chars = len(repr((messages, tools)))  # roughly the prompt's
+        except RecursionError:  # a call's arguments are deep
+            num_chars = _LONG_CHARS + 1
+        if num_chars <= _LONG_CHARS:
+            return await loop.run_in_executor(self._template_thread, rendered)
+        if self._num_waiting_chars > _MAX_WAITING_CHARS:
+            raise TemplateBusy("too many long chats wait to be rendered")
+        self._num_waiting_chars += num_chars
+        try:
+            return await loop.run_in_executor(self._long_chats, rendered)
+        finally:
+            self._num_waiting_chars -= num_chars
 
     # ---- tokens to text ---------------------------------------------------------------
 
@@ -216,7 +232,7 @@ class TextProcessor:
 
     def close(self) -> None:
         """End threads and child processes."""
-        for pool in (self._threads, self._long_thread, self._template_thread):
+        for pool in (self._threads, self._long_thread, self._template_thread, self._long_chats):
             pool.shutdown(wait=False, cancel_futures=True)
         self.template.close()
         self.grammars.close()
@@ -253,8 +269,7 @@ def _pooling(folder: Path) -> str | None:
 
 
 def check_templates(folder: str) -> None:
-    """Whether a folder's tokenizer can be read and its chat templates be used. Raises
-    TokenizerError, TemplateError, TemplateBusy."""
+    """Raises TokenizerError, TemplateError or TemplateBusy for a folder that cannot be used."""
     tokenizer = load_tokenizer(folder)
     template = ChatTemplate(_templates(tokenizer.chat_template), _special_tokens(tokenizer))
     try:

@@ -111,6 +111,8 @@ async def prompt_of(
     add_generation_prompt: bool = True,
 ) -> Prompt:
     """The prompt of a conversation; raises 400, or 500 where the template itself is at fault."""
+    # What is refused in any case must not hold up others' chats.
+    context.check_length(sum(len(message["content"]) for message in messages), "messages")
     try:
         text = await context.text.render_chat(
             messages,
@@ -126,7 +128,7 @@ async def prompt_of(
         raise ApiError(500, f"{error}.", "messages", "chat_template_failed") from None
     except TemplateError as error:
         raise invalid(f"{error}.", "messages", "invalid_messages") from None
-    context.check_length(text, "messages")
+    context.check_length(len(text), "messages")
     # The template writes its own special tokens.
     return Prompt(text, await context.text.encode(text, add_special_tokens=False))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.api.context import Context, tokenized
+from app.api.endpoints.conversation import prompt_of
 from app.api.http.errors import ApiError
 from app.api.http.options import ApiOptions
 from app.engine_client.client import EngineClient, ModelCard
@@ -70,6 +71,17 @@ async def test_many_short_prompts_leave_the_event_loop_free(text: TextProcessor)
     assert await tokenized(mixed, context, "prompt") == [[97], [98], [99]]
     with pytest.raises(ApiError, match="is empty"):
         await tokenized(["a", ""], context, "prompt")
+
+
+async def test_a_chat_that_is_too_long_in_any_case_is_not_rendered(text: TextProcessor) -> None:
+    """Which this template would refuse."""
+    refusing = TextProcessor(text.model_path, chat_template="{{ raise_exception('Rendered') }}")
+    (context,) = made(refusing, a=()).values()
+    for length, said in ((10, "Rendered"), (1 << 20, "The prompt is too long")):
+        messages = [{"role": "user", "content": "x" * length}, {"role": "user", "content": ""}]
+        with pytest.raises(ApiError, match=said):
+            await prompt_of(context, messages, tools=None)
+    refusing.close()
 
 
 def test_a_model_alone_has_adapters_too(text: TextProcessor) -> None:

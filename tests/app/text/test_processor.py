@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from app.text.chat_template import TemplateBusy
 from app.text.processor import TextProcessor, TokenizerError, load_tokenizer
 from tests.app.text.tiny_tokenizer import byte_level_folder
 
@@ -75,6 +77,27 @@ async def test_many_short_texts_leave_the_event_loop_free(byte_level: TextProces
     assert ran == ["encoding", "decoding"]
     assert await byte_level.encode_all([]) == []
     assert await byte_level.decode_all([]) == []
+
+
+async def test_long_chats_hold_up_each_other_alone_and_are_bounded(
+    byte_level: TextProcessor,
+) -> None:
+    """The thread of the long ones waits here; those that were given up cost nothing."""
+    may_go_on = threading.Event()
+    byte_level._long_chats.submit(may_go_on.wait)
+    long = [{"role": "user", "content": "x" * (1 << 22)}]
+    waiting = [asyncio.create_task(byte_level.render_chat(long)) for _ in range(9)]
+    await asyncio.sleep(0)
+    short = [{"role": "user", "content": "Hi"}]
+    assert "Hi" in await byte_level.render_chat(short)
+    with pytest.raises(TemplateBusy, match="too many long chats"):
+        await byte_level.render_chat(long)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    may_go_on.set()
+    longer = [{"role": "user", "content": "x" * (1 << 17)}]
+    assert longer[0]["content"] in await byte_level.render_chat(longer)
 
 
 @pytest.mark.parametrize(
