@@ -105,8 +105,11 @@ def sampling_params(
     )
 
 
-async def checked_grammar(grammar: Grammar | None, context: Context, param: str) -> Grammar | None:
-    """The same grammar once it is known to compile in time; raises 400, or 503 under a flood."""
+async def checked_grammar(
+    grammar: Grammar | None, context: Context, param: str, key: str
+) -> Grammar | None:
+    """The same grammar once it is known to compile in time; raises 400, or 503 under a flood. key:
+    the name of the request's API key."""
     if grammar is None:
         return None
     if len(grammar.text) > context.options.max_grammar_chars:
@@ -116,7 +119,7 @@ async def checked_grammar(grammar: Grammar | None, context: Context, param: str)
             param,
         )
     try:
-        await context.text.grammars.check(grammar)
+        await context.text.grammars.check(grammar, key)
     except GrammarInvalid as error:
         raise invalid(f"Invalid '{param}': {error}.", param, "invalid_grammar") from None
     except GrammarBusy as error:

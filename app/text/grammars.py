@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
@@ -22,7 +21,8 @@ from app.text.worker import (
 
 GRAMMAR_LIMIT_S: Final = 1.5
 _CACHE_ENTRIES: Final = 4096
-_MAX_WAITING: Final = 32
+_MAX_WAITING: Final = 32  # of one key
+_MAX_WAITING_TOGETHER: Final = 256
 _DOUBTFUL_S: Final = 30.0  # how long a time-out is held against a grammar
 
 
@@ -44,8 +44,9 @@ class _Verdict(NamedTuple):
 class GrammarChecker:
     """Compiles grammars once in a child process and remembers the verdicts.
 
-    Requests with the same grammar wait for one compilation. The memory holds a bounded number of
-    digests, never a grammar itself.
+    Requests with the same grammar wait for one compilation; different ones are compiled in turns
+    between API keys, so that one with many slow grammars does not keep the others out. The memory
+    holds a bounded number of digests, never a grammar itself.
     """
 
     def __init__(self, model_path: str, *, limit_s: float = GRAMMAR_LIMIT_S) -> None:
@@ -54,13 +55,16 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # by digest
         self._compiling: dict[bytes, asyncio.Future[_Verdict]] = {}  # or waiting to be, by digest
+        # The same by API key, each in the order of arrival. The first of the first key is compiled.
+        self._waiting: OrderedDict[str, deque[tuple[Grammar, bytes]]] = OrderedDict()
 
     def warm(self) -> None:
         """Start the child in the background, so that the first grammar need not wait for it."""
         self._thread.submit(self._worker.start)
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time."""
+    async def check(self, grammar: Grammar, key: str = "") -> None:
+        """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time. key: the name
+        of the request's API key."""
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode()).digest()
         verdict = self._verdicts.get(digest)
         if verdict is not None and time.monotonic() < verdict.until_s:
@@ -68,30 +72,52 @@ class GrammarChecker:
         else:
             # Not this request's to cancel: others may wait for the same grammar.
             verdict = await asyncio.shield(
-                self._compiling.get(digest) or self._begin(grammar, digest)
+                self._compiling.get(digest) or self._enqueue(grammar, digest, key)
             )
         if verdict.complaint is not None:
             raise GrammarInvalid(verdict.complaint)
 
-    def _begin(self, grammar: Grammar, digest: bytes) -> asyncio.Future[_Verdict]:
-        if len(self._compiling) >= _MAX_WAITING:
+    def _enqueue(self, grammar: Grammar, digest: bytes, key: str) -> asyncio.Future[_Verdict]:
+        waiting = self._waiting.get(key, deque())
+        if len(waiting) >= _MAX_WAITING or len(self._compiling) >= _MAX_WAITING_TOGETHER:
             raise GrammarBusy("too many grammars wait to be compiled")
-        loop = asyncio.get_running_loop()
-        compiling = loop.run_in_executor(self._thread, self._compile, grammar)
-        self._compiling[digest] = compiling
-        compiling.add_done_callback(partial(self._end, digest))
-        return compiling
+        is_idle = not self._waiting
+        self._waiting[key] = waiting
+        waiting.append((grammar, digest))
+        verdict = self._compiling[digest] = asyncio.get_running_loop().create_future()
+        if is_idle:
+            self._begin()
+        return verdict
 
-    def _end(self, digest: bytes, compiling: asyncio.Future[_Verdict]) -> None:
-        del self._compiling[digest]
-        if not compiling.cancelled() and compiling.exception() is None:
-            self._verdicts[digest] = compiling.result()
+    def _begin(self) -> None:
+        grammar, _ = next(iter(self._waiting.values()))[0]
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._thread, self._compile, grammar).add_done_callback(self._end)
+
+    def _end(self, compiled: asyncio.Future[_Verdict]) -> None:
+        if not self._waiting:  # closed
+            return
+        key, waiting = self._waiting.popitem(last=False)
+        _, digest = waiting.popleft()
+        verdict = self._compiling.pop(digest)
+        if (error := compiled.exception()) is not None:
+            verdict.set_exception(error)
+        else:
+            verdict.set_result(compiled.result())
+            self._verdicts[digest] = compiled.result()
             while len(self._verdicts) > _CACHE_ENTRIES:
                 self._verdicts.popitem(last=False)
+        if waiting:
+            self._waiting[key] = waiting  # behind the others
+        if self._waiting:
+            self._begin()
 
     def close(self) -> None:
         """End the thread and the child process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._waiting.clear()
+        for verdict in self._compiling.values():
+            verdict.cancel()
         self._worker.close()
 
     def _compile(self, grammar: Grammar) -> _Verdict:

@@ -62,7 +62,7 @@ class Chat:
         prompt = rendered.tokens
         context.check_prompt(prompt, "messages")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, grammar_param)
+        grammar = await checked_grammar(grammar, context, grammar_param, call.key_name)
         sampling = sampling_params(
             body,
             context,

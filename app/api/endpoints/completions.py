@@ -48,7 +48,7 @@ class Completions:
         echoes = await _echoes(context, given) if body.echo else []
         n, best_of = _n_and_best_of(body, context, len(prompts))
         grammar, grammar_param = requested_grammar(body)
-        grammar = await checked_grammar(grammar, context, grammar_param)
+        grammar = await checked_grammar(grammar, context, grammar_param, call.key_name)
         new_tokens = _new_tokens(body, context, prompts, best_of)
         completion_id = new_id("cmpl")
         requests = []

@@ -63,7 +63,7 @@ class Responses:
         prompt = rendered.tokens
         context.check_prompt(prompt, "input")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, param)
+        grammar = await checked_grammar(grammar, context, param, call.key_name)
         sampling = sampling_params(
             body,
             context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +144,39 @@ async def test_a_flood_is_refused_beyond_a_bound(checker: GrammarChecker) -> Non
     busy = [outcome for outcome in outcomes if isinstance(outcome, GrammarBusy)]
     assert len(busy) == 32
     assert [outcome for outcome in outcomes if outcome not in busy] == [None] * 32
+
+
+async def test_keys_take_turns(checker: GrammarChecker) -> None:
+    """While the compiler is held up, two keys' grammars wait for it."""
+    may_go_on = threading.Event()
+    checker._thread.submit(may_go_on.wait)
+    ended: list[str] = []
+
+    async def check(key: str, number: int) -> None:
+        try:
+            await checker.check(Grammar("regex", f"turn{key}{number}"), key)
+        finally:
+            ended.append(key)
+
+    numbers = [("a", i) for i in range(32)] + [("b", 0), ("b", 1)]
+    checks = [asyncio.create_task(check(*number)) for number in numbers]
+    await asyncio.sleep(0)
+    with pytest.raises(GrammarBusy):
+        await checker.check(Grammar("regex", "turna32"), "a")
+    may_go_on.set()
+    await asyncio.gather(*checks, return_exceptions=True)
+    assert "".join(ended) == "abab" + 30 * "a"
+
+
+async def test_a_closed_checker_leaves_nobody_waiting(folder: str) -> None:
+    checker, may_go_on = GrammarChecker(folder), threading.Event()
+    checker._thread.submit(may_go_on.wait)
+    checks = [asyncio.create_task(checker.check(Grammar("regex", f"{i}"))) for i in range(3)]
+    await asyncio.sleep(0)
+    checker.close()
+    may_go_on.set()
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
 
 
 async def test_requests_with_the_same_grammar_wait_for_one_compilation(folder: str) -> None:
