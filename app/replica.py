@@ -27,7 +27,7 @@ from app.settings.model_folder import SettingsError, read_template
 from app.settings.schema import ModelSettings, Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.loop_lag import LoopLag
-from app.telemetry.prometheus import CONTENT_TYPE, render
+from app.telemetry.prometheus import CONTENT_TYPE, HttpErrors, render
 from app.telemetry.records import RecordLog, replica_folder
 from app.telemetry.spans import Spans, otlp_exporter
 from app.text.lean_import import import_tokenizers_alone
@@ -63,6 +63,7 @@ class HttpReplica(HandleCalls):
     http: HttpServer | None
     batches: BatchService
     loop_lag: LoopLag
+    running: Running
 
     async def open(self, configs: Sequence[EngineConfig]) -> None:
         """Answer HTTP. configs: of every model, in the order of `models`."""
@@ -76,6 +77,8 @@ class HttpReplica(HandleCalls):
         self.loop_lag.start()
         self.batches = BatchService(self.settings)
         await self.batches.open()
+        self.running = Running()
+        self.http_errors = HttpErrors(self.running.errors)
         self.api = self._build_api()
         self.http = await self._open_http()
 
@@ -95,9 +98,10 @@ class HttpReplica(HandleCalls):
         options = self.settings.api
         if self.settings.listen is not None:
             options = at_address(options, self.settings.listen_address[0])
-        running = Running()
         contexts = {
-            name: Context(engine, text, options, self.telemetry[name], running, adapters=adapters)
+            name: Context(
+                engine, text, options, self.telemetry[name], self.running, adapters=adapters
+            )
             for name, (engine, text, adapters) in self.models.items()
         }
         if len(contexts) > 1:
@@ -111,7 +115,12 @@ class HttpReplica(HandleCalls):
         if self.settings.listen is None:
             return None
         limit = self.settings.api.max_connections
-        http = HttpServer(self.api, *self.settings.listen_address, max_connections=limit)
+        http = HttpServer(
+            self.api,
+            *self.settings.listen_address,
+            max_connections=limit,
+            errors=self.running.errors,
+        )
         try:
             await http.open()
         except OSError as error:
@@ -120,7 +129,8 @@ class HttpReplica(HandleCalls):
 
     async def _metrics(self, request: Request) -> Response:
         models = [telemetry.metrics_now() for telemetry in self.telemetry.values()]
-        found = render(models, self.loop_lag.registry, replica=self._label())
+        others = (self.loop_lag.registry, self.http_errors.registry)
+        found = render(models, *others, replica=self._label())
         return Response(found, media_type=CONTENT_TYPE)
 
     def _label(self) -> str | None:

@@ -94,11 +94,11 @@ def build_api(
         *extra_routes,
     ]
     keys = KeyRing(options.api_keys) if options.api_keys else None
-    audit = Audit()
+    audit, errors = Audit(), context.running.errors
     page_files = frozenset(one.path for one in extra_routes if isinstance(one, PageFile))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options, keys, audit, page_files)],
+        middleware=[Middleware(Guard, options, keys, audit, errors, page_files)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
@@ -130,18 +130,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here.",
     }
     message = messages.get(error.status_code, error.detail)
-    return _response(ApiError(error.status_code, message, headers=error.headers or {}))
+    return _response(request, ApiError(error.status_code, message, headers=error.headers or {}))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
-    return _response(error)
+    return _response(request, error)
 
 
 async def _crash(request: Request, error: Exception) -> Response:
-    return _response(from_engine(error))
+    return _response(request, from_engine(error))
 
 
-def _response(error: ApiError) -> Response:
+def _response(request: Request, error: ApiError) -> Response:
+    request.state.error = error.counted
     return Response(error.body(), error.status, error.all_headers(), "application/json")

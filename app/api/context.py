@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +21,11 @@ GivenPrompts = str | list[int] | list[str] | list[list[int]]
 
 @dataclass(slots=True)
 class Running:
-    """The number of generating HTTP requests in this replica, over all models."""
+    """The number of generating HTTP requests in this replica, over all models, and the answers with
+    an error since its start, by status and code."""
 
     num_requests: int = 0
+    errors: Counter[tuple[int, str]] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)

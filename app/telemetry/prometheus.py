@@ -19,7 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -243,6 +243,34 @@ class Metrics:
         self.holds_starts.set(record.holds_starts)
         if num_blocks:
             self.kv_usage.set(1.0 - record.num_free_blocks / num_blocks)
+
+
+class HttpErrors(Collector):
+    """Answers with an error, of this process: `counts` by status and code is read with `/metrics`.
+    The refusals of an overloaded server are there from the beginning, as 0."""
+
+    _OVERLOAD = (
+        (429, "overloaded"),
+        (429, "rate_limit_exceeded"),
+        (503, "engine_unavailable"),
+        (503, "grammar_busy"),
+        (503, "overloaded"),
+        (503, "template_busy"),
+    )
+
+    def __init__(self, counts: Mapping[tuple[int, str], int]) -> None:
+        self._counts = counts
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The metric family."""
+        text = "Answers over HTTP with an error status, also before a request is counted as such"
+        family = CounterMetricFamily("legato_http_errors", text, labels=["status", "code"])
+        counts = {**dict.fromkeys(self._OVERLOAD, 0), **self._counts}
+        for (status, code), count in counts.items():
+            family.add_metric([str(status), code], count)
+        yield family
 
 
 def reference(registry: CollectorRegistry) -> str:

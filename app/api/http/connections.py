@@ -204,6 +204,8 @@ class RequestProtocol(HttpToolsProtocol):
         """Answer before any application, and close the connection."""
         self._is_refused = True
         self._expect_head(False)
+        if (errors := getattr(self.config, "errors", None)) is not None:
+            errors[error.counted] += 1
         send_last(self.transport, error)
 
 

@@ -44,6 +44,11 @@ class ApiError(Exception):
     def kind(self) -> str:
         return _TYPES.get(self.status, "invalid_request_error")
 
+    @property
+    def counted(self) -> tuple[int, str]:
+        """What it is counted by: its status, and its code if it has one, else its kind."""
+        return self.status, self.code or self.kind
+
     def body(self) -> bytes:
         """The JSON error object."""
         return json.dumps(

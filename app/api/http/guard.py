@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -117,9 +118,10 @@ class Guard:
         options: ApiOptions,
         keys: KeyRing | None,
         audit: Audit,
+        errors: Counter[tuple[int, str]],
         page_files: frozenset[str] = frozenset(),
     ) -> None:
-        """keys: None if the server needs none. page_files: the paths of `PageFile`s."""
+        """keys: None: none needed. errors: by status and code. page_files: of `PageFile`s."""
         self._app = app
         self._public = options.public_paths
         if "/" in self._public:
@@ -129,6 +131,7 @@ class Guard:
         self._origins = frozenset(options.allowed_origins)
         self._hosts = frozenset(host.lower() for host in options.allowed_hosts)
         self._audit = audit
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -147,6 +150,8 @@ class Guard:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *extra]
+                if (status := message["status"]) >= 400:
+                    self._errors[state.get("error") or (status, "")] += 1
             await send(message)
 
         state: dict[str, Any] = dict(scope.get("state") or {})
@@ -171,6 +176,7 @@ class Guard:
                 state["key_name"] = allowance.name
         except ApiError as error:
             self._audit.refused(scope, error.status, error.message)
+            state["error"] = error.counted
             await send_error(error, send_marked)
             return
         await self._app(inner, receive, send_marked)
@@ -272,8 +278,7 @@ class Log(Protocol):
 
 
 class Endpoint:
-    """An ASGI app around one handler: failures become OpenAI error objects. turns: in which
-    requests begin; None: at once."""
+    """An ASGI app around one handler. turns: in which requests begin; None: at once."""
 
     def __init__(
         self,
@@ -306,4 +311,5 @@ class Endpoint:
 
     async def _fail(self, call: Call, error: ApiError) -> None:
         if not call.started:
+            call.scope["state"]["error"] = error.counted
             await call.reply_error(error)

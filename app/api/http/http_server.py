@@ -7,6 +7,7 @@ import errno
 import logging
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.api.http.connections import RequestProtocol
-from app.api.http.refusals import Refused, Reserve
+from app.api.http.refusals import NO_FILE_LEFT, Refused, Reserve
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 _BACKLOG: Final = 2048
@@ -30,6 +31,7 @@ _logger = logging.getLogger("legato.http")
 
 class _Config(uvicorn.Config):
     max_connections: int | None = None
+    errors: Counter[tuple[int, str]]
 
 
 class HttpServer:
@@ -41,7 +43,16 @@ class HttpServer:
 
     _listener: Listener
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, max_connections: int = 8192) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        max_connections: int = 8192,
+        errors: Counter[tuple[int, str]] | None = None,
+    ) -> None:
+        """errors: counts answers before the application by status and code."""
         self._address = (host, port)
         config = _Config(
             app,
@@ -54,6 +65,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.max_connections = min(max_connections, _num_files() - _SPARE_FILES)
+        config.errors = Counter() if errors is None else errors
         config.load()
         self._config = config
         self._server = uvicorn.Server(config)
@@ -71,7 +83,8 @@ class HttpServer:
         # Not `Server.serve`, whose loop wakes ten times a second to update a header.
         await self._server.startup(sockets=[])
         state = self._server.server_state
-        self._listener = Listener(listening, partial(RequestProtocol, self._config, state, {}))
+        make = partial(RequestProtocol, self._config, state, {})
+        self._listener = Listener(listening, make, self._config.errors)
         _logger.info("listening on %s:%d", *listening.getsockname()[:2])
 
     async def close(self) -> None:
@@ -88,11 +101,16 @@ class Listener:
     """
 
     def __init__(
-        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
+        self,
+        listening: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        errors: Counter[tuple[int, str]],
     ) -> None:
-        """listening: does not block; the listener closes it. To be made on the running loop."""
+        """listening: does not block; the listener closes it. errors: counts the refusals. To be
+        made on the running loop."""
         self._socket = listening
         self._make_protocol = make_protocol
+        self._errors = errors
         self._loop = asyncio.get_running_loop()
         self._reserve = Reserve()
         self._opening: set[asyncio.Task[None]] = set()
@@ -137,6 +155,7 @@ class Listener:
             with suppress(OSError):
                 connection, _ = self._socket.accept()
                 self._open(connection, lambda: Refused(self._reserve.fill))
+                self._errors[NO_FILE_LEFT.counted] += 1
                 return
         self._loop.remove_reader(self._socket)  # or it would call without end
         self._loop.call_later(_CHECK_AGAIN_S, self._check_again)

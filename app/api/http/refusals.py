@@ -24,6 +24,9 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, code="overloaded", retry_after_s=1.0)
 
 
+NO_FILE_LEFT: Final = overloaded("This server can open no more files.")
+
+
 def send_last(transport: asyncio.Transport, error: ApiError) -> None:
     """Send a refusal, and close once the client has closed, or after a short time: closing with an
     unread request would reset the connection, and the answer could be lost."""
@@ -49,7 +52,7 @@ class Refused(asyncio.Protocol):
         self._on_end = on_end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        send_last(transport, overloaded("This server can open no more files."))
+        send_last(transport, NO_FILE_LEFT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         # The loop closes the connection's file right after this call.

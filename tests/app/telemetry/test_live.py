@@ -15,7 +15,7 @@ from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.loop_lag import LoopLag
-from app.telemetry.prometheus import Metrics, reference, render
+from app.telemetry.prometheus import HttpErrors, Metrics, reference, render
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
 
@@ -206,7 +206,7 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
 
 def test_the_readme_lists_every_metric() -> None:
     readme = Path(__file__).resolve().parents[3] / "app/telemetry/README.md"
-    for registry in (Metrics("tiny").registry, LoopLag().registry):
+    for registry in (Metrics("tiny").registry, LoopLag().registry, HttpErrors({}).registry):
         assert reference(registry) in readme.read_text()
 
 

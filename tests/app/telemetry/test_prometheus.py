@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from actors.transport.messages import IterationRecord
 from app.telemetry.causes import Cause
-from app.telemetry.prometheus import Metrics, QuickHistogram
+from app.telemetry.prometheus import HttpErrors, Metrics, QuickHistogram
 
 BOUNDS = (0.005, 0.01, 0.5, 1, 10)
 
@@ -42,6 +42,17 @@ def test_an_iteration_s_time_is_what_its_stages_took_whatever_their_clocks() -> 
     total = metrics.registry.get_sample_value("legato_iteration_seconds_sum", {"model_name": "m"})
     assert total is not None
     assert abs(total - 0.35) < 1e-6
+
+
+def test_http_errors_are_counted_by_status_and_code_from_the_start() -> None:
+    counts: dict[tuple[int, str], int] = {}
+    errors = HttpErrors(counts)
+    name, overloaded = "legato_http_errors_total", {"status": "429", "code": "overloaded"}
+    assert errors.registry.get_sample_value(name, overloaded) == 0
+    counts |= {(429, "overloaded"): 2, (400, "invalid_value"): 1}
+    assert errors.registry.get_sample_value(name, overloaded) == 2
+    other = {"status": "400", "code": "invalid_value"}
+    assert errors.registry.get_sample_value(name, other) == 1
 
 
 def test_counts_of_known_labels_begin_at_zero() -> None:

@@ -10,13 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
+from app.api.application import build_api
+from app.api.context import Context
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
 from app.api.http.options import ApiOptions, KeyLimits, at_address
-from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
 from app.settings.load import parse
 from app.settings.model_folder import SettingsError
+from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.api.hand_engine import HandEngine
 
 PROTOCOLS = ["uvicorn", "own"]
 KEY = {"authorization": "Bearer sesame"}
@@ -326,6 +330,34 @@ async def test_refusals_are_told_of_without_keys_and_once_a_second(
     assert 1 <= len(lines) < 10
     assert lines[0].startswith("refused 401 GET /v1/mo?dels from 127.0.0.1")
     assert not any("open" in line for line in lines)
+
+
+async def test_every_answer_with_an_error_is_counted_once(text: TextProcessor) -> None:
+    limits = KeyLimits(requests_per_minute=4)
+    options = ApiOptions(api_keys={"sesame": limits}, max_concurrent_requests=1)
+    card = ModelCard(MODEL, text.model_path, 4096, text.vocab_size, text.eos_token_ids, 1)
+    context = Context(HandEngine(card), text, options)
+    transport = httpx.ASGITransport(build_api(context))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for body, headers, status in (
+            (BODY, {}, 401),
+            (BODY, KEY, 200),
+            ({**BODY, "prompt": ""}, KEY, 400),
+        ):
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status
+        assert (await client.get("/nowhere", headers=KEY)).status_code == 404
+        context.running.num_requests = 1
+        for code in ("overloaded", "rate_limit_exceeded"):
+            answer = await client.post("/v1/completions", json=BODY, headers=KEY)
+            assert answer.json()["error"]["code"] == code
+    assert context.running.errors == {
+        (401, "invalid_api_key"): 1,
+        (400, "empty_prompt"): 1,
+        (404, "not_found_error"): 1,
+        (429, "overloaded"): 1,
+        (429, "rate_limit_exceeded"): 1,
+    }
 
 
 async def test_request_ids_come_back(server: Server) -> None:

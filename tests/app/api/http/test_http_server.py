@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -222,7 +223,8 @@ async def test_a_request_gets_at_most_five_interim_answers(
 async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
     port, app = free_port(), Slow(b"")
     app.go_on.set()
-    server = HttpServer(app, HOST, port, max_connections=2)
+    errors = Counter[tuple[int, str]]()
+    server = HttpServer(app, HOST, port, max_connections=2, errors=errors)
     await server.open()
     held = [await asyncio.open_connection(HOST, port) for _ in range(2)]
     url = f"http://{HOST}:{port}/"
@@ -231,6 +233,7 @@ async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
             refused = await client.get(url)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert refused.json()["error"]["code"] == "overloaded"
+            assert errors == {(503, "overloaded"): 1}
             held.pop()[1].close()
             while (await client.get(url)).status_code == 503:  # until the server has noticed
                 pass
@@ -263,7 +266,8 @@ async def test_connections_without_a_file_left_are_told_to_come_again() -> None:
     """More of them than files are held back; none is closed, or left, without an answer."""
     port, app = free_port(), Slow(b"")
     app.go_on.set()
-    server = HttpServer(app, HOST, port)
+    errors = Counter[tuple[int, str]]()
+    server = HttpServer(app, HOST, port, errors=errors)
     await server.open()
     clients = [socket.socket() for _ in range(40)]  # which need files too
     loop = asyncio.get_running_loop()
@@ -283,6 +287,7 @@ async def test_connections_without_a_file_left_are_told_to_come_again() -> None:
                 answers = await asyncio.gather(*map(answer_to, clients))
             refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
             assert len(refused) > len(clients) / 2
+            assert errors == {(503, "overloaded"): len(refused)}
             assert all(b"retry-after: 1" in answer for answer in refused)
             # Where something else of this process gives a file back.
             assert all(a.startswith(b"HTTP/1.1 200 ") for a in answers if a not in refused)
