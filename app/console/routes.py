@@ -117,7 +117,7 @@ def console_routes(
                 raise invalid("The body must be a JSON object of settings.")
             await engine.reconfigure(changes)
         except (ApiError, RequestRefused) as error:
-            note_change(call.scope, changes, str(error))
+            note_change(call.scope, changes, error)
             raise
         note_change(call.scope, changes, None)
         await call.reply_json({"changed": sorted(changes)})

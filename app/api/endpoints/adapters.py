@@ -15,7 +15,8 @@ from app.engine_client.client import AdapterControl, EngineError
 
 
 class AdapterChanges:
-    """Handlers of both, for keys that may change settings; every attempt is a line of the audit."""
+    """Handlers of both, for keys that may change settings; every attempt of theirs is a line of the
+    audit."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -74,7 +75,7 @@ class AdapterChanges:
         try:
             answer = await work
         except (ApiError, EngineError) as error:
-            note_change(call.scope, changes, str(error))
+            note_change(call.scope, changes, error)
             raise
         note_change(call.scope, changes, None)  # before the caller knows, and may be gone
         await call.reply_json(answer)

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
+from app.api.http.errors import ApiError
+
 _log = logging.getLogger("legato.audit")
 _LOGGED: Final = frozenset({401, 403})
 _EVERY_S: Final = 1.0
@@ -50,11 +52,17 @@ class Audit:
         )
 
 
-def note_change(scope: Scope, changes: Mapping[str, Any], problem: str | None) -> None:
-    """Log a change of settings, or why it was refused."""
+def note_change(scope: Scope, changes: Mapping[str, Any], problem: Exception | None) -> None:
+    """Log a change of settings, or why it was refused; to those who may change nothing, as any
+    other refusal of the guard's."""
+    status = problem.status if isinstance(problem, ApiError) else 0
+    audit: Audit | None = (scope.get("state") or {}).get("audit")
+    if status in _LOGGED and audit is not None:
+        audit.refused(scope, status, str(problem))
+        return
     _log.warning(
         "settings %s by key %s from %s: %s",
-        "changed" if problem is None else f"refused ({_printable(problem)})",
+        "changed" if problem is None else f"refused ({_printable(str(problem))})",
         _key_name(scope),
         _client(scope),
         _printable(json.dumps(changes, default=str)),

@@ -154,7 +154,7 @@ class Guard:
                     self._errors[state.get("error") or (status, "")] += 1
             await send(message)
 
-        state: dict[str, Any] = dict(scope.get("state") or {})
+        state: dict[str, Any] = {**(scope.get("state") or {}), "audit": self._audit}
         state["request_id"] = request_id
         inner = {**scope, "state": state}
         try:
