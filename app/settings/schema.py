@@ -226,7 +226,11 @@ class EngineSettings(_Section):
 
 
 class TelemetrySettings(_Section):
-    directory: str | None = Field(None, description="Parquet logs go here; none if absent.")
+    directory: str | None = Field(
+        None,
+        description="Parquet logs go here; none if absent. They grow without bound: remove old "
+        "files, which the server never reads.",
+    )
     events: bool = Field(False, description="Also record every scheduling event, for replay.")
     events_gib: float = Field(
         1.0, gt=0, description="Recording of events ends at this size; what is there is complete."
