@@ -183,7 +183,7 @@ class StepInputs:
             packed = draws_S3.view(np.int32).ravel()
             self._put("draws", packed, num_draws * _INT32_PER_DRAW, 0)
         self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
-        at, blocks = self._tables.pop_changes(block_tables_RB, self._max_slices)
+        at, blocks = self._tables.changes(block_tables_RB, self._max_slices)
         self._put("edits_at", at, self._max_slices, self._tables.nowhere)
         self._put("edits", blocks, self._max_slices, 0)
         if size.adapted and host.adapters is not None:
@@ -194,6 +194,10 @@ class StepInputs:
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    def settle(self) -> None:
+        """The graph that reads these inputs is queued."""
+        self._tables.settle()
 
     def _put(self, name: str, values: NDArray[Any], size: int, padding: int) -> None:
         target = self._arrays[name]

@@ -19,6 +19,7 @@ from actors.stage.cuda.run_ahead import RunAhead
 from actors.stage.host_batch import HostBatch
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
+from actors.stage.step_inputs import GraphSize, StepInputs
 from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import make_runner
 from tests.gpu.ahead_engine import LENGTHS, Engine, requests
@@ -64,6 +65,29 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
     wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
     assert [engine.outputs[i] for i in range(3)] == wanted
     assert sum(steps_with_unknown_tokens) >= 4
+
+
+def test_steps_that_fail_ahead_of_their_turn_lose_no_blocks(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, failed = StepInputs.fill, []
+
+    def failing(
+        self: StepInputs, size: GraphSize, host: HostBatch, *rest: Any, **more: Any
+    ) -> None:
+        fill(self, size, host, *rest, **more)
+        if (host.tokens_T < 0).any():
+            failed.append(host)
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StepInputs, "fill", failing)
+    engine = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    engine.finish()
+    assert len(failed) >= 4
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert [engine.outputs[i] for i in range(3)] == wanted
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from kernels.upload import upload
 
 
 class DeviceTables:
-    """A copy of `InputBatch.block_tables_RB`, updated by `pop_changes` or `leveled`.
+    """A copy of `InputBatch.block_tables_RB`, updated by `changes` or `leveled`.
 
     Entries after those in use keep their old value: an existing block, which is not read.
     """
@@ -40,32 +40,37 @@ class DeviceTables:
         if row < self.num_rows and first < end:
             self._spans.append((row, first, end))
 
-    def pop_changes(
+    def changes(
         self, host_RB: NDArray[np.int32], most: int
     ) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """The changes not yet on the device, for the caller to write: at most `most` of them, more
-        are written here. Where each goes, in entries from the first, and what it is; an entry that
+        """What has changed since `settle`, for the caller to write: at most `most` of it, more is
+        written here. Where each goes, in entries from the first, and what it is; an entry that
         stands twice has the same value."""
-        spans, self._spans = self._spans, []
-        if not spans:
+        if not self._spans:
             return np.zeros(0, np.intp), np.zeros(0, np.int32)
         at = np.concatenate(
-            [np.arange(row * self._width + a, row * self._width + b) for row, a, b in spans]
+            [np.arange(row * self._width + a, row * self._width + b) for row, a, b in self._spans]
         )
         blocks = host_RB.ravel()[at]
         if len(at) > most:
             self._write(at[most:], blocks[most:])
         return at[:most], blocks[:most]
 
+    def settle(self) -> None:
+        """All changes are written, or queued to be: until then a step that fails loses none, as
+        the next one brings them again."""
+        self._spans = []
+
     def leveled(
         self, host_RB: NDArray[np.int32], rows_S: torch.Tensor, num_columns: int
     ) -> torch.Tensor:
         """The tables of some rows after all changes, to a width; rows_S is on the device."""
-        self.pop_changes(host_RB, 0)
+        self.changes(host_RB, 0)
+        self.settle()
         return self.block_tables_RB[:, :num_columns].index_select(0, rows_S)
 
     def edit(self, at_E: torch.Tensor, blocks_E: torch.Tensor) -> None:
-        """Write what `pop_changes` returned, from the device; waits for nothing."""
+        """Write what `changes` returned, from the device; waits for nothing."""
         self.block_tables_RB.view(-1).index_copy_(0, at_E.long(), blocks_E)
 
     def _write(self, at: NDArray[np.intp], blocks: NDArray[np.int32]) -> None:

@@ -140,6 +140,7 @@ class StepGraphs:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]
         replay()
+        self._inputs.settle()
         return output
 
     def _size_of(self, host: HostBatch, num_draws: int) -> GraphSize | None:

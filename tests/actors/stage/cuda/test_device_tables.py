@@ -10,6 +10,7 @@ import torch
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
+from actors.stage.cuda import device_tables
 from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.input_batch import InputBatch
 from actors.stage.step_inputs import AdapterTiling, GraphSize, StepInputs
@@ -70,7 +71,10 @@ def test_they_follow_starts_growth_trims_and_releases(captured: bool) -> None:
         host = batch.gather(slices)
         if captured:
             inputs.fill(SIZE, host, batch.block_tables_RB, None, None, nowhere=ROWS)
+            if rng.random() < 0.2:  # a step that failed before it was queued
+                inputs.fill(SIZE, host, batch.block_tables_RB, None, None, nowhere=ROWS)
             inputs.place_tables(ROWS)
+            inputs.settle()
             placed = inputs.batch(SIZE, MAX_LEN).block_tables_SB
         else:
             placed = batch.to_device(host, CPU)[0].block_tables_SB
@@ -82,11 +86,34 @@ def test_many_changes_at_once_go_ahead_of_the_graph() -> None:
     tables = DeviceTables(host, CPU)
     host[1, :10] = range(5, 15)
     tables.note(1, 0, 10)
-    at, blocks = tables.pop_changes(host, 4)
+    at, blocks = tables.changes(host, 4)
     assert at.tolist() == [16, 17, 18, 19]
     assert blocks.tolist() == [5, 6, 7, 8]
     assert tables.block_tables_RB[1].tolist()[4:10] == [9, 10, 11, 12, 13, 14]
-    assert tables.pop_changes(host, 4)[0].size == 0
+    assert tables.changes(host, 4)[0].tolist() == at.tolist(), "they are not yet written"
+    tables.settle()
+    assert tables.changes(host, 4)[0].size == 0
+
+
+def test_changes_whose_transfer_failed_are_brought_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = np.zeros((2, 16), np.int32)
+    tables = DeviceTables(host, CPU)
+    host[1, :3] = (5, 6, 7)
+    tables.note(1, 0, 3)
+    rows_S = torch.tensor([1])
+
+    def fail(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device_tables, "upload", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tables.leveled(host, rows_S, 4)
+    host[1, 3] = 8
+    tables.note(1, 3, 4)
+    assert tables.leveled(host, rows_S, 4).tolist() == [[5, 6, 7, 8]]
 
 
 def test_rows_that_came_later_are_carried_by_each_step() -> None:
