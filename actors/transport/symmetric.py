@@ -4,10 +4,16 @@ A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is t
 cost. Here every rank writes its part where its peers can read it, and one kernel adds them up: each
 rank all of it (one shot, least latency), or each rank a share, which all then collect (two shots,
 least traffic). Larger tensors and float16 use NCCL. `peers` is for kernels that sum by themselves.
+
+All of these tell each other by atomic operations on a peer's memory. PCIe has none, and kernels
+that wait for such a count never end, so other GPUs than those joined by NVLink are refused.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -19,6 +25,7 @@ BUFFER_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 16  # the kernels move whole vectors
 _SUMMED_DTYPES = (torch.bfloat16, torch.float32)  # by torch's operators; `peers` serves any
 _WINDOWS_BYTE = BUFFER_BYTES + 8 * PEER_ROWS  # where those of `peers` begin, behind its counts
+_NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
 class SymmetricMemory:
@@ -29,12 +36,16 @@ class SymmetricMemory:
         device: torch.device,
     ) -> None:  # fmt: skip
         """name: the same on all ranks, used by no other group. group: the ranks' process group
-        (of one backend); store: torch.distributed's. hidden_size: of the rows of `peers`."""
+        (of one backend); store: torch.distributed's. hidden_size: of the rows of `peers`. Raises
+        RuntimeError, of torch or of `check_links`, for GPUs that cannot share memory."""
         from torch._C._distributed_c10d import _SymmetricMemory
 
         self._name = name
         self._dtype = dtype
         rank, size = group.rank(), group.size()
+        if device.type == "cuda":
+            store.set(f"index {rank}", str(device.index or 0))
+            check_links([int(store.get(f"index {r}")) for r in range(size)], has_atomics)
         # Some versions of torch look up ranks and store by what is set here, newer ones by the
         # name of a registered process group.
         _SymmetricMemory.set_group_info(name, rank, size, store)
@@ -85,6 +96,24 @@ class SymmetricMemory:
             torch.ops.symm_mem.two_shot_all_reduce_(window, "sum", self._name)
             flat.copy_(window)
         return x
+
+
+def check_links(indices: Sequence[int], has_atomics: Callable[[int, int], bool]) -> None:
+    """Raises RuntimeError where one of these GPUs has no atomic operations on another's memory."""
+    for one, other in permutations(sorted(set(indices)), 2):
+        if not has_atomics(one, other):
+            raise RuntimeError(
+                f"cuda:{one} has no atomic operations on the memory of cuda:{other} (are they "
+                "joined by NVLink?)"
+            )
+
+
+def has_atomics(index: int, peer: int) -> bool:
+    """Whether the driver says that a GPU can update the other's memory atomically."""
+    found = ctypes.c_int(0)
+    driver = ctypes.CDLL("libcuda.so.1")
+    error = driver.cuDeviceGetP2PAttribute(ctypes.byref(found), _NATIVE_ATOMICS, index, peer)
+    return bool(error == 0 and found.value)
 
 
 def _registered(name: str, backend: Any, store: Any, device: torch.device) -> Any:

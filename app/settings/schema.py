@@ -105,7 +105,9 @@ class ParallelSettings(_Section):
     cuda_graphs: bool = Field(True, description="Capture the usual sizes of step (cuda).")
     graph_tokens: int = Field(2048, ge=0, description="Largest captured step with prefill.")
     symmetric_memory: bool = Field(
-        False, description="Small all-reduces of a stage's GPUs by torch's symmetric memory."
+        False,
+        description="Small all-reduces of a stage's GPUs, joined by NVLink, by torch's symmetric "
+        "memory.",
     )
     one_launch_attention: bool = Field(
         True,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.transport.addresses import free_address
-from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
+from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES, check_links
 from tests.actors.transport.rank_processes import rank_processes
 
 # One shot, two shots, and three that do not fit: too large, no whole vectors, another type.
@@ -164,3 +164,34 @@ def test_float16_is_summed_by_the_group() -> None:
     """torch's operators have kernels of bfloat16 and float32 only."""
     found = run_ranks(reduce_float16, 2, 2)
     assert found == {("sum", 0): [2.0] * 64, ("sum", 1): [2.0] * 64}
+
+
+def test_gpus_without_atomic_operations_on_each_other_are_refused() -> None:
+    """Over PCIe: kernels would wait for counts that never arrive."""
+    pairs = {(0, 1), (1, 0), (2, 3), (3, 2)}  # by NVLink
+
+    def has_atomics(index: int, peer: int) -> bool:
+        return (index, peer) in pairs
+
+    check_links([1, 0], has_atomics)
+    check_links([3, 3], has_atomics)  # one GPU, which torch's rendezvous names
+    with pytest.raises(RuntimeError, match=r"cuda:0 has no atomic operations .* cuda:2"):
+        check_links([2, 3, 1, 0], has_atomics)
+
+
+def fail_to_meet(rank: int, address: str, answers: Any) -> None:
+    from actors.transport.group import RankGroup
+    from tests.actors.transport import shared_symmetric_memory
+
+    operators = shared_symmetric_memory.install()
+    group = RankGroup(rank, 2, address, torch.device("cpu", 0))  # both ranks on one device
+    try:
+        group.use_symmetric_memory(torch.float32, 64)
+    except RuntimeError as error:
+        answers.put(("error", rank, str(error)))
+    del operators
+
+
+def test_what_torch_refuses_names_the_setting() -> None:
+    expected = "parallel.symmetric_memory: detected allocations from overlapping devices"
+    assert run_ranks(fail_to_meet, 2, 2) == {("error", rank): expected for rank in range(2)}
