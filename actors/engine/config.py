@@ -108,8 +108,12 @@ class EngineConfig:
             return self.scheduler.without_drafts()
         return self.scheduler
 
-    def num_blocks(self, infos: Sequence[StageInfo]) -> int:
-        """Blocks of the KV cache that fit every rank, by what the ranks report of their memory."""
+    def num_blocks(self, infos: Sequence[StageInfo], *, is_rebuild: bool = False) -> int:
+        """Blocks of the KV cache that fit every rank, by what the ranks report of their memory.
+
+        Raises ValueError if `kv.memory_gib` does not fit a GPU; not in a rebuild, when the memory
+        of the stages before may not be free yet.
+        """
         if self.kv.gib is not None:
             rooms = [int(self.kv.gib * GIB)] * len(infos)
         else:
@@ -122,7 +126,23 @@ class EngineConfig:
         counts = [r // info.kv_block_bytes for r, info in zip(rooms, infos, strict=True)]
         # No more than all requests at full length can be used, also if fewer run for now.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
-        return max(2, min(*counts, self.scheduler.most_requests * length + 1))
+        num_blocks = max(2, min(*counts, self.scheduler.most_requests * length + 1))
+        if self.kv.gib is not None and not (is_rebuild or self.is_rebuild):
+            for info in infos:
+                self._check_room(info.available_bytes, num_blocks * info.kv_block_bytes)
+        return num_blocks
+
+    def _check_room(self, free_bytes: int, cache_bytes: int) -> None:
+        direct_bytes = int(self.kv.direct_gib * GIB)
+        if cache_bytes + direct_bytes <= free_bytes:
+            return
+        beside = " beside `kv.direct_gib`" if direct_bytes else ""
+        free_gib = max(0, free_bytes - direct_bytes) / GIB
+        problem = f"kv.memory_gib: {self.kv.gib:g} GiB, but {free_gib:.2f} GiB are free{beside}"
+        if self.stage.device != "cpu":
+            raise ValueError(problem)
+        # Files in use count as taken here, though the system can write them back.
+        logger.warning("%s: the system may end the engine", problem)
 
     def max_model_len(self, info: StageInfo, num_blocks: int, *, in_fleet: bool = False) -> int:
         """The longest request, in tokens, which the KV cache must hold. Raises ValueError.

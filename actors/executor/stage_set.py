@@ -154,19 +154,19 @@ class StageSet:
                 if problem is not None:  # only the adapter's own requests fail
                     del self.adapters[slot]
                     logger.error("adapter slot %d is lost: %s", slot, problem)
+            return infos[0], self._config.num_blocks(infos, is_rebuild=is_rebuild)
         except Exception as error:  # of any type: stages that are half loaded serve nothing
             self._kill_actors()
             if isinstance(error, TimeoutError):
                 limit = f"{self._config.load_timeout_s:.0f} s"
                 raise StagesFailed(f"loading took over {limit}") from error
-            if isinstance(error, ray.exceptions.RayTaskError):
-                raise StagesFailed(str(error.cause)) from error
+            if isinstance(error, ray.exceptions.RayTaskError | ValueError):
+                raise StagesFailed(str(getattr(error, "cause", error))) from error
             if isinstance(error, ray.exceptions.RayError):
                 raise StageDied(f"a stage died while loading: {type(error).__name__}") from error
             raise
         finally:
             reporter.cancel()
-        return infos[0], self._config.num_blocks(infos)
 
     async def _report(self, flat: list[Any]) -> None:
         """Log the progress of the slowest rank, since large models take minutes; kill stages that
@@ -205,6 +205,8 @@ class StageSet:
             self._actors = []
             if isinstance(error, StagesFailed):
                 raise
+            if isinstance(error, ray.exceptions.RayTaskError):
+                raise StagesFailed(str(error.cause)) from error
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             has_died = isinstance(error, ray.exceptions.ActorDiedError)
             raise (StageDied if has_died else StagesFailed)(message) from error
@@ -215,16 +217,13 @@ class StageSet:
             pipeline.listen(*self._listeners)
 
     async def _open_tier(self) -> tuple[tuple[bytes, ...], ...]:
-        """Raises StagesFailed naming an invalid setting; a rebuild goes on without an unusable
+        """Raises RayTaskError naming an invalid setting; a rebuild goes on without an unusable
         disk.
         """
         flat, specs = self._flat(), self._tier_specs
         self._tier_specs = [replace(spec, is_first_start=False) for spec in specs]
         pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
-        try:
-            return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))
-        except ray.exceptions.RayTaskError as error:
-            raise StagesFailed(str(error.cause)) from error
+        return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))
 
     async def move(
         self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -15,6 +16,14 @@ _PART_BYTES = 1 << 30
 
 def _ignore(block: int) -> None:
     pass
+
+
+@contextlib.contextmanager
+def _names(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's, of several lines on a GPU
+        raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
 
 
 def blocks_of_part(num_blocks: int, block_bytes: int, are_pinned: bool) -> int:
@@ -37,10 +46,13 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """Raises ValueError naming the setting of what does not fit."""
         self._backend = backend
-        self.layers: Sequence[KVLayer] = backend.allocate_kv(
-            num_layers, num_blocks, block_size, shape, dtype, device
-        )
+        self.layers: Sequence[KVLayer] = []
+        with _names("kv.memory_gib, kv.memory_fraction"):
+            self.layers = backend.allocate_kv(
+                num_layers, num_blocks, block_size, shape, dtype, device
+            )
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
         self._device = device
         self._on_gpu = device.type == "cuda"
@@ -48,10 +60,8 @@ class KVCache:
         if num_host_blocks and self.layers:
             step = blocks_of_part(num_host_blocks, self.block_bytes, self._on_gpu)
             begins = range(0, num_host_blocks, step)
-            try:
+            with _names("kv.swap_gib"):
                 self._host = [self._places(min(step, num_host_blocks - i)) for i in begins]
-            except RuntimeError as error:  # torch's, of several lines on a GPU
-                raise ValueError(f"kv.swap_gib: {str(error).splitlines()[0]}") from error
 
     def wait_for_memory(self, limit_s: float) -> None:
         """See `Backend.wait_for_memory`."""

@@ -59,6 +59,26 @@ def test_ranks_that_share_memory_take_parts_of_it(
     assert config.num_blocks([info, info]) == num_blocks
 
 
+def test_a_cache_beyond_the_free_memory_is_refused_on_gpus_and_noted_on_cpus(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a machine has free is a guess: memory of files counts in part. A GPU's is exact."""
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=8)
+    config = EngineConfig(StageSpec("somewhere"), scheduler, KVMemory(gib=1.5))
+    info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 20, 1 << 30, (2,), 10**6)
+    with caplog.at_level(logging.WARNING):
+        assert config.num_blocks([info]) == 1536
+    problem = "kv.memory_gib: 1.5 GiB, but 1.00 GiB are free"
+    assert problem in caplog.text
+    on_gpu = replace(config, stage=StageSpec("somewhere", device="cuda"))
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        on_gpu.num_blocks([info])
+    assert on_gpu.num_blocks([info], is_rebuild=True) == 1536
+    assert replace(on_gpu, is_rebuild=True).num_blocks([info]) == 1536
+    fits = replace(on_gpu, kv=KVMemory(gib=80.0), scheduler=replace(scheduler, max_requests=2))
+    assert fits.num_blocks([info]) == 2 * 256 + 1  # no more can be used
+
+
 def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096)
     config = EngineConfig(StageSpec("somewhere"), scheduler)

@@ -83,6 +83,28 @@ async def test_the_rank_with_the_least_room_decides(cluster: Cluster) -> None:
     stages.close()
 
 
+@pytest.mark.parametrize(
+    ("kv", "message"),
+    [
+        (KVMemory(gib=2.0), "^kv.memory_gib: 2 GiB, but 1.50 GiB are free$"),
+        (KVMemory(gib=1.0, direct_gib=1.0), "1 GiB, but 0.50 GiB are free beside `kv.direct_gib`$"),
+    ],
+)
+async def test_a_cache_that_does_not_fit_a_gpu_is_refused_by_its_setting(
+    cluster: Cluster, kv: KVMemory, message: str
+) -> None:
+    large = {"load": info(available_bytes=2 * GIB, kv_block_bytes=GIB // 50)}
+    cluster.answers = [large]
+    spec = replace(settings().stage, device="cuda")
+    stages = stage_set(cluster, kv=kv, stage=spec)
+    cluster.sets[0][0][1].answers["load"] = info(
+        available_bytes=3 * GIB // 2, kv_block_bytes=GIB // 50
+    )
+    with pytest.raises(StagesFailed, match=message):
+        await stages.build()
+    assert all(rank.dead.is_set() for rank in flat(cluster.sets[0]))
+
+
 @pytest.mark.parametrize("num_deaths", [1, 2, 3])
 async def test_stages_that_die_while_they_load_are_started_again(
     cluster: Cluster, num_deaths: int
@@ -107,7 +129,8 @@ async def test_stages_that_die_while_they_load_are_started_again(
         ({"load": ENDLESS}, "loading took over 0 s"),
         ({"load_adapter": "no adapter_config.json"}, "no adapter_config.json"),
         ({"load_adapter": ENDLESS}, "folder: not loaded within 0 s"),
-        ({"allocate": raised(MemoryError("too large"))}, "(?s)could not be connected: .*too large"),
+        ({"allocate": raised(ValueError("kv.swap_gib: too large"))}, r"^kv\.swap_gib: too large$"),
+        ({"allocate": OSError("no socket")}, "^the stages could not be connected: OSError: no soc"),
         ({"open_tier": raised(OSError("kv.disk_cache_path: read-only"))}, "^kv.disk_cache_path"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.actors.executor.paper_ranks import (
     in_place_of_ray,
     info,
     raised,
+    settings,
     stage_set,
     until,
 )
@@ -43,8 +45,11 @@ class Listener:
         stages.listen(self.answers.append, self.losses.append, self.standbys.append)
 
 
-async def test_new_stages_have_the_sizes_and_listeners_of_the_old(cluster: Cluster) -> None:
-    stages = stage_set(cluster, kv=KVMemory(fraction=0.1))
+@pytest.mark.parametrize("kv", [KVMemory(fraction=0.1), KVMemory(gib=0.001)])
+async def test_new_stages_have_the_sizes_and_listeners_of_the_old(
+    cluster: Cluster, kv: KVMemory
+) -> None:
+    stages = stage_set(cluster, kv=kv, stage=replace(settings().stage, device="cuda"))
     listener = Listener(stages)
     _, num_blocks, swap = await stages.build()
     await until(lambda: all(rank.called("watch") for rank in flat(cluster.sets[0])))

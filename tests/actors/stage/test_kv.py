@@ -21,6 +21,12 @@ def test_host_memory_that_is_not_there_is_refused_by_its_setting() -> None:
         KVCache(TorchBackend(), 2, 3, most, 4, SHAPE, torch.float32, torch.device("cpu"))
 
 
+def test_a_cache_that_does_not_fit_is_refused_by_its_setting() -> None:
+    most = 1 << 40
+    with pytest.raises(ValueError, match=r"^kv\.memory_gib, kv\.memory_fraction: .*allocate"):
+        KVCache(TorchBackend(), 2, most, 3, 4, SHAPE, torch.float32, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("block_bytes", [1 << 21, 7 << 18, 3 << 29])
 @pytest.mark.parametrize("gib", [4, 5, 20])
 def test_pinned_memory_is_little_more_than_was_asked_for(block_bytes: int, gib: int) -> None:
