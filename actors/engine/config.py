@@ -117,11 +117,11 @@ class EngineConfig:
         if self.kv.gib is not None:
             rooms = [int(self.kv.gib * GIB)] * len(infos)
         else:
-            # Each reports what it shares as free: with the ranks of its node, or of its GPU.
+            # On CPUs each reports what it shares with the ranks of its node as free.
             on_cpu = self.stage.device == "cpu"
             part = 1 / len(infos) if on_cpu else min(1.0, self.gpus_per_rank or 1.0)
             direct_bytes = int(self.kv.direct_gib * GIB)
-            shares = [int(info.available_bytes * self.kv.fraction * part) for info in infos]
+            shares = [int(info.room_bytes(part) * self.kv.fraction) for info in infos]
             rooms = [max(0, share - direct_bytes) for share in shares]
         counts = [r // info.kv_block_bytes for r, info in zip(rooms, infos, strict=True)]
         # No more than all requests at full length can be used, also if fewer run for now.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +25,14 @@ from actors.stage.spec import StageSpec
 _PRODUCT_SIZES = (16, 32, 64, 128)  # tokens, see `packed_tile` in kernels.triton.tiles
 
 
+class Room(NamedTuple):
+    """As in `StageInfo`. own_bytes are torch's, without the context and the code of kernels."""
+
+    available_bytes: int
+    device_bytes: int = 0
+    own_bytes: int = 0
+
+
 class DeviceMemory(Protocol):
     """A device's memory readings."""
 
@@ -32,8 +40,12 @@ class DeviceMemory(Protocol):
         """Peak memory allocated by `work`, beyond the memory allocated before it."""
         ...
 
-    def free_bytes(self) -> int:
-        """Free memory, after unused cached memory is returned to the device."""
+    def free_bytes(self) -> tuple[int, int]:
+        """Free memory and all memory, after unused cached memory is returned to the device."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Memory that tensors and graphs of this process hold."""
         ...
 
 
@@ -48,19 +60,22 @@ class GpuMemory:
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self) -> tuple[int, int]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info()[0])
+        return torch.cuda.mem_get_info()
+
+    def held_bytes(self) -> int:
+        return int(torch.cuda.memory_reserved())
 
 
-def cache_bytes(
-    memory: DeviceMemory, step: Callable[[], object], capture: Callable[[], None]
-) -> int:
+def measure(memory: DeviceMemory, step: Callable[[], object], capture: Callable[[], None]) -> Room:
     """Memory for the cache. step: runs the largest step without graphs; capture: all graphs."""
-    peak = memory.peak_bytes(step)
+    peak_bytes = memory.peak_bytes(step)
     capture()
-    return max(0, memory.free_bytes() - peak)
+    free_bytes, device_bytes = memory.free_bytes()
+    own_bytes = memory.held_bytes() + peak_bytes
+    return Room(max(0, free_bytes - peak_bytes), device_bytes, own_bytes)
 
 
 def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:

@@ -30,7 +30,7 @@ from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.loaded_model import load_model
 from actors.stage.memory import available_bytes
-from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
+from actors.stage.profile import DeviceMemory, GpuMemory, Room, ending, measure, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.step_inputs import AdapterTiling
 from actors.transport.group import RankGroup
@@ -93,29 +93,29 @@ class StageRunner:
             backend=self._backend.name,
             kv_block_bytes=model.kv_block_bytes
             + (0 if self._drafting is None else self._drafting.kv_block_bytes),
-            available_bytes=self._available_bytes(model.dtype),
+            **self._room(model.dtype)._asdict(),
             eos_token_ids=model.config.eos_token_ids,
             num_parameters=model.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
             draw_version=DRAW_VERSION,
         )
 
-    def _available_bytes(self, dtype: torch.dtype) -> int:
+    def _room(self, dtype: torch.dtype) -> Room:
         """Memory for the KV cache: measured on a GPU, computed where memory is the machine's."""
         if self._device.type == "cuda":
             graphs = capture_on_gpu() if self.spec.cuda_graphs else None
             return self.profile(GpuMemory(), graphs)
         spare_bytes = 0 if self._drafting is None else self._drafting.spare_bytes
         taken_bytes = self._activation_bytes(dtype) + spare_bytes
-        return max(0, available_bytes(self._device) - taken_bytes)
+        return Room(max(0, available_bytes(self._device) - taken_bytes))
 
-    def profile(self, memory: DeviceMemory, capture: Capture | None) -> int:
-        """Bytes that the KV cache may take (see `actors.stage.profile`), found over one of a single
-        block, after which there is none. capture: None where no graphs will be."""
+    def profile(self, memory: DeviceMemory, capture: Capture | None) -> Room:
+        """Memory that the KV cache may take (see `actors.stage.profile`), found over one of a
+        single block, after which there is none. capture: None where no graphs will be."""
         self._make_cache(1, 0)
-        free = cache_bytes(memory, self._largest_step, lambda: capture and self.capture(capture))
+        room = measure(memory, self._largest_step, lambda: capture and self.capture(capture))
         self.kv = self._graphs = self._ahead = self._applied_step = None
-        return free
+        return room
 
     def _largest_step(self) -> None:
         for plan in plans_to_measure(self.spec, self._input_batch.max_model_len):

@@ -108,6 +108,7 @@ class StageInfo:
 
     kv_block_bytes: memory of one block over this rank's layers.
     available_bytes: memory that is free for KV now.
+    device_bytes, own_bytes: the GPU's memory, and what of it this rank takes beside KV; else 0.
     instruction_set: what the backend computes with; another one rounds in another order.
     draw_version: of how it draws tokens; another one gives a seed another text.
     """
@@ -123,3 +124,12 @@ class StageInfo:
     num_parameters: int
     instruction_set: str = ""
     draw_version: int = 1
+    device_bytes: int = 0
+    own_bytes: int = 0
+
+    def room_bytes(self, part: float) -> int:
+        """Memory for KV of a rank that may take this part of its device. Of a GPU all together:
+        processes that come later to it find the same room as those before them."""
+        if not self.device_bytes:
+            return int(self.available_bytes * part)
+        return max(0, min(self.available_bytes, int(self.device_bytes * part) - self.own_bytes))

@@ -101,7 +101,9 @@ class ParallelSettings(_Section):
     )
     threads_per_rank: int = Field(0, ge=0, description="0: cores shared by the ranks.")
     cpus_per_rank: float = Field(0.5, ge=0, description="Ray resources reserved per rank.")
-    gpus_per_rank: float | None = Field(None, ge=0, description="1 on cuda if absent.")
+    gpus_per_rank: float | None = Field(
+        None, ge=0, description="1 on cuda if absent; below 1, also the part of a GPU's memory."
+    )
     cuda_graphs: bool = Field(True, description="Capture the usual sizes of step (cuda).")
     graph_tokens: int = Field(2048, ge=0, description="Largest captured step with prefill.")
     symmetric_memory: bool = Field(

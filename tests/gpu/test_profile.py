@@ -36,10 +36,11 @@ TOKENS = 3
 
 
 class FakeMemory:
-    """A device of `total` bytes, of which every captured graph keeps `of_graph`."""
+    """A device of `total` bytes, of which every captured graph keeps `of_graph`, and another
+    process `of_neighbour`."""
 
-    def __init__(self, total: int, of_graph: int) -> None:
-        self.total, self.of_graph = total, of_graph
+    def __init__(self, total: int, of_graph: int, of_neighbour: int = 0) -> None:
+        self.total, self.of_graph, self.of_neighbour = total, of_graph, of_neighbour
         self.num_graphs = 0
         self.steps: list[tuple[int, int]] = []  # tokens and slices of each pass over the layers
 
@@ -48,15 +49,18 @@ class FakeMemory:
         work()
         return 1000 * len(self.steps)
 
-    def free_bytes(self) -> int:
-        return self.total - self.of_graph * self.num_graphs
+    def free_bytes(self) -> tuple[int, int]:
+        return self.total - self.of_neighbour - self.held_bytes(), self.total
+
+    def held_bytes(self) -> int:
+        return self.of_graph * self.num_graphs
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_graphs_and_the_largest_step_come_before_the_cache(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stage: int
 ) -> None:
-    memory, layers = FakeMemory(10_000_000, 500), Decoder.layers
+    memory, layers = FakeMemory(10_000_000, 500, 4_000_000), Decoder.layers
     eager = EagerCapture()
 
     def watched(self: Decoder, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -75,11 +79,12 @@ def test_graphs_and_the_largest_step_come_before_the_cache(
     )  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "layers", watched)
-        free = runner.profile(memory, capture)
+        room = runner.profile(memory, capture)
     num_graphs = 3 + 2  # decodes of 1, 2 and 4; hybrids of 16 and 32
     assert memory.num_graphs == num_graphs
     assert memory.steps[0] == (96, 4)
-    assert free == 10_000_000 - 500 * num_graphs - 1000
+    own_bytes = 500 * num_graphs + 1000
+    assert room == (6_000_000 - own_bytes, 10_000_000, own_bytes)
 
 
 @pytest.mark.long

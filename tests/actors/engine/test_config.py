@@ -38,7 +38,7 @@ def test_fewer_requests_for_now_leave_the_next_scheduler_its_kv_cache() -> None:
     [
         ("cuda", {"gpus_per_rank": 1.0}, 900),  # each rank has a GPU of its own
         ("cuda", {"gpus_per_rank": 2.0}, 900),
-        ("cuda", {"gpus_per_rank": 0.5}, 450),  # both see the same memory as free
+        ("cuda", {"gpus_per_rank": 0.5}, 360),  # both see the same memory as free
         ("cuda", {"gpus_per_rank": 0.0}, 900),  # Ray counts none
         ("cpu", {}, 450),
         ("cpu", {"direct_gib": 100 / 1024}, 350),  # blocks for other engines' devices, beside it
@@ -56,7 +56,28 @@ def test_ranks_that_share_memory_take_parts_of_it(
         gpus_per_rank=gpus,
     )  # fmt: skip
     info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 20, 1000 << 20, (2,), 10**6)
+    if device == "cuda":
+        info = replace(info, device_bytes=1200 << 20, own_bytes=200 << 20)
     assert config.num_blocks([info, info]) == num_blocks
+
+
+def test_replicas_of_one_gpu_have_the_same_cache_in_whichever_order_they_start() -> None:
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=8)
+    config = EngineConfig(
+        StageSpec("somewhere", device="cuda"), scheduler, KVMemory(fraction=0.9), gpus_per_rank=0.5
+    )
+    total, own, taken, found = 2000, 300, 0, []
+    for _ in range(2):
+        info = StageInfo(
+            64, 100, 2048, "float32", "triton", 1 << 20, (total - taken - own) << 20, (2,), 10**6,
+            device_bytes=total << 20, own_bytes=own << 20,
+        )  # fmt: skip
+        found.append(config.num_blocks([info]))
+        taken += own + found[-1]
+    assert found == [630, 630]
+    late = replace(info, available_bytes=100 << 20)  # others have taken more than their part
+    assert config.num_blocks([late]) == 90
+    assert config.num_blocks([replace(info, own_bytes=1100 << 20)]) == 2
 
 
 def test_a_cache_beyond_the_free_memory_is_refused_on_gpus_and_noted_on_cpus(
