@@ -124,12 +124,39 @@ def one_launch_is_faster(
     dtype = torch.bfloat16 if kv_dtype == FLOAT8 else kv_dtype
     if not fits(shape, dtype):
         return False
+    num_decodes = decodes_within(
+        _DECODES, _CONTEXT, block_size, block_bytes(block_size, shape, kv_dtype)
+    )
     if shape.alibi_NP is not None:  # the model may have fewer positions
         missing = max(0, max(_CHUNK, _CONTEXT + 1) - shape.alibi_NP.shape[1])
         shape = replace(shape, alibi_NP=functional.pad(shape.alibi_NP, (0, missing)))
-    one_block = block_bytes(block_size, shape, kv_dtype)
-    num_decodes = decodes_within(_DECODES, _CONTEXT, block_size, one_block)
+    try:
+        two, one = _in_two_and_one(num_decodes, shape, kv_dtype, dtype, block_size, device)
+        if not torch.equal(one[0](), two[0]()):
+            _log.error("attention in one launch differs from that in two, and is not used")
+            return False
+        two_s, one_s = time_s(two), time_s(one)
+    except Exception as error:  # of any kind, e.g. no memory: it can be done without
+        if not _computes(device):
+            raise
+        _log.error("attention in one launch fails, and is not used: %s", error)
+        return False
+    _log.info(
+        "attention of %d tokens beside %d decodes (window %s, sinks %s, ALiBi %s, softcap %s): "
+        "%.0f us a layer in one launch, %.0f in two",
+        _CHUNK, num_decodes, shape.sliding_window, shape.sinks_N is not None,
+        shape.alibi_NP is not None, shape.softcap, 1e6 * one_s, 1e6 * two_s,
+    )  # fmt: skip
+    return one_s < two_s
+
+
+def _in_two_and_one(
+    num_decodes: int, shape: AttentionShape, kv_dtype: torch.dtype, dtype: torch.dtype,
+    block_size: int, device: torch.device,
+) -> tuple[Sequence[Callable[[], torch.Tensor]], ...]:  # fmt: skip
+    """A typical hybrid batch over several layers, in two launches and in one."""
     batch, num_blocks = typical_batch(num_decodes, _CONTEXT, _CHUNK, block_size, device)
+    one_block = block_bytes(block_size, shape, kv_dtype)
     num_layers = layers_within(_MOST_LAYERS, num_blocks, one_block)
     layers = allocate(num_layers, num_blocks, block_size, shape, kv_dtype, device)
     for layer in layers:  # products of zeros run faster than others
@@ -142,23 +169,7 @@ def one_launch_is_faster(
         [partial(attention, q_TND, batch, x, shape, one_launch) for x in layers]
         for one_launch in (False, True)
     )
-    try:
-        if not torch.equal(one[0](), two[0]()):
-            _log.error("attention in one launch differs from that in two, and is not used")
-            return False
-        two_s, one_s = time_s(two), time_s(one)
-    except Exception as error:  # of any kind, by a kernel's first run: it can be done without
-        if not _computes(device):
-            raise
-        _log.error("attention in one launch fails, and is not used: %s", error)
-        return False
-    _log.info(
-        "attention of %d tokens beside %d decodes (window %s, sinks %s, ALiBi %s, softcap %s): "
-        "%.0f us a layer in one launch, %.0f in two",
-        _CHUNK, num_decodes, shape.sliding_window, shape.sinks_N is not None,
-        shape.alibi_NP is not None, shape.softcap, 1e6 * one_s, 1e6 * two_s,
-    )  # fmt: skip
-    return one_s < two_s
+    return two, one
 
 
 def _computes(device: torch.device) -> bool:

@@ -106,6 +106,19 @@ def test_one_launch_that_is_wrong_or_fails_here_is_not_used(
     assert message in caplog.text
 
 
+def test_a_measurement_without_the_memory_for_it_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weights may leave less than its layers take."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(attention, "allocate", refuse)
+    assert not one_launch_is_faster(SHAPE, torch.float16, 16, DEVICE, lambda works: 1.0)
+    assert "is not used: CUDA out of memory" in caplog.text
+
+
 def test_a_gpu_that_computes_no_more_ends_the_start_with_what_ruined_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
