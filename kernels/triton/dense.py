@@ -57,8 +57,16 @@ def _few_tokens_kernel(
     tl.store(place, acc_OT.to(out_ptr.dtype.element_ty), mask=inside_T[None, :])
 
 
-def _is_faster(arch: int) -> bool:
-    return arch >= _LEAST_ARCH and most_shared_bytes(arch) > _SHARED_BYTES
+def has_kernel(out_features: int, in_features: int, dtype: torch.dtype) -> bool:
+    """Whether few tokens have a kernel of their own on this GPU."""
+    arch = target_arch()
+    return (
+        dtype.itemsize == 2
+        and out_features % _BLOCK_O == 0
+        and in_features % _BLOCK_K == 0
+        and arch >= _LEAST_ARCH
+        and most_shared_bytes(arch) > _SHARED_BYTES
+    )
 
 
 class DenseLinear(TorchLinear):
@@ -75,16 +83,11 @@ class DenseLinear(TorchLinear):
             self(self.weight_OK.new_zeros(tokens, self.in_features))
 
     def _fits(self, x_TK: torch.Tensor) -> bool:
-        return (
-            x_TK.dtype == self.weight_OK.dtype
-            and x_TK.dtype.itemsize == 2
-            and self.out_features % _BLOCK_O == 0
-            and self.in_features % _BLOCK_K == 0
-            and _is_faster(target_arch())
-        )
+        is_same = x_TK.dtype == self.weight_OK.dtype
+        return is_same and has_kernel(self.out_features, self.in_features, x_TK.dtype)
 
     def multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """x_TO of at most `MOST_TOKENS` tokens, whichever kernel is faster."""
+        """x_TO of at most `MOST_TOKENS` tokens, where `has_kernel`, whichever is faster."""
         T = x_TK.shape[0]
         out_TO = torch.empty(T, self.out_features, dtype=x_TK.dtype, device=x_TK.device)
         _few_tokens_kernel[(self.out_features // _BLOCK_O,)](

@@ -22,7 +22,7 @@ from kernels.packing import pack_weight
 from kernels.quantized import FLOAT8_ROUNDING
 from kernels.torch.linear import TorchLinear
 from kernels.triton.backend import TritonBackend
-from kernels.triton.dense import DenseLinear
+from kernels.triton.dense import MOST_TOKENS, DenseLinear, has_kernel
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.rounded import RoundedLinear
 from kernels.triton.sampling import sample_rows
@@ -155,11 +155,7 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
                 return partial(sample_rows, logits, packed)
 
             yield row("sampling", f"{rows} rows, {name}", rows * 128_256 * 4, draw)
-    for layer, (outputs, inputs) in _LAYERS.items():
-        for tokens in (1, 8, 16, 32, 64, 128, 512, 2048):
-            yield _time_dense(False, layer, tokens, (outputs, inputs), ceilings, device)
-            if tokens <= 32:
-                yield _time_dense(True, layer, tokens, (outputs, inputs), ceilings, device)
+    yield from time_dense(ceilings, device)
     for kind in ("int8", "int4", "fp8"):
         for tokens in (1, 16, 64):
 
@@ -196,7 +192,16 @@ def _time_rounded(
             yield _timed(f"linear {case.name}", backend.name, label, works, limit_s, device)
 
 
-def _time_dense(
+def time_dense(ceilings: Ceilings, device: torch.device) -> Iterator[KernelTime]:
+    """Time dense products by cuBLAS, and of few tokens by our kernel on GPUs that have it."""
+    for layer, (outputs, inputs) in _LAYERS.items():
+        for tokens in (1, 8, 16, 32, 64, 128, 512, 2048):
+            yield _dense_time(False, layer, tokens, (outputs, inputs), ceilings, device)
+            if tokens <= MOST_TOKENS and has_kernel(outputs, inputs, torch.bfloat16):
+                yield _dense_time(True, layer, tokens, (outputs, inputs), ceilings, device)
+
+
+def _dense_time(
     own: bool, layer: str, tokens: int, features: tuple[int, int], ceilings: Ceilings,
     device: torch.device,
 ) -> KernelTime:  # fmt: skip

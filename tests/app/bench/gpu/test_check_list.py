@@ -15,6 +15,7 @@ from app.bench.gpu import kernels, sections
 from app.bench.gpu.check_list import list_checks, parts_of, run_all
 from app.bench.gpu.checks import CheckResult
 from app.bench.report import MeasurementError
+from kernels.triton import dense
 from kernels.triton.backend import TritonBackend
 
 GOOD, OTHER = (CheckResult(name, "float32", 1e-7, 1e-5) for name in ("good", "other"))
@@ -76,6 +77,18 @@ def test_kernels_that_cannot_be_timed_stop_no_others(
             torch.device("cpu"),
         )
     assert found == list(parts)
+
+
+@pytest.mark.parametrize(("arch", "has_own"), [(90, True), (100, True), (89, False), (120, False)])
+def test_the_kernel_of_few_tokens_is_timed_on_gpus_that_have_it(
+    monkeypatch: pytest.MonkeyPatch, arch: int, has_own: bool
+) -> None:
+    """99 KiB of shared memory are too little for it, and what raises ends the rows of all."""
+    monkeypatch.setattr(dense, "target_arch", lambda: arch)
+    monkeypatch.setattr(kernels, "_dense_time", lambda own, layer, tokens, *rest: (own, tokens))
+    rows = [*kernels.time_dense(Ceilings(1.0, 1.0), torch.device("cpu"))]
+    assert (False, 2048) in rows
+    assert {tokens for own, tokens in rows if own} == ({1, 8, 16, 32} if has_own else set())
 
 
 def rows_of(part: str, breaks: bool) -> Callable[..., Iterator[str]]:
