@@ -173,7 +173,8 @@ def packed_tile(tokens: int, kind: str, dtype: torch.dtype) -> PackedTile:
     """
     rows = max(16, _power_of_two_at_least(tokens))
     if dtype.itemsize > 2:  # products in float32 have no tensor cores and keep to registers
-        return PackedTile(rows, 64, False, 2, num_warps=4, num_stages=3)
+        # Three stages of 64 rows take 112 KiB of shared memory, which not all GPUs have.
+        return PackedTile(rows, 64, False, 2, num_warps=4, num_stages=3 if rows <= 32 else 2)
     if rows > 64:
         return PackedTile(rows, 128, True, 1, num_warps=8, num_stages=3)
     programs = 4 if kind == "int4" and rows == 16 else 2

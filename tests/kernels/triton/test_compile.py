@@ -118,6 +118,31 @@ print({kernel.name: kernel.shared_bytes for kernel in compiled})
 
 
 @pytest.mark.tensors
+def test_the_largest_tiles_of_packed_weights_fit_the_least_shared_memory() -> None:
+    """As many tokens as are multiplied in one launch."""
+    script = """
+import torch
+from kernels.packing import pack_weight
+from kernels.triton.compile import compiling_for
+from kernels.triton.linear import QuantizedLinear
+from kernels.triton.tiles import most_fused_tokens
+
+with compiling_for(86) as compiled:
+    for dtype in (torch.bfloat16, torch.float32):
+        linear = QuantizedLinear(pack_weight(torch.zeros(64, 2048), "int8"), None)
+        linear(torch.zeros(most_fused_tokens(dtype), 2048, dtype=dtype))
+print([kernel.shared_bytes for kernel in compiled if kernel.name == "_quantized_linear_kernel"])
+"""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shared_bytes = ast.literal_eval(done.stdout)
+    assert len(shared_bytes) == 2
+    assert max(shared_bytes) <= SHARED_BYTES[86]
+
+
+@pytest.mark.tensors
 def test_ranks_wait_between_writing_and_reading() -> None:
     """In the machine's order, over all GPUs: the part's stores, a barrier of the program, the
     release, the acquire in a loop, a barrier, and only then loads of all parts."""
