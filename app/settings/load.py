@@ -73,8 +73,9 @@ def resolve(settings: Settings) -> EngineConfig:
     gpus = parallel.gpus_per_rank
     gpus = float(parallel.device == "cuda") if gpus is None else gpus
     accelerator = _accelerator(parallel, gpus)
-    if parallel.symmetric_memory and parallel.device != "cuda":
-        raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
+    if parallel.symmetric_memory and (parallel.device != "cuda" or parallel.tensor_ranks == 1):
+        needed = "parallel.device: cuda and parallel.tensor_ranks above 1"
+        raise SettingsError(f"parallel.symmetric_memory: needs {needed}")
     is_triton = parallel.device == "cuda" and parallel.backend in ("auto", "triton")
     if not parallel.one_launch_attention and not is_triton:
         needed = "parallel.device: cuda and parallel.backend: triton or auto"

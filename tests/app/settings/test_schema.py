@@ -242,6 +242,10 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
         ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
         (
+            {"parallel": {"symmetric_memory": True, "device": "cuda"}},
+            "symmetric_memory: needs parallel.device: cuda and parallel.tensor_ranks above 1",
+        ),
+        (
             {"parallel": {"one_launch_attention": False}},
             "one_launch_attention: has no effect without parallel.device: cuda",
         ),
