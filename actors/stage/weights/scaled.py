@@ -8,7 +8,7 @@ type. Each rank reads whole layers and keeps its part.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -64,6 +64,7 @@ class ScaledWeights:
         }
         for layer in self.layers:
             self._check(layer)
+        self._check_others(shapes)
         self.packed = PackedView(self.is_packed, self.read_packed)
 
     def stores(self, name: str) -> bool:
@@ -143,6 +144,17 @@ class ScaledWeights:
             stored = self._checkpoint.dtype_of(f"{layer}.weight")
             if stored not in _STORED[scheme.kind]:
                 raise self._unfit(layer, f"its weight is stored as {stored}, not {scheme.kind}")
+
+    def _check_others(self, names: Iterable[str]) -> None:
+        """Refuse a narrow tensor without its scale, which would be read as if the scale were 1."""
+        narrow = _STORED.get(self.scheme.kind, ())
+        for name in names:
+            if name.removesuffix(".weight") in self.layers or not self._checkpoint.stores(name):
+                continue
+            if (stored := self._checkpoint.dtype_of(name)) in narrow:
+                shard = self._checkpoint.file_of(name)
+                scale = f"{name.removesuffix('.weight')}.{self.scheme.scale}"
+                raise ModelError(f"{shard}: tensor {name} is {stored}, but {scale} is missing")
 
     def _name(self, layer: str) -> str:
         return f"{layer}.weight_packed" if self.scheme.kind == "packed" else f"{layer}.weight"

@@ -185,8 +185,24 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file({**tensors, f"{LAYER}.weight_scale": torch.ones(7, 1)}, path)
     with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {LAYER}\.weight_scale of"):
         check_folder(tmp_path)
-    save_file({k: v for k, v in tensors.items() if "weight_scale" not in k}, path)
+    save_file({k: v.float() for k, v in tensors.items() if "weight_scale" not in k}, path)
     with pytest.raises(ModelError, match=r"says compressed-tensors, but no layer is quantized"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "scale"),
+    [("w8a8", "weight_scale"), ("fp8-channel", "weight_scale"), ("deepseek", "weight_scale_inv")],
+)
+def test_a_layer_without_its_scale_is_not_read_as_if_that_were_one(
+    tmp_path: Path, method: str, scale: str
+) -> None:
+    scaled_folders.write(tmp_path, method)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[f"{LAYER}.{scale}"]
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=rf"safetensors: .*, but {LAYER}\.{scale} is missing"):
         check_folder(tmp_path)
 
 
