@@ -2,8 +2,7 @@
 
 `Backend` is the whole contract: nothing outside `kernels` asks which backend it holds.
 `TorchBackend` (kernels/torch) implements all of it; the others (C++ on CPU, Triton, flash-attn)
-inherit from it and override the operations that they accelerate. `kernels.registry` selects one,
-once, and logs the choice.
+inherit from it and override what they accelerate. `kernels.registry` selects one and logs it.
 
 Shape suffixes: T tokens of the whole hybrid batch (all requests flattened), S slices (one per
 request in the batch) and, in sampling, rows that draw a token, B KV blocks per row of a block
@@ -105,9 +104,11 @@ class Backend(Protocol):
 
     # ---- the machine -----------------------------------------------------------------------
 
-    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
-        """Why the backend cannot compute in `dtype`, or page a cache in blocks of `block_size`
-        tokens (None: not known yet); None where it can."""
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
+        """Why the backend cannot compute in `dtype`, or cache heads of `head_dim` in blocks of
+        `block_size` tokens (None: not known yet); None where it can."""
         ...
 
     def unsupported_quantization(self, quantization: str) -> str | None:
@@ -275,8 +276,7 @@ class Backend(Protocol):
         """All layers in one call; None where the backend has no fused stack.
 
         cos_sin_PD: for layers without a rotation of their own. all_reduce: of this backend, where
-        the layers are sharded over ranks. A residual of None means that x is the embedding; the
-        final norm is the caller's.
+        ranks share the layers. Without a residual, x is the embedding. The caller norms last.
         """
         ...
 

@@ -46,24 +46,26 @@ def resolve_backend(
     dtype: torch.dtype,
     block_size: int | None = None,
     kv_dtype: str | None = None,
+    head_dim: int | None = None,
 ) -> Backend:
     """The backend called `name`, or the first of `BACKENDS` that runs here when it is "auto".
 
-    block_size: of the KV cache, where it is known: not every backend pages as finely.
+    block_size, head_dim: of the KV cache, where they are known: not every backend pages as finely
+    or has kernels for every size of heads.
     kv_dtype: one of the `kv_dtypes` of some backends, which "auto" must find; None is any.
     Raises BackendError for an unknown name, a device it does not run on, or a library that does
     not load; "auto" logs what it passed over.
     """
     kind = torch.device(device).type
     if name != "auto":
-        backend = _load(name, kind, dtype, block_size)
+        backend = _load(name, kind, dtype, block_size, head_dim)
         _log.info("backend %s computes on %s in %s, as asked", backend.name, kind, dtype)
         return backend
     for candidate, entry in BACKENDS.items():
         if kind not in entry.devices:
             continue
         try:
-            backend = _load(candidate, kind, dtype, block_size)
+            backend = _load(candidate, kind, dtype, block_size, head_dim)
         except BackendError as unavailable:
             _log.info("%s", unavailable)
             continue
@@ -76,7 +78,9 @@ def resolve_backend(
     raise BackendError(f"no backend computes on {kind}{wanted}")
 
 
-def _load(name: str, kind: str, dtype: torch.dtype, block_size: int | None) -> Backend:
+def _load(
+    name: str, kind: str, dtype: torch.dtype, block_size: int | None, head_dim: int | None
+) -> Backend:
     entry = BACKENDS.get(name)
     if entry is None:
         raise BackendError(f"backend {name!r} is unknown; known: auto, {', '.join(BACKENDS)}")
@@ -90,7 +94,7 @@ def _load(name: str, kind: str, dtype: torch.dtype, block_size: int | None) -> B
         except (ImportError, OSError, RuntimeError) as bad:
             # A library that is absent, was built for another machine, or does not compile here.
             raise BackendError(f"backend {name!r} is not available: {bad}") from bad
-        problem = backend.unsupported(dtype, block_size)
+        problem = backend.unsupported(dtype, block_size, head_dim)
         if problem is None:
             return backend
     raise BackendError(f"backend {name!r} is not available: {problem}")

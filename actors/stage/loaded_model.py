@@ -75,7 +75,9 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
     narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
     try:
-        backend = resolve_backend(spec.backend, device, dtype, spec.block_size, narrow)
+        backend = resolve_backend(
+            spec.backend, device, dtype, spec.block_size, narrow, config.head_dim
+        )
     except BackendError as error:
         key = "kv.dtype" if spec.backend == "auto" and narrow else "parallel.backend"
         raise BackendError(f"{key}: {error}") from error

@@ -23,7 +23,7 @@ from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, file_bytes
-from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
+from kernels.cpu.kv import ShapeView, as_cpu_layer, unsupported_head_dim, view_shape
 from kernels.cpu.library import FLOAT_CODES, check, check_norm
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.moe import moe
@@ -59,6 +59,11 @@ class CpuBackend(TorchBackend):
 
     def __init__(self) -> None:
         library.require()
+
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
+        return None if head_dim is None else unsupported_head_dim(head_dim)
 
     def instruction_set(self, device: torch.device) -> str:
         return library.isa().name.lower()

@@ -162,10 +162,17 @@ def dtype_code(dtype: torch.dtype) -> int:
     return code
 
 
+def unsupported_head_dim(head_dim: int) -> str | None:
+    """Why no kernel has heads of this size; None where one has."""
+    if head_dim % 8 or not 8 <= head_dim <= 1024:
+        return f"head_dim must be a multiple of 8 up to 1024, not {head_dim}"
+    return None
+
+
 def check_shape(shape: AttentionShape) -> None:
     """Raise ValueError, naming the field, for a shape without a kernel."""
-    if shape.head_dim % 8 or not 8 <= shape.head_dim <= 1024:
-        raise ValueError(f"head_dim must be a multiple of 8 up to 1024, not {shape.head_dim}")
+    if problem := unsupported_head_dim(shape.head_dim):
+        raise ValueError(problem)
     if shape.num_kv_heads < 1 or shape.num_heads % shape.num_kv_heads:
         raise ValueError(
             f"num_heads {shape.num_heads} is not a multiple of num_kv_heads {shape.num_kv_heads}"

@@ -49,8 +49,10 @@ class FlashBackend(TritonBackend):
         self.one_call_up_to = one_call_up_to
         self._lengths: tuple[Batch, SeqLens] | None = None
 
-    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
-        if problem := super().unsupported(dtype, block_size):
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
+        if problem := super().unsupported(dtype, block_size, head_dim):
             return problem
         if dtype not in library.DTYPES:
             return f"it computes in bfloat16 or float16, not {dtype}"
@@ -59,7 +61,7 @@ class FlashBackend(TritonBackend):
                 f"it needs kv.block_size to be a multiple of {self._page_multiple}, "
                 f"not {block_size}"
             )
-        return None
+        return None if head_dim is None else library.unsupported_head_dim(head_dim)
 
     def allocate_kv(
         self,

@@ -77,6 +77,11 @@ def unsupported(
         return (
             f"flash-attn needs kv.block_size to be a multiple of {page_multiple}, not {block_size}"
         )
+    return unsupported_head_dim(head_dim)
+
+
+def unsupported_head_dim(head_dim: int) -> str | None:
+    """Why the library has no kernel for heads of this size, or None."""
     if head_dim > LARGEST_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
         return (
             f"flash-attn needs a head dimension of at most {LARGEST_HEAD_DIM} that is a multiple "

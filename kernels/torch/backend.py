@@ -56,7 +56,9 @@ class TorchBackend:
     dense_linear: type[TorchLinear] = TorchLinear
     quantized_linear: type[TorchQuantizedLinear] = TorchQuantizedLinear
 
-    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
         return None
 
     def unsupported_quantization(self, quantization: str) -> str | None:

@@ -59,7 +59,9 @@ class TritonBackend(TorchBackend):
         self.one_launch = one_launch
         self._is_faster: dict[Variant, bool] = {}  # one launch, by kind of layer
 
-    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
         problem = _too_old_for(LEAST_ARCH)
         return None if problem is None else f"it {problem}"
 

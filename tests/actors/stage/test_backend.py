@@ -29,7 +29,9 @@ class SevenBackend(TorchBackend):
     name = "seven"
     kv_dtypes: ClassVar[dict[str, torch.dtype]] = {"half": torch.float16}
 
-    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+    def unsupported(
+        self, dtype: torch.dtype, block_size: int | None = None, head_dim: int | None = None
+    ) -> str | None:
         return None if dtype == torch.float32 else f"it computes in float32, not {dtype}"
 
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,14 @@ from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.spec import StageSpec
 from kernels.interface import AttentionShape
+from kernels.registry import BackendError
+from tests.actors.stage.greedy_reference import (
+    GREEDY,
+    expected,
+    make_prompts,
+    skip_unless_available,
+)
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 
 
 def test_a_block_of_its_cache_has_the_size_it_says(tiny_model: Callable[..., Path]) -> None:
@@ -36,6 +45,23 @@ def test_types_that_do_not_exist_are_refused(
     spec = StageSpec(str(tiny_model("llama")), backend="torch", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=message):
         load_model(spec, lambda _: None)
+
+
+def test_heads_without_a_kernel_are_computed_by_the_next_backend(
+    tiny_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of OpenLLaMA 3B, which have 100 features."""
+    skip_unless_available("cpu")
+    folder = tiny_model("llama", head_dim=20)
+    with caplog.at_level(logging.INFO, logger="kernels.registry"):
+        planner = MiniPlanner(make_chain(folder, backend="auto"))
+    problem = "'cpu' is not available: head_dim must be a multiple of 8 up to 1024, not 20"
+    assert problem in caplog.text
+    assert planner.run(make_prompts(), GREEDY) == expected("llama", head_dim=20)
+    read: list[float] = []
+    with pytest.raises(BackendError, match=f"^parallel.backend: backend {problem}"):
+        load_model(StageSpec(str(folder), backend="cpu"), read.append)
+    assert not read
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt-oss"])

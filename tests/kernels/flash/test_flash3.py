@@ -139,6 +139,8 @@ def test_graphs_hold_hybrid_batches_and_pages_have_any_size() -> None:
     assert support.hybrid
     assert backend.unsupported(torch.bfloat16, 1) is None
     assert backend.unsupported(torch.float32, 16) is not None
+    assert backend.unsupported(torch.bfloat16, 16, 64) is None
+    assert backend.unsupported(torch.bfloat16, 16, 100) is not None
 
 
 @pytest.mark.parametrize(
