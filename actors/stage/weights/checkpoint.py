@@ -83,6 +83,9 @@ class Checkpoint:
     def stores(self, name: str) -> bool:
         return name in self._shard_of
 
+    def rename(self, old: str, new: str) -> None:
+        self._stored[new], self._shard_of[new] = self._stored.pop(old), self._shard_of.pop(old)
+
     def file_of(self, name: str) -> Path:
         """The shard that holds a tensor. Raises ModelError if none does."""
         shard = self._shard_of.get(name)

@@ -64,7 +64,11 @@ def open_folder(
     )
     try:
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
-        optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()
+        head, embedding = f"{config.names.head}.weight", f"{config.names.embedding}.weight"
+        optional = {head} if config.tied_embeddings else set()
+        # Of two names of one tensor, safetensors keeps the first by the alphabet.
+        if optional and checkpoint.stores(head) and not checkpoint.stores(embedding):
+            checkpoint.rename(head, embedding)
         packed = None
         if config.names.stacked is not None:
             experts = StackedExperts(checkpoint, config.names, config.quantization_config, dtype)

@@ -1,4 +1,4 @@
-"""A head that is stored though the config ties it to the embedding."""
+"""A head that is stored though the config ties it to the embedding, beside it or in its place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
+from actors.stage.folder_check import check_folder
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_folder_may_store_the_head_in_place_of_the_embedding(
+    tiny_model: Callable[..., Path], tmp_path: Path, num_stages: int
+) -> None:
+    """As safetensors' `save_model` does, which keeps one name of a tensor."""
+    folder = shutil.copytree(tiny_model("llama-tied"), tmp_path / "model")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    save_model(model, str(folder / "model.safetensors"), {"format": "pt"})
+    stored = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" in stored
+    assert "model.embed_tokens.weight" not in stored
+    assert check_folder(folder) == check_folder(tiny_model("llama-tied"))
+    planner = MiniPlanner(make_chain(folder, num_stages), feeds=num_stages > 1)
+    assert planner.run(make_prompts(), GREEDY) == expected("llama-tied")
 
 
 @pytest.fixture
