@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from app.batch_service import BatchService
 from app.console.routes import console_routes
 from app.engine_client.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
-from app.settings.model_folder import SettingsError, read_template
+from app.settings.model_folder import SettingsError, read_template, sampling_defaults
 from app.settings.schema import ModelSettings, Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.loop_lag import LoopLag
@@ -33,10 +34,12 @@ from app.telemetry.spans import Spans, otlp_exporter
 from app.text.lean_import import import_tokenizers_alone
 from app.text.processor import TextProcessor
 
+_log = logging.getLogger(__name__)
+
 
 def load_text(folder: str, model: ModelSettings) -> TextProcessor:
     """The text processor, ready for grammars. Raises SettingsError for a chat template of the
-    settings that will not do."""
+    settings, or recommendations of the folder, that will not do."""
     import_tokenizers_alone()
     text = TextProcessor(
         folder,
@@ -48,6 +51,9 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
         raise SettingsError(f"model.chat_template: {text.template_problem}")
     if text.template_problem is not None:
         notify(f"{folder}: {text.template_problem}; chats are refused, completions are answered")
+    if model.sampling_defaults == "model" and (defaults := sampling_defaults(folder)):
+        text.sampling_defaults = defaults
+        _log.info("%s: requests over HTTP sample with %s unless they say", folder, defaults)
     text.grammars.warm()  # while engines load, because later it would take cores from the steps
     return text
 

@@ -11,11 +11,12 @@ from actors.scheduling.request import Grammar, SamplingParams
 from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
-from app.api.schema.common import SamplingFields
+from app.api.schema.common import DEFAULTS, SamplingFields
 from app.text.grammars import GrammarBusy, GrammarInvalid
 
 SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
 LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
+_DRAWS: Final = ("top_k", "top_p", "min_p")  # matter where a token is drawn
 
 
 def check_continuations(options: ApiOptions, count: int, param: str) -> None:
@@ -85,17 +86,16 @@ def sampling_params(
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens is more than the {max_tokens} tokens allowed.", "min_tokens")
-    top_k = request.top_k or 0
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=_given(request.temperature, 1.0),
-        top_k=max(top_k, 0),
-        top_p=max(_given(request.top_p, 1.0), LEAST_TOP_P),
-        min_p=_given(request.min_p, 0.0),
+        temperature=own_or_default("temperature", request, context),
+        top_k=max(int(own_or_default("top_k", request, context)), 0),
+        top_p=max(own_or_default("top_p", request, context), LEAST_TOP_P),
+        min_p=own_or_default("min_p", request, context),
         presence_penalty=_given(request.presence_penalty, 0.0),
         frequency_penalty=_given(request.frequency_penalty, 0.0),
-        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        repetition_penalty=own_or_default("repetition_penalty", request, context),
         seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
         stop_token_ids=stop_token_ids(request, context),
         logit_bias=_logit_bias(request, context),
@@ -103,6 +103,16 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
     )
+
+
+def own_or_default(name: str, request: SamplingFields, context: Context) -> float:
+    """The request's value, else the one recommended for the model, else OpenAI's."""
+    own: float | None = getattr(request, name)
+    if own is not None:
+        return own
+    if name in _DRAWS and request.temperature == 0:  # they would only cost time
+        return DEFAULTS[name]
+    return context.text.sampling_defaults.get(name, DEFAULTS[name])
 
 
 async def checked_grammar(

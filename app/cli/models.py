@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.settings.model_folder import hub_model, model_folder
+from app.settings.model_folder import hub_model, model_folder, sampling_defaults
 from app.terminal import WRONG_USAGE, fail
 
 
@@ -44,7 +44,10 @@ def check(
         found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
         check_templates(str(found))
+        recommended = ", ".join(f"{k} {v}" for k, v in sampling_defaults(found).items())
         typer.echo(f"{folder}: ok. {described}")
+        if recommended:
+            typer.echo(f"Unless requests or `model.sampling_defaults` say otherwise: {recommended}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)
     except TemplateError as error:

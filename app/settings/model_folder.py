@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.calibration.cache import cache_folder
 from actors.stage.hub_folder import HubModel, all_files, parse_hub_name, pin, small_files
-from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.read import load_config
 from app.paths import locate
 
@@ -95,6 +95,28 @@ def read_template(file: str | None) -> str | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"model.chat_template: {file}: {reason}") from error
+
+
+def sampling_defaults(folder: str | Path) -> dict[str, float]:
+    """The sampling parameters that a model's generation_config.json recommends, by their names in
+    requests. Raises SettingsError for one that no request may have."""
+    from pydantic import ValidationError
+
+    from app.api.schema.common import DEFAULTS, SamplingFields
+
+    file = Path(folder) / "generation_config.json"
+    try:
+        said = read_json(file) if file.is_file() else {}
+        found = SamplingFields.model_validate({key: said[key] for key in DEFAULTS if key in said})
+    except ModelError as error:
+        raise SettingsError(f"model.path: {error}") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise SettingsError(
+            f"model.path: {file}: {wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']} "
+            "(`model.sampling_defaults: openai` leaves the file's recommendations out)"
+        ) from error
+    return {key: value for key in DEFAULTS if (value := getattr(found, key)) is not None}
 
 
 def _neither(path: str, key: str, error: ValueError) -> SettingsError:

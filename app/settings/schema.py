@@ -79,6 +79,11 @@ class ModelSettings(_Section):
         description="Format of the model's reasoning; auto: as its chat template shows. none "
         "leaves it in the text.",
     )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model",
+        description="Sampling over HTTP where a request does not say. model: what "
+        "generation_config.json recommends; openai: temperature 1, all tokens, no penalty.",
+    )
     seed: int = Field(0, ge=0, description="Dummy weights are drawn from it.")
 
 

@@ -92,6 +92,7 @@ class TextProcessor:
             self.template_problem = str(broken)
         self.grammars = GrammarChecker(self.model_path)
         self.pooling = _pooling(Path(self.model_path))
+        self.sampling_defaults: Mapping[str, float] = {}  # the model's, by names in requests
 
     # ---- text to tokens ---------------------------------------------------------------
 

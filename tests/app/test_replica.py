@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -35,6 +37,19 @@ async def test_a_chat_template_of_the_settings_takes_the_place_of_the_models(
         assert await text.render_chat([{"role": "user", "content": "Hi"}]) == "<Hi>"
     finally:
         text.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"), [("model", {"temperature": 0.7, "top_p": 0.95}), ("openai", {})]
+)
+def test_the_models_sampling_is_the_default_unless_openais_is_wanted(
+    caplog: pytest.LogCaptureFixture, setting: Literal["model", "openai"], found: dict[str, float]
+) -> None:
+    with caplog.at_level(logging.INFO, logger="app.replica"):
+        text = load_text("configs/models/demo", ModelSettings(path="", sampling_defaults=setting))
+    text.close()
+    assert text.sampling_defaults == found
+    assert (f"sample with {found}" in caplog.text) == bool(found)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _arguments(text: str | None) -> Any:
         return {}
     try:
         found = json.loads(text)
-        if "\u" in text:
+        if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text

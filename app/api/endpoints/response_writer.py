@@ -9,6 +9,7 @@ from app.api.context import Context, new_id
 from app.api.endpoints.output import OutputPlan, read_delta
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
+from app.api.sampling_params import own_or_default
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
@@ -228,11 +229,11 @@ def _base(context: Context, body: ResponseRequest, response_id: str) -> dict[str
         "previous_response_id": None,
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "store": False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": own_or_default("temperature", body, context),
         "text": text,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or []],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": own_or_default("top_p", body, context),
         "truncation": "disabled",
         "user": body.user,
         "metadata": body.metadata or {},

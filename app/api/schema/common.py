@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -113,6 +115,12 @@ class ScheduleFields(Strict):
         default=None, description="Higher goes first (extension)."
     )
     slo: Slo | None = None
+
+
+# Sampling where neither the request nor the model's folder says, as in OpenAI; the rest is off.
+DEFAULTS: Mapping[str, float] = MappingProxyType(
+    {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+)
 
 
 class SamplingFields(ScheduleFields):

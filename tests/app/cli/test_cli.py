@@ -216,6 +216,7 @@ def test_models_and_folders(tmp_path: Path) -> None:
     demo = runner.invoke(app, ["check", "configs/models/demo"])
     assert demo.exit_code == 0
     assert "ok. LlamaForCausalLM, 8 layers, 5.8 M parameters" in demo.stdout
+    assert demo.stdout.endswith("say otherwise: temperature 0.7, top_p 0.95\n")
     split = runner.invoke(app, ["check", "configs/models/demo", "--tensor-ranks", "7"])
     assert split.exit_code == 2
     assert "cannot be split over 7 ranks" in split.output

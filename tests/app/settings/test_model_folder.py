@@ -15,6 +15,7 @@ from app.settings.model_folder import (
     model_description,
     model_folder,
     pin_models,
+    sampling_defaults,
     vocabulary,
 )
 
@@ -125,3 +126,42 @@ def test_the_longest_contexts_are_served_on_demand(tmp_path: Path) -> None:
     assert resolve(parse({"model": model})).stage.max_model_len == 1 << 20
     whole = {**model, "max_model_len": 10 << 20}
     assert resolve(parse({"model": whole})).stage.max_model_len == 10 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (None, {}),
+        ({"eos_token_id": 2, "max_new_tokens": 9, "do_sample": True}, {}),
+        ({"temperature": None, "top_k": 20}, {"top_k": 20}),
+        (
+            {"repetition_penalty": 1.05, "top_k": 20, "temperature": 1, "min_p": 0.1, "top_p": 0.8},
+            {
+                "temperature": 1, "top_p": 0.8, "top_k": 20, "min_p": 0.1,
+                "repetition_penalty": 1.05,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_sampling_is_recommended_by_the_folder(
+    tmp_path: Path, said: dict[str, float] | None, found: dict[str, float]
+) -> None:
+    if said is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert sampling_defaults(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"temperature": "hot"}', r"config\.json: temperature 'hot': .*sampling_defaults: openai"),
+        ('{"top_p": 1.5}', r"generation_config\.json: top_p 1\.5: "),
+        ("{", r"generation_config\.json is not readable JSON"),
+    ],
+)
+def test_what_no_request_may_have_is_not_recommended(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(SettingsError, match=rf"^model\.path: .*{message}"):
+        sampling_defaults(tmp_path)

@@ -16,6 +16,7 @@ from app.api.http.options import ApiOptions
 from app.api.schema.chat import ChatRequest
 from app.api.schema.completions import CompletionRequest
 from app.api.schema.other import EmbeddingRequest
+from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -145,6 +146,26 @@ async def test_unseeded_requests_differ_and_temperature_is_one(server: Server) -
     first, second = server.engine.seen
     assert first.sampling.temperature == 1.0
     assert first.sampling.seed != second.sampling.seed
+
+
+async def test_what_a_request_does_not_say_is_sampled_as_the_model_recommends(
+    server: Server, text: TextProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recommended = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    monkeypatch.setattr(text, "sampling_defaults", recommended)
+    for given, wanted in (
+        ({}, (0.7, 0.8, 20, 1.05)),
+        ({"temperature": 1.0, "top_k": 0, "repetition_penalty": 1.0}, (1.0, 0.8, 0, 1.0)),
+        ({"temperature": 0.0}, (0.0, 1.0, 0, 1.05)),
+    ):
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 1, **given}
+        assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+        found = server.engine.seen[-1].sampling
+        sampled = (found.temperature, found.top_p, found.top_k, found.repetition_penalty)
+        assert sampled == wanted
+    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 1, "top_p": 0.5}
+    answer = (await server.http.post("/v1/responses", json=body)).json()
+    assert (answer["temperature"], answer["top_p"]) == (0.7, 0.5)
 
 
 async def test_stop_string_across_tokens(server: Server) -> None:
