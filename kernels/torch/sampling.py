@@ -102,7 +102,9 @@ def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -
     scores_SV = _scores(logits_SV, rows, warm, 0)
     top_k_S1, top_p_S1, min_p_S1 = column(rows.top_k_S), column(rows.top_p_S), column(rows.min_p_S)
     if bool(((top_k_S1 > 0) | (top_p_S1 < 1) | (min_p_S1 > 0)).any()):
-        scaled_SV = logits_SV / column(rows.temperature_S)
+        # From the highest down: nothing overflows, however low the temperature.
+        scaled_SV = logits_SV - logits_SV.amax(dim=-1, keepdim=True)
+        scaled_SV /= column(rows.temperature_S)
         kept_SV = kept_probabilities(scaled_SV, top_k_S1, top_p_S1, min_p_S1)
         scores_SV.masked_fill_(kept_SV == 0, float("-inf"))
     return scores_SV.argmax(dim=-1)

@@ -27,7 +27,7 @@ def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> SamplingRo
         return rng.choice(choices, count).astype(dtype)
 
     return SamplingRows(
-        temperature_S=pick([0, 0.5, 1, 1.7], np.float32),
+        temperature_S=pick([0, 1e-38, 0.5, 1, 1.7], np.float32),
         top_k_S=pick([0, 1, 3, 40, vocabulary, 2 * vocabulary], np.int32),
         top_p_S=pick([1, 0.999, 0.9, 0.3, 0.01, 0], np.float32),
         min_p_S=pick([0, 0, 0.1, 0.5], np.float32),
