@@ -132,10 +132,11 @@ class CpuStack:
         ]
         self._dtype = linears[0][0].dtype
         self._hidden = linears[0][0].in_features
+        inner = linears[0][3].in_features  # one for all, like the other sizes
         wide = [
             is_wide
             for w, four in zip(layers, linears, strict=True)
-            for is_wide in _check_layer(w, four, shape, form, self._dtype, self._hidden)
+            for is_wide in _check_layer(w, four, shape, form, self._dtype, self._hidden, inner)
         ]
         if any(wide) and (not all(wide) or form.norm == "layer"):
             raise ValueError(f"norms of float32 and of {self._dtype}, or layer norms of float32")
@@ -276,12 +277,12 @@ def _check_layer(
     form: LayerForm,
     dtype: torch.dtype,
     hidden: int,
+    inner: int,
 ) -> list[bool]:
     """Which of the layer's norms are wider than dtype."""
     qkv, out, gate_up, down = linears
     attended = shape.num_heads * shape.head_dim
     qkv_width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    inner = down.in_features
     sizes = (
         ("qkv", qkv, hidden, qkv_width),
         ("out", out, attended, hidden),

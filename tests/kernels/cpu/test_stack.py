@@ -226,3 +226,8 @@ def test_what_does_not_fit_is_refused() -> None:
     wrong = replace(layers[0], q_norm_D=torch.ones(8, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="q_norm_D"):
         BACKEND.decoder_stack([wrong], caches, rotation(16, 16), shape, LayerForm(EPS))
+    wider = make_layers(64, 128, shape, torch.bfloat16, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gate_up is 256 x 64, not 192 x 64"):
+        BACKEND.decoder_stack(
+            layers + wider, [*caches, *caches], rotation(16, 16), shape, LayerForm(EPS)
+        )
