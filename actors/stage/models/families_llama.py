@@ -181,6 +181,7 @@ _GLM = {
     "head_dim": 128,
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
+    "rms_norm_eps": 1.5625e-7,
 }
 _FUSED_MLP = Names(gate=None, gate_up="mlp.gate_up_proj")
 
@@ -198,6 +199,7 @@ FAMILIES: dict[str, Family] = {
             "original_max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
         },
+        rotates_part=True,
     ),
     "Olmo2ForCausalLM": Family(
         olmo2,
@@ -219,7 +221,7 @@ FAMILIES: dict[str, Family] = {
             "tie_word_embeddings": True,
         },
     ),
-    "GlmForCausalLM": Family(glm, _FUSED_MLP, {**_GLM, "rms_norm_eps": 1.5625e-7}),
+    "GlmForCausalLM": Family(glm, _FUSED_MLP, _GLM, rotates_part=True),
     "Glm4ForCausalLM": Family(
         glm,
         replace(
@@ -227,7 +229,8 @@ FAMILIES: dict[str, Family] = {
             attention_out_norm="post_self_attn_layernorm",
             mlp_out_norm="post_mlp_layernorm",
         ),
-        {**_GLM, "rms_norm_eps": 1.5625e-7},
+        _GLM,
+        rotates_part=True,
     ),
     "InternLM2ForCausalLM": Family(
         internlm2,

@@ -23,6 +23,7 @@ class Family:
     defaults: values of keys that config.json may omit.
     renamed: the family's names of keys that Llama has too.
     ropes_by_layer_type: `rope_parameters` are grouped by layer type ("full_attention", ...).
+    rotates_part: `partial_rotary_factor` counts; other families' implementations ignore it.
     inner: key of the decoder's part of config.json, for models with other parts too.
     """
 
@@ -31,6 +32,7 @@ class Family:
     defaults: JsonObject = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ropes_by_layer_type: bool = False
+    rotates_part: bool = False
     inner: str = ""
 
 

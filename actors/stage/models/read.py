@@ -81,7 +81,7 @@ def load_config(
     keys = Keys(raw, family.defaults, family.renamed)
     try:
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
-        _check(config, keys)
+        _check(config, keys, family)
         if refuse_unknown:
             _refuse(_unknown(config, keys), ignored_keys, name)
     except KeyError as missing:
@@ -143,13 +143,19 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
     )
 
 
-def _check(config: DecoderConfig, keys: Keys) -> None:
+def _check(config: DecoderConfig, keys: Keys, family: Family) -> None:
     if config.inner_size <= 0:
         keys.size("intermediate_size")  # raises if it is absent
     if config.num_heads % config.num_kv_heads:
         raise ValueError(
             f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
         )
+    for rope in config.ropes:
+        if rope.dim not in (0, config.head_dim) and not family.rotates_part:
+            raise ValueError(
+                f"partial_rotary_factor, by which {rope.dim} of {config.head_dim} features are "
+                f"rotated, is not supported for {config.architecture}"
+            )
     stored = config.quantization_config
     if stored is None:
         return

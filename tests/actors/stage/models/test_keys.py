@@ -75,6 +75,25 @@ def test_known_keys_with_other_values_are_refused(
         load_config(_folder(tmp_path, name, **{key: value}))
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("Llama-3.1", {"partial_rotary_factor": 0.5}),
+        ("Qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+        (
+            "Gemma-3-1B",
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+        ),
+    ],
+)
+def test_a_part_of_a_head_is_rotated_only_where_the_family_does(
+    name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Elsewhere transformers rotates all of it, or fails."""
+    with pytest.raises(ModelError, match=r"partial_rotary_factor, .* not supported for [A-Z]"):
+        load_config(_folder(tmp_path, name, **changed))
+
+
 def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     """Neutral values, what all models have in transformers, generation, architecture's defaults."""
     load_config(_folder(tmp_path, "Llama-3.1", clip_qkv=None, some_scale=1.0, use_rope_twice=False))
