@@ -54,6 +54,7 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Gemma 2 with norms of each query and key head instead of soft caps. Window layers, five of
     six, have their own rotation, without scaling in published models."""
+    keys.only("attn_logit_softcapping", None)
     config = gemma2(base, keys)
     given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
     theta = keys.number("rope_local_base_freq")
@@ -70,6 +71,7 @@ def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def gemma3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """The decoder of Gemma 3 with images (4 B and larger); images are refused, and their weights
     not read."""
+    keys.only("final_logit_softcapping", None)
     return gemma3(base, keys)
 
 

@@ -65,6 +65,7 @@ def test_unknown_keys_are_refused_and_may_be_overruled(
         ("Command-R7B", "use_parallel_block", False),
         ("gpt-oss-20b", "experts_per_token", 3),
         ("Gemma-7B", "hidden_act", "silu"),
+        ("Gemma-3-1B", "attn_logit_softcapping", 50.0),
         ("Qwen3-Coder", "use_qk_norm", False),
     ],
 )

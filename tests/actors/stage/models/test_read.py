@@ -77,6 +77,9 @@ def test_the_inner_part_is_checked_like_a_whole_config(tmp_path: Path) -> None:
     write_gemma3_4b(tmp_path, num_experts=4)
     with pytest.raises(ModelError, match="num_experts 4 may change what a model computes"):
         load_config(tmp_path)
+    write_gemma3_4b(tmp_path, final_logit_softcapping=30.0)  # which only the text models have
+    with pytest.raises(ModelError, match=r"final_logit_softcapping 30\.0 is not supported"):
+        load_config(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["Gemma3ForConditionalGeneration"]}')
     with pytest.raises(ModelError, match="lacks the key 'text_config'"):
         load_config(tmp_path)
