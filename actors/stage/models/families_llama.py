@@ -296,6 +296,7 @@ FAMILIES: dict[str, Family] = {
                 "mlp.experts.down_proj",
                 as_inputs=True,
                 alternates=True,
+                quant_methods=("mxfp4",),
             ),
         ),
         {

@@ -10,13 +10,14 @@ class StackedNames:
     """All experts of a layer in two tensors, named whole, read by `weights/stacked.py`.
 
     as_inputs: stored as (expert, in, out) features, else as (expert, out, in). alternates: rows of
-    gate and up alternate, else all of gate is above all of up.
+    gate and up alternate, else all of gate is above all of up. quant_methods: of quantized folders.
     """
 
     gate_up: str
     down: str
     as_inputs: bool = False
     alternates: bool = False
+    quant_methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

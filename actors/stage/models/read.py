@@ -31,8 +31,6 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
 IGNORED = "model.ignore_config_keys"  # the setting
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
-# Quantization methods of families with stacked experts.
-STACKED_METHODS = ("mxfp4",)
 
 _OF_WHOLE_MODEL = (
     "compression_config", "dtype", "torch_dtype", "eos_token_id", "quantization_config",
@@ -162,7 +160,13 @@ def _check(config: DecoderConfig, keys: Keys, family: Family) -> None:
     if not isinstance(stored, dict) or stored.get("quant_method") is None:
         raise ValueError(f"{config.quantization_key} lacks the key 'quant_method'")
     method = stored["quant_method"]
-    known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
+    stacked = config.names.stacked
+    known = QUANT_METHODS if stacked is None else stacked.quant_methods
+    if not known:
+        raise ValueError(
+            f"quant_method {method!r}: quantized folders of {config.architecture} are not "
+            "supported; float ones are, and model.quantization rounds them at load"
+        )
     if method not in known:
         raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
 

@@ -38,8 +38,8 @@ def stacked_shapes(config: DecoderConfig, names: StackedNames) -> dict[str, tupl
 class StackedExperts:
     """A `WeightSource` that presents each expert's gate, up and down projection separately.
 
-    config: `quantization_config` of config.json. Raises ModelError for an unknown key, ValueError
-    for names of a family that does not stack its experts.
+    config: `quantization_config` of config.json. Raises ModelError for an unknown key, or where
+    nothing is quantized, ValueError for names of a family that does not stack its experts.
     """
 
     def __init__(
@@ -55,6 +55,10 @@ class StackedExperts:
             if key not in _KNOWN and value:
                 where = f"{checkpoint.folder / 'config.json'}: quantization_config"
                 raise ModelError(f"{where}: {key} is not supported (it is {str(value)[:80]})")
+        has_blocks = any(name.endswith("_blocks") for name in checkpoint.names)
+        if config and not has_blocks and not config.get("dequantize"):
+            file, method = checkpoint.folder / "config.json", config.get("quant_method")
+            raise ModelError(f"{file} says {method}, but no expert is quantized")
         self._checkpoint = checkpoint
         self._stacked = names.stacked
         expert = re.escape(names.expert).replace(r"\{\}", r"(\d+)")

@@ -80,10 +80,21 @@ def test_what_is_not_known_is_refused(tmp_path: Path, change: dict[str, Any], me
         check_folder(tmp_path)
 
 
-def test_mxfp4_of_another_family_is_refused(tmp_path: Path) -> None:
-    folder = tiny_models.write(tmp_path, "llama")
+@pytest.mark.parametrize(
+    ("variant", "method", "message"),
+    [
+        ("llama", "mxfp4", "quant_method 'mxfp4' is not supported"),
+        ("llama4", "mxfp4", "quantized folders of Llama4ForCausalLM are not supported; float"),
+        ("granite-moe", "compressed-tensors", "quantized folders of GraniteMoeForCausalLM are not"),
+        ("gpt-oss", "mxfp4", r"config\.json says mxfp4, but no expert is quantized"),
+    ],
+)
+def test_what_a_family_is_not_stored_in_is_refused(
+    tmp_path: Path, variant: str, method: str, message: str
+) -> None:
+    folder = tiny_models.write(tmp_path, variant)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
+    config["quantization_config"] = {"quant_method": method}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="quant_method 'mxfp4' is not supported"):
+    with pytest.raises(ModelError, match=message):
         check_folder(folder)
