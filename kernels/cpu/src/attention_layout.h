@@ -79,7 +79,7 @@ struct KvLayout {
   }
 };
 
-// One hybrid batch: kernels.interface.Batch, field by field in kernels/cpu/library.py.
+// One hybrid batch: kernels.interface.Batch, field by field in kernels/cpu/stack.py.
 struct BatchView {
   const int32_t* positions;
   const int32_t* query_starts;
