@@ -86,26 +86,27 @@ class ApiKeyError(ValueError):
 
 
 def read_key(written: str) -> str:
-    """The key, from a variable or a file if it names one; raises ApiKeyError."""
+    """The key, from a variable or a file if it names one, without spaces around it. Raises
+    ApiKeyError, also where nothing is left."""
     kind, _, name = written.partition(":")
     if kind == "env":
         key = os.environ.get(name, "").strip()
     elif kind == "file":
         try:
-            key = Path(name).expanduser().read_text().strip()
+            key = Path(name).expanduser().read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ApiKeyError(f"api.api_keys: {written}: {reason}") from error
     else:
-        return written
+        key = written.strip()
     if not key:
-        raise ApiKeyError(f"api.api_keys: {written}: it holds no key")
+        raise ApiKeyError(f"api.api_keys: {written.strip() or repr(written)}: it holds no key")
     return key
 
 
 def shown_key(written: str) -> str:
     """What messages call a key of the settings: where it is, else its digest's beginning."""
-    return written if written.startswith(("env:", "file:")) else _named(_digest(written))
+    return written if written.startswith(("env:", "file:")) else _named(_digest(written.strip()))
 
 
 def _digest(key: str) -> bytes:
@@ -137,12 +138,13 @@ class KeyRing:
     def admit(self, authorization: bytes | None) -> Allowance:
         """The allowance of the key in an Authorization header; raises 401 or 429."""
         scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        key = key.strip()
+        digest = hashlib.sha256(key).digest()
         found: Allowance | None = None
         for known, allowance in self._allowances:
             if hmac.compare_digest(known, digest):
                 found = allowance
-        if found is None or scheme.lower() != b"bearer":
+        if found is None or not key or scheme.lower() != b"bearer":
             raise ApiError(
                 401,
                 "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",

@@ -119,6 +119,8 @@ class ApiOptions:
     )
 
     def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.api_keys):
+            raise ValueError("api_keys: one is empty, and would admit whoever sends none")
         for host in self.allowed_hosts:
             if host != "*" and not _is_host(host):
                 raise ValueError(

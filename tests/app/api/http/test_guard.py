@@ -13,7 +13,7 @@ import pytest
 from app.api.application import build_api
 from app.api.context import Context
 from app.api.http.errors import ApiError
-from app.api.http.keys import KeyRing, TokenBucket
+from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
 from app.settings.load import parse
@@ -129,6 +129,19 @@ def test_key_ring_compares_whole_keys() -> None:
         with pytest.raises(ApiError) as caught:
             ring.admit(wrong)
         assert caught.value.status == 401
+
+
+def test_an_empty_key_admits_nobody_and_spaces_around_one_do_not_count() -> None:
+    for empty in ("", "  "):
+        with pytest.raises(SettingsError, match=r"^api: api_keys: one is empty"):
+            parse({"model": {"path": "none"}, "api": {"api_keys": {empty: {"admin": True}}}})
+        with pytest.raises(ApiKeyError, match=r"^api\.api_keys: .*: it holds no key"):
+            read_key(empty)
+    ring = KeyRing({" sesame ": KeyLimits(admin=True)})
+    assert ring.admit(b"Bearer sesame").is_admin
+    for header in ({b"authorization": b"Bearer "}, {b"x-api-key": b""}):
+        with pytest.raises(ApiError):
+            ring.admit(given_key(header))
 
 
 @pytest.mark.parametrize(
