@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
+from actors.stage.memory import CGROUPS, OWN_CGROUPS, control_groups
 from actors.stage.spec import StageInfo, StageSpec
 from actors.transport.pipeline import StageHandles
 from actors.transport.running_time import running_timeout
@@ -73,19 +74,18 @@ def threads_per_rank(config: EngineConfig) -> int:
     return max(1, cores // (config.stage.num_stages * config.stage.tensor_ranks))
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float:
     """Cores that this process's control groups allow (a container's CPU limit); infinite without a
     limit. More threads would only wait for each other."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
-    except OSError:
-        return math.inf
-    folder, allowed = root / own, math.inf
-    for group in (folder, *folder.parents):
-        if group.is_relative_to(root):
-            with suppress(OSError, ValueError):  # no such file, or "max"
-                quota, period = (group / "cpu.max").read_text().split()
-                allowed = min(allowed, int(quota) / int(period))
+    allowed = math.inf
+    for group in control_groups("cpu", root, own):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = (group / "cpu.max").read_text().split()
+            allowed = min(allowed, int(quota) / int(period))
+        with suppress(OSError, ValueError):  # version 1, where -1 is no limit
+            if (quota_us := int((group / "cpu.cfs_quota_us").read_text())) > 0:
+                period_us = int((group / "cpu.cfs_period_us").read_text())
+                allowed = min(allowed, quota_us / period_us)
     return allowed
 
 

@@ -34,12 +34,45 @@ def settings(num_stages: int, tensor_ranks: int, **changes: Any) -> EngineConfig
     return replace(EngineConfig(spec, SchedulerConfig(num_blocks=8)), **changes)
 
 
-def test_the_least_quota_of_the_groups_above_counts(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) == math.inf
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert cpu_quota(tmp_path) == 2.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path) == math.inf
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/", {}, math.inf),
+        ("0::/", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "400000 100000"}, 1.5),
+        ("0::/host/only", {"cpu.max": "50000 100000"}, 0.5),  # which a container does not see
+        (
+            "1:cpu,cpuacct:/job/step",
+            {
+                "cpu/job/cpu.cfs_quota_us": "300000",
+                "cpu/job/cpu.cfs_period_us": "100000",
+                "cpu/job/step/cpu.cfs_quota_us": "-1",
+                "cpu/job/step/cpu.cfs_period_us": "100000",
+                "cpu/other/cpu.cfs_quota_us": "100000",
+                "cpu/other/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        (  # version 2 beside version 1
+            "4:memory:/job\n2:cpu:/job\n0::/job",
+            {
+                "cpu/job/cpu.cfs_quota_us": "200000",
+                "cpu/job/cpu.cfs_period_us": "100000",
+                "unified/job/cpu.max": "max 100000",
+            },
+            2.0,
+        ),
+    ],
+)
+def test_the_least_quota_of_the_groups_above_counts(
+    tmp_path: Path, own: str, files: dict[str, str], cores: float
+) -> None:
+    (tmp_path / "own").write_text(own + "\n")
+    for name, content in files.items():
+        (file := tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content + "\n")
+    assert cpu_quota(tmp_path / "groups", tmp_path / "own") == cores
 
 
 def test_a_stage_never_leaves_its_node() -> None:
