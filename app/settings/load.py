@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from actors.engine.config import GIB, EngineConfig, KVMemory
@@ -27,6 +26,7 @@ from app.settings.model_folder import (
     hub_name,
     model_description,
     model_folder,
+    read_cost_model,
     vocabulary,
 )
 from app.settings.schema import (
@@ -34,6 +34,7 @@ from app.settings.schema import (
     ModelSettings,
     ParallelSettings,
     Settings,
+    fields_of,
 )
 
 logger = logging.getLogger("legato.settings")
@@ -42,6 +43,21 @@ logger = logging.getLogger("legato.settings")
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
 _CONSTANT_BUDGETS = ("fixed", "throttled")
+# A setting that is not at its default, and what it has no effect without, or with a value of.
+_WITHOUT = (
+    ("kv.disk_cache_path", "kv.disk_cache_gib"),
+    ("kv.shared_cache_path", "kv.shared_cache_gib"),
+    ("kv.direct_gib", "kv.shared_cache_gib"),
+    ("telemetry.events", "telemetry.directory"),
+    ("telemetry.events_gib", "telemetry.events"),
+)
+_WITH = (
+    ("kv.host_cache_gib", "kv.prefix_cache", False),
+    ("kv.disk_cache_gib", "kv.prefix_cache", False),
+    ("kv.shared_cache_gib", "kv.prefix_cache", False),
+    ("kv.swap_gib", "scheduling.swap", "never"),
+    ("model.seed", "model.load_format", "auto"),
+)
 
 
 def parse(args: Mapping[str, Any]) -> Settings:
@@ -58,6 +74,7 @@ def resolve(settings: Settings) -> EngineConfig:
 
     Raises SettingsError naming an invalid setting.
     """
+    _check_effects(settings)
     if settings.parallel.device == "auto":  # not yet decided (`app.main.build_app`)
         parallel = settings.parallel.model_copy(update={"device": "cpu"})
         settings = settings.model_copy(update={"parallel": parallel})
@@ -65,8 +82,6 @@ def resolve(settings: Settings) -> EngineConfig:
     _check_way(settings.fleet, kv)
     config = model_description(settings.model.path)
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
-    if settings.telemetry.events and settings.telemetry.directory is None:
-        raise SettingsError("telemetry.events: has no effect without `telemetry.directory`")
     if scheduler.draft_model is not None:
         _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
@@ -85,7 +100,7 @@ def resolve(settings: Settings) -> EngineConfig:
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=_kv_memory(kv, fraction, scheduler.prefix_cache, settings.fleet),
+        kv=_kv_memory(kv, fraction, settings.fleet),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
@@ -167,30 +182,32 @@ def _check_draft_model(settings: Settings, config: DecoderConfig) -> None:
         raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
 
 
-def _kv_memory(
-    kv: KVSettings, fraction: float, prefix_cache: bool, fleet: FleetSettings | None
-) -> KVMemory:
-    """Raises SettingsError for a key of the second tier that has no effect."""
-    path = None
-    if kv.disk_cache_path is not None:
-        if not kv.disk_cache_gib:
-            raise SettingsError("kv.disk_cache_path: has no effect without `kv.disk_cache_gib`")
-        path = str(Path(kv.disk_cache_path).expanduser().absolute())
-    shared = None
-    if kv.shared_cache_path is not None:
-        if not kv.shared_cache_gib:
-            raise SettingsError("kv.shared_cache_path: has no effect without `kv.shared_cache_gib`")
-        shared = str(Path(kv.shared_cache_path).expanduser().absolute())
-    for key in ("host_cache_gib", "disk_cache_gib", "shared_cache_gib"):
-        if getattr(kv, key) and not prefix_cache:
-            raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
-    if kv.direct_gib and not kv.shared_cache_gib:
-        raise SettingsError("kv.direct_gib: has no effect without `kv.shared_cache_gib`")
+def _kv_memory(kv: KVSettings, fraction: float, fleet: FleetSettings | None) -> KVMemory:
+    paths = (kv.disk_cache_path, kv.shared_cache_path)
+    disk, shared = (path and str(Path(path).expanduser().absolute()) for path in paths)
     between_nodes = False if fleet is None else fleet.listens_for_nodes
     return KVMemory(
-        kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path,
+        kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, disk,
         kv.shared_cache_gib, shared, between_nodes, kv.direct_gib,
     )  # fmt: skip
+
+
+def _check_effects(settings: Settings) -> None:
+    """Raises SettingsError for a setting that another one leaves without effect."""
+
+    def value(key: str, default: bool = False) -> Any:
+        section = getattr(settings, key.partition(".")[0])
+        name = key.partition(".")[2]
+        return fields_of(type(section))[name].default if default else getattr(section, name)
+
+    for key, other in _WITHOUT:
+        if value(key) != value(key, default=True) and not value(other):
+            raise SettingsError(f"{key}: has no effect without `{other}`")
+    for key, other, off in _WITH:
+        if value(key) != value(key, default=True) and value(other) == off:
+            raise SettingsError(f"{key}: has no effect with `{other}: {str(off).lower()}`")
+    if settings.kv.memory_fraction is not None and settings.kv.memory_gib is not None:
+        raise SettingsError("kv.memory_fraction: has no effect with `kv.memory_gib`")
 
 
 def _check_predictions(settings: Settings, scheduler: SchedulerConfig) -> None:
@@ -296,18 +313,3 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     except ConfigError as error:
         raise SettingsError(in_section(str(error))) from error
     return scheduler
-
-
-def read_cost_model(path: str) -> dict[str, Any]:
-    """A fitted cost model's numbers (JSON or YAML)."""
-    try:
-        loaded = yaml.safe_load(locate(path).read_text())
-    except OSError as error:
-        raise SettingsError(f"scheduling.cost_model: {path}: {error.strerror}") from error
-    except ValueError as error:  # not text
-        raise SettingsError(f"scheduling.cost_model: {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"scheduling.cost_model: {path} is not YAML: {error}") from error
-    if not isinstance(loaded, dict):
-        raise SettingsError(f"scheduling.cost_model: {path} is not a mapping")
-    return loaded

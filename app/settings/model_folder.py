@@ -1,4 +1,4 @@
-"""Files of a model's folder that settings are checked against."""
+"""Files that settings name: those of a model's folder, chat templates, cost models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from actors.calibration.cache import cache_folder
 from actors.stage.hub_folder import HubModel, all_files, parse_hub_name, pin, small_files
@@ -117,6 +119,21 @@ def sampling_defaults(folder: str | Path) -> dict[str, float]:
             "(`model.sampling_defaults: openai` leaves the file's recommendations out)"
         ) from error
     return {key: value for key in DEFAULTS if (value := getattr(found, key)) is not None}
+
+
+def read_cost_model(path: str) -> dict[str, Any]:
+    """A fitted cost model's numbers (JSON or YAML)."""
+    try:
+        loaded = yaml.safe_load(locate(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"scheduling.cost_model: {path}: {error.strerror}") from error
+    except ValueError as error:  # not text
+        raise SettingsError(f"scheduling.cost_model: {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"scheduling.cost_model: {path} is not YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"scheduling.cost_model: {path} is not a mapping")
+    return loaded
 
 
 def _neither(path: str, key: str, error: ValueError) -> SettingsError:

@@ -31,7 +31,7 @@ from app.bench.engine.stage import BLOCK_SIZE, DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
 from app.paths import locate
-from app.settings.load import read_cost_model
+from app.settings.model_folder import read_cost_model
 
 _PROMPT = 128
 
