@@ -238,7 +238,7 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
     Appends to ends_s when Serve had placed the replicas, and when they answered."""
     from ray import serve as ray_serve
 
-    is_placed = False
+    is_placed = is_told = False
     # One client, because each reads the system's certificates when made, 30 ms of a core.
     with httpx.Client(base_url=address, timeout=2.0, trust_env=False) as client:
         next_s = 0.0
@@ -256,6 +256,9 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
                     trouble = deployment.message or trouble
                 if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
                     return cause_of(trouble)
+                if "to be scheduled" in trouble and not is_told:  # it may wait for ever
+                    is_told = True
+                    console.print(f"Serve: {' '.join(trouble.split())}", markup=False)
             if not is_placed and all(a.deployments for a in applications.values()):
                 is_placed = True
                 ends_s.append(_age_s())

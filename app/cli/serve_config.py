@@ -15,7 +15,7 @@ from actors.engine.config import EngineConfig
 from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
-from app.cli.serve_deployments import check_deployments
+from app.cli.serve_deployments import check_alone, check_deployments, check_sleep
 from app.cli.serve_keys import OURS
 from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
@@ -170,9 +170,9 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
     """
     http = config["http_options"] = dict(config.get("http_options") or {})
     listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
-    _check_sleep(config)
+    check_sleep(config)
     if listening:
-        _check_alone(config)
+        check_alone(config)
         own = parse_each(listening[0])[0].listen_address
         http["host"], http["port"] = host or own[0], port or own[1]
         shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
@@ -252,6 +252,11 @@ def check_gpus(config: dict[str, Any], found: float) -> None:
                 per_rank = 1.0 if parallel.gpus_per_rank is None else parallel.gpus_per_rank
                 ranks = parallel.pipeline_stages * parallel.tensor_ranks
                 total += counts.get(name, 1) * ranks * per_rank
+            elif parallel.gpus_per_rank:
+                raise SettingsError(
+                    f"{entry_of(args, model)}parallel.gpus_per_rank: here engines compute on the "
+                    "CPU, as Ray or torch finds no GPU: leave it out, or set parallel.device: cuda"
+                )
     if total > found:
         raise SettingsError(
             f"the engines need {total:g} GPU{'' if total == 1 else 's'} and this machine has "
@@ -268,44 +273,3 @@ def remove_shares(config: dict[str, Any]) -> None:
                 folders.add(Path(settings.kv.shared_cache_path).expanduser().absolute())
     for folder in folders:
         remove_unheld(shares_root(folder))
-
-
-def _check_sleep(config: dict[str, Any]) -> None:
-    """`fleet.sleeps` and `min_replicas: 0` require each other: fronts wake engines that have
-    ended."""
-    for application in config["applications"]:
-        args = application.get("args") or {}
-        if not is_fleet(args):
-            continue
-        least = {
-            d.get("name"): (d.get("autoscaling_config") or {}).get("min_replicas", 1)
-            for d in application.get("deployments") or []
-        }
-        each = parse_each(args)
-        for group in engine_groups(args):
-            name, fleet = group.deployment, each[group.model].fleet
-            sleeps = fleet is not None and fleet.sleeps
-            if sleeps and least.get(name, 1) != 0:
-                raise SettingsError(
-                    f"fleet.sleeps: needs autoscaling_config.min_replicas: 0 of deployment {name}"
-                )
-            if not sleeps and least.get(name, 1) == 0:
-                raise SettingsError(
-                    f"deployment {name}: min_replicas: 0 needs fleet.sleeps: true, or no request "
-                    "wakes an engine"
-                )
-
-
-def _check_alone(config: dict[str, Any]) -> None:
-    """`listen` requires one application, with one replica or the fronts of a fleet."""
-    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
-    several = any(
-        d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
-    )
-    fleets = all(is_fleet(a.get("args") or {}) for a in config["applications"])
-    if len(config["applications"]) > 1 or (several and not fleets):
-        raise SettingsError(
-            "listen: only for one replica; for several engines behind it, set args.fleet"
-        )
-    if config.get("proxy_location") != "Disabled":
-        raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")

@@ -9,7 +9,7 @@ from typing import Any
 from actors.engine.config import EngineConfig
 from actors.scheduling.build import check_config
 from app.settings.model_folder import SettingsError
-from app.settings.models import engine_groups, is_fleet
+from app.settings.models import engine_groups, is_fleet, parse_each
 
 
 def check_deployments(
@@ -39,3 +39,44 @@ def check_deployments(
             check_config(engine.scheduler.with_changes(changes), is_measured=engine.calibrate)
         except ValueError as error:  # ConfigError is one
             raise SettingsError(f"{where}.user_config.{error}") from error
+
+
+def check_sleep(config: dict[str, Any]) -> None:
+    """`fleet.sleeps` and `min_replicas: 0` require each other: fronts wake engines that have
+    ended."""
+    for application in config["applications"]:
+        args = application.get("args") or {}
+        if not is_fleet(args):
+            continue
+        least = {
+            d.get("name"): (d.get("autoscaling_config") or {}).get("min_replicas", 1)
+            for d in application.get("deployments") or []
+        }
+        each = parse_each(args)
+        for group in engine_groups(args):
+            name, fleet = group.deployment, each[group.model].fleet
+            sleeps = fleet is not None and fleet.sleeps
+            if sleeps and least.get(name, 1) != 0:
+                raise SettingsError(
+                    f"fleet.sleeps: needs autoscaling_config.min_replicas: 0 of deployment {name}"
+                )
+            if not sleeps and least.get(name, 1) == 0:
+                raise SettingsError(
+                    f"deployment {name}: min_replicas: 0 needs fleet.sleeps: true, or no request "
+                    "wakes an engine"
+                )
+
+
+def check_alone(config: dict[str, Any]) -> None:
+    """`listen` requires one application, with one replica or the fronts of a fleet."""
+    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
+    several = any(
+        d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
+    )
+    fleets = all(is_fleet(a.get("args") or {}) for a in config["applications"])
+    if len(config["applications"]) > 1 or (several and not fleets):
+        raise SettingsError(
+            "listen: only for one replica; for several engines behind it, set args.fleet"
+        )
+    if config.get("proxy_location") != "Disabled":
+        raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")

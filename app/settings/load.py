@@ -57,6 +57,7 @@ _WITH = (
     ("kv.shared_cache_gib", "kv.prefix_cache", False),
     ("kv.swap_gib", "scheduling.swap", "never"),
     ("model.seed", "model.load_format", "auto"),
+    ("parallel.gpus_per_rank", "parallel.device", "cpu"),
 )
 
 
@@ -204,7 +205,7 @@ def _check_effects(settings: Settings) -> None:
         if value(key) != value(key, default=True) and not value(other):
             raise SettingsError(f"{key}: has no effect without `{other}`")
     for key, other, off in _WITH:
-        if value(key) != value(key, default=True) and value(other) == off:
+        if value(key) not in (0, value(key, default=True)) and value(other) == off:
             raise SettingsError(f"{key}: has no effect with `{other}: {str(off).lower()}`")
     if settings.kv.memory_fraction is not None and settings.kv.memory_gib is not None:
         raise SettingsError("kv.memory_fraction: has no effect with `kv.memory_gib`")

@@ -78,6 +78,18 @@ def test_engines_that_would_wait_for_a_gpu_are_refused(
         check_gpus(config, 0.0)
 
 
+def test_ranks_on_the_cpu_wait_for_no_gpu(tmp_path: Path) -> None:
+    def parallel(device: str, gpus_per_rank: int) -> dict[str, Any]:
+        return _config(tmp_path, {"parallel": {"device": device, "gpus_per_rank": gpus_per_rank}})
+
+    check_models(parallel("auto", 1))
+    with pytest.raises(SettingsError, match=r"^parallel\.gpus_per_rank: .* finds no GPU"):
+        check_gpus(parallel("auto", 1), 0.0)
+    with pytest.raises(SettingsError, match=r"^parallel\.gpus_per_rank: .* .parallel\.device: cpu"):
+        check_models(parallel("cpu", 1))
+    check_models(parallel("cpu", 0))
+
+
 def test_replicas_that_come_later_need_no_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "cuda_of_torch", lambda: "13.0")
     config = load_config(Path("configs/serve/autoscaled.yaml"))
