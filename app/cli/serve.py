@@ -28,8 +28,10 @@ from app.cli.serve_config import (
     check_gpus,
     check_models,
     download_models,
+    health_paths,
     load_config,
     num_cpus_of,
+    prefix_of,
     remove_shares,
     set_address,
 )
@@ -125,14 +127,14 @@ def _run(
             check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
             if not done.is_set():
                 client = deploy(config)
-            problem = _wait(address, status, done, ends_s)
+            problem = _wait(address, health_paths(config), status, done, ends_s)
         except SettingsError as error:
             problem, code = str(error), WRONG_USAGE
         except KeyboardInterrupt:
             problem = "interrupted"
     guards.append(guard := _guard(ray.get_runtime_context().get_session_name()))
     if problem is None and not done.is_set():
-        show_banner(config, address, ends_s)
+        show_banner(config, address + (prefix_of(config["applications"][0]) or ""), ends_s)
         while asked.get():
             config = deploy_again(client, config, read, num_cpus)
     if problem is not None:
@@ -231,9 +233,11 @@ def _age_s() -> float:
     return time.time() - psutil.Process().create_time()
 
 
-def _wait(address: str, status: Status, done: threading.Event, ends_s: list[float]) -> str | None:
-    """Wait until every application runs and answers on the public address; else the problem, or
-    SettingsError where a setting is at fault.
+def _wait(
+    address: str, paths: Sequence[str], status: Status, done: threading.Event, ends_s: list[float]
+) -> str | None:
+    """Wait until every application runs and these paths answer on the public address; else the
+    problem, or SettingsError where a setting is at fault.
 
     Appends to ends_s when Serve had placed the replicas, and when they answered."""
     from ray import serve as ray_serve
@@ -243,7 +247,7 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
     with httpx.Client(base_url=address, timeout=2.0, trust_env=False) as client:
         next_s = 0.0
         while not done.is_set():
-            answers = _answers(client)
+            answers = all(_answers(client, path) for path in paths)
             if not answers and time.monotonic() < next_s:  # Serve's status takes 40 ms of a core
                 done.wait(0.2)
                 continue
@@ -270,9 +274,9 @@ def _wait(address: str, status: Status, done: threading.Event, ends_s: list[floa
     return "interrupted"
 
 
-def _answers(client: httpx.Client) -> bool:
+def _answers(client: httpx.Client, path: str) -> bool:
     try:
-        response = client.get("/health")
+        response = client.get(path)
     except httpx.HTTPError:
         return False
     # Until HAProxy knows the replicas, a slower Python proxy answers in its place. Of several

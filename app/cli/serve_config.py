@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,18 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
     if listening:
         check_alone(config)
         own = parse_each(listening[0])[0].listen_address
+        for key, value in zip(("host", "port"), own, strict=True):
+            if http.get(key, value) != value:
+                raise SettingsError(
+                    f"http_options.{key}: {http[key]!r} contradicts listen: leave it out"
+                )
         http["host"], http["port"] = host or own[0], port or own[1]
         shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
         listening[0]["listen"] = f"{shown}:{http['port']}"
     elif config.get("proxy_location") == "Disabled":
         raise SettingsError("proxy_location: Disabled leaves no HTTP; set args.listen or HeadOnly")
+    elif all(prefix_of(application) is None for application in config["applications"]):
+        raise SettingsError("route_prefix: null leaves no HTTP; leave it out, or set it to /")
     else:
         http["host"] = host or http.get("host", "127.0.0.1")
         http["port"] = port or http.get("port", 8000)
@@ -189,6 +197,22 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
             api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
             args["api"] = api
     return http["host"], http["port"]
+
+
+def prefix_of(application: Mapping[str, Any]) -> str | None:
+    """What the paths of its routes begin with, "" at the root; None where only handles reach it."""
+    prefix = application.get("route_prefix", "/")
+    return None if prefix is None else str(prefix).rstrip("/")
+
+
+def health_paths(config: Mapping[str, Any]) -> list[str]:
+    """Where Legato's applications, and whichever is at the root, say whether they are ready."""
+    prefixes = [
+        prefix
+        for application in config["applications"]
+        if (prefix := prefix_of(application)) == "" or application["import_path"] == OURS
+    ]
+    return [f"{prefix}/health" for prefix in prefixes if prefix is not None]
 
 
 def check_free(host: str, port: int) -> None:

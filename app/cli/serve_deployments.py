@@ -80,3 +80,6 @@ def check_alone(config: dict[str, Any]) -> None:
         )
     if config.get("proxy_location") != "Disabled":
         raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")
+    if (prefix := config["applications"][0].get("route_prefix", "/")) != "/":
+        shown = "null" if prefix is None else prefix
+        raise SettingsError(f"route_prefix: {shown} has no effect with listen; leave it out")

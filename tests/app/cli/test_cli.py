@@ -82,7 +82,7 @@ def test_a_config_is_shown_as_one_that_means_the_same(config: Path, tmp_path: Pa
 def test_it_serves_once_every_model_answers() -> None:
     def answers(status: int, body: dict[str, object]) -> bool:
         transport = httpx.MockTransport(lambda request: httpx.Response(status, json=body))
-        return _answers(httpx.Client(base_url="http://here", transport=transport))
+        return _answers(httpx.Client(base_url="http://here", transport=transport), "/health")
 
     assert answers(200, {"status": "ready"})
     assert answers(200, {"status": "ready", "models": {"a": True, "b": True}})

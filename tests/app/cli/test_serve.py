@@ -29,6 +29,6 @@ def test_a_replica_that_finds_no_room_is_told_of_once(
     monkeypatch.setattr("ray.serve.status", status)
     monkeypatch.setattr("app.cli.serve._STATUS_PERIOD_S", 0.0)
     spinner: Any = SimpleNamespace(update=lambda text: None)
-    assert _wait("http://127.0.0.1:9", spinner, threading.Event(), []) == "it broke"
+    assert _wait("http://127.0.0.1:9", [], spinner, threading.Event(), []) == "it broke"
     said = "Serve: Deployment 'A' has 1 replicas that have taken more than 30s to be scheduled.\n"
     assert capsys.readouterr().err == said

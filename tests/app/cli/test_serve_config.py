@@ -15,6 +15,7 @@ from actors.transport.shares import make_private, shares_root
 from app.cli.serve_config import (
     check_gpus,
     check_models,
+    health_paths,
     load_config,
     num_cpus_of,
     remove_shares,
@@ -113,6 +114,44 @@ def test_a_fleet_that_sleeps_is_one_that_wakes(sleeps: bool, least: int, said: s
         set_address(config, None, None)
     application["args"]["fleet"]["sleeps"] = not sleeps
     set_address(config, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"route_prefix": "/chat"}, "route_prefix: /chat has no effect with listen"),
+        ({"route_prefix": None}, "route_prefix: null has no effect with listen"),
+        ({"host": "0.0.0.0"}, "http_options.host: '0.0.0.0' contradicts listen"),
+        ({"port": 9000}, "http_options.port: 9000 contradicts listen"),
+    ],
+)
+def test_what_a_replica_that_listens_would_not_heed_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    config["http_options"] = {"host": "127.0.0.1", "port": 8000}
+    set_address(config, None, 8100)  # as given to the command, it may differ
+    config = load_config(Path("configs/serve/demo.yaml"))
+    if "route_prefix" in changes:
+        config["applications"][0].update(changes)
+    else:
+        config["http_options"] = changes
+    with pytest.raises(SettingsError, match=f"^{said}"):
+        set_address(config, None, None)
+
+
+def test_behind_a_proxy_each_application_is_asked_where_it_answers() -> None:
+    def application(import_path: str, **prefix: str | None) -> dict[str, Any]:
+        return {"import_path": import_path, "args": {"model": {"path": "none"}}, **prefix}
+
+    ours = "app.main:build_app"
+    mine = [application("mine:app", route_prefix="/mine"), application("mine:app")]
+    chat = [application(ours, route_prefix="/chat"), application(ours, route_prefix=None)]
+    config = {"applications": [*mine, *chat]}
+    assert health_paths(config) == ["/health", "/chat/health"]
+    assert set_address(config, None, None) == ("127.0.0.1", 8000)
+    with pytest.raises(SettingsError, match=r"^route_prefix: null leaves no HTTP"):
+        set_address({"applications": chat[1:]}, None, None)
 
 
 def test_shares_of_killed_engines_are_removed_where_the_config_has_them(tmp_path: Path) -> None:
