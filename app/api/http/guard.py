@@ -159,7 +159,8 @@ class Guard:
         inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
-            self._check_host(headers.get(b"host"), scope)
+            path = scope["path"].removeprefix(scope.get("root_path", ""))  # below a `route_prefix`
+            self._check_host(headers.get(b"host"), path, scope)
             is_preflight = (
                 scope["method"] == "OPTIONS"
                 and bool(origin)
@@ -170,7 +171,7 @@ class Guard:
             if is_preflight:
                 await _allow(headers.get(b"access-control-request-headers"), send_marked)
                 return
-            if self._keys is not None and scope["path"] not in self._public:
+            if self._keys is not None and path not in self._public:
                 allowance = self._keys.admit(given_key(headers))
                 state["allowance"] = allowance
                 state["key_name"] = allowance.name
@@ -192,11 +193,11 @@ class Guard:
             limit = f"{self._options.max_header_bytes} bytes (setting api.max_header_bytes)"
             raise ApiError(431, f"Headers larger than {limit}.")
 
-    def _check_host(self, host: bytes | None, scope: Scope) -> None:
+    def _check_host(self, host: bytes | None, path: str, scope: Scope) -> None:
         """Refuse foreign names, but for probes, which come by any address. HTTP/1.0 needs none:
         health checkers send none, and browsers, whose pages could come by one, always do. Where all
         names are served, proxies may turn such a request into one of HTTP/1.1."""
-        if self._hosts and "*" not in self._hosts and scope["path"] not in _PROBES:
+        if self._hosts and "*" not in self._hosts and path not in _PROBES:
             if host is None and scope.get("http_version") == "1.0":
                 return
             if host is None:

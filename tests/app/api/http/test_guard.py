@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from app.api.application import build_api
 from app.api.context import Context
+from app.api.http.audit import Audit
 from app.api.http.errors import ApiError
+from app.api.http.guard import Guard
 from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
@@ -142,6 +145,22 @@ def test_an_empty_key_admits_nobody_and_spaces_around_one_do_not_count() -> None
     for header in ({b"authorization": b"Bearer "}, {b"x-api-key": b""}):
         with pytest.raises(ApiError):
             ring.admit(given_key(header))
+
+
+async def test_public_paths_and_probes_are_those_below_a_prefix() -> None:
+    options = ApiOptions(api_keys={"sesame": KeyLimits()}, allowed_hosts=("here",))
+    guard = Guard(Response("fine"), options, KeyRing(options.api_keys), Audit())
+    transport = httpx.ASGITransport(guard, root_path="/chat")
+    async with httpx.AsyncClient(transport=transport, base_url="http://here/chat") as client:
+        for path, host, status in (
+            ("/health", "here", 200),
+            ("/health", "10.0.0.7", 200),
+            ("/v1/models", "here", 401),
+            ("/v1/health", "here", 401),
+            ("/", "elsewhere", 403),
+        ):
+            answer = await client.get(path, headers={"host": host})
+            assert answer.status_code == status, path
 
 
 @pytest.mark.parametrize(
