@@ -14,7 +14,13 @@ from typer.core import TyperGroup
 
 class LastingConsole(Console):
     """Says no more once nobody reads it, where rich's own would end the command: a server goes on
-    without `head` or `tee`."""
+    without `head` or `tee`, and drains after its terminal has hung up."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # rich knows broken pipes alone
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

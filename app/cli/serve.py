@@ -71,6 +71,10 @@ def serve(
     again and deployed beside the running one.
     """
 
+    # Until there is something to reload, for which its sender will not have waited. As no process
+    # that is started from here inherits a handler, it ignores nothing in them.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
     def read() -> dict[str, Any]:
         config = load_config(target)
         set_address(config, host, port)
@@ -106,8 +110,7 @@ def _run(
         is_ending.set()
         _stop_at_once(config)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    _end_by(stop)
     signal.signal(signal.SIGUSR1, lambda *_: asked.put(True))
     address = _url(config["http_options"])
     client, code = None, FAILED
@@ -160,6 +163,14 @@ def _run(
         semaphores.remove_orphans()
         remove_shares(config)
     return 0 if problem is None else code
+
+
+def _end_by(stop: Callable[..., None]) -> None:
+    """Call `stop` at a signal that asks to end; the terminal's end does too, unless the server is
+    to outlive it (`nohup`)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 # Waits in a read that returns when the command ends. Ray's agents do not notice that, and a worker

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.cli.serve import _wait
+from app.cli.serve import _end_by, _wait
+
+
+@pytest.mark.parametrize(
+    ("before", "ends"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)], ids=["tty", "nohup"]
+)
+def test_the_end_of_the_terminal_is_one_of_the_server_unless_it_is_to_outlive_it(
+    before: signal.Handlers, ends: bool
+) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    kept = {number: signal.getsignal(number) for number in numbers}
+    stopped = threading.Event()
+    try:
+        signal.signal(signal.SIGHUP, before)
+        _end_by(lambda *_: stopped.set())
+        signal.raise_signal(signal.SIGHUP)
+        assert stopped.is_set() == ends
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+_RELOADED = """
+import os, signal
+from pathlib import Path
+from app.cli import serve
+
+def load_config(target):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    raise serve.SettingsError("read on")
+
+serve.load_config = load_config
+serve.serve(Path("none"))
+"""
+
+
+def test_a_reload_before_there_is_a_server_ends_nothing() -> None:
+    ran = subprocess.run([sys.executable, "-c", _RELOADED], capture_output=True, text=True)
+    assert "error: read on" in ran.stderr
 
 
 @pytest.mark.ray  # whose status is asked
