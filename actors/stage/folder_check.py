@@ -45,15 +45,23 @@ def check_description(spec: StageSpec) -> None:
     _describe(spec, refuse_unknown=False)
 
 
-def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]] = ()) -> None:
+def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]], *, on_cpu: bool) -> None:
     """Check what `check_description` does, and also unknown keys, the weights' names and shapes,
-    and adapters, which are called by their names."""
+    and adapters, which are called by their names; where ranks compute on the CPU, also whether a
+    backend does."""
     import torch
 
+    from actors.stage.loaded_model import choose_backend
     from actors.stage.weights.adapter_folder import read_adapter_config
     from actors.stage.weights.folder import open_folder
+    from kernels.registry import BackendError
 
     config = _describe(spec, refuse_unknown=True)
+    if on_cpu:
+        try:
+            choose_backend(spec, config)
+        except BackendError as error:
+            raise ModelError(str(error)) from error
     if spec.hub_model is None:  # else each rank downloads weights on its own node
         try:
             with open_folder(Path(spec.model_path), config, spec, torch.float32):

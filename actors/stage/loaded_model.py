@@ -72,24 +72,7 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     folder, device = Path(spec.model_path), torch.device(spec.device)
     config = load_config(folder, spec.ignored_config_keys)
     part = split(config, spec)
-    dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-    narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
-    try:
-        backend = resolve_backend(
-            spec.backend, device, dtype, spec.block_size, narrow, config.head_dim
-        )
-    except BackendError as error:
-        key = "kv.dtype" if spec.backend == "auto" and narrow else "parallel.backend"
-        raise BackendError(f"{key}: {error}") from error
-    kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
-    known = ("none", *backend.quantizations)
-    if spec.quantization not in known:
-        raise ModelError(
-            f"model.quantization: backend {backend.name!r} has no {spec.quantization!r}; it has "
-            f"{', '.join(known)}"
-        )
-    if problem := backend.unsupported_quantization(spec.quantization):
-        raise ModelError(f"model.quantization: {problem}")
+    backend, dtype, kv_dtype = choose_backend(spec, config)
     if spec.num_threads and device.type == "cpu":
         backend.set_num_threads(spec.num_threads)
     max_model_len = min(spec.max_model_len, config.max_model_len)
@@ -116,6 +99,32 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
         num_parameters=loader.num_parameters,
         measures_attention=spec.one_launch_attention,
     )
+
+
+def choose_backend(
+    spec: StageSpec, config: DecoderConfig
+) -> tuple[Backend, torch.dtype, torch.dtype]:
+    """The backend that computes this model as specified, and the dtypes of its activations and its
+    KV cache. Raises ModelError, BackendError where none does here, naming the setting."""
+    dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
+    narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
+    try:
+        backend = resolve_backend(
+            spec.backend, spec.device, dtype, spec.block_size, narrow, config.head_dim
+        )
+    except BackendError as error:
+        key = "kv.dtype" if spec.backend == "auto" and narrow else "parallel.backend"
+        raise BackendError(f"{key}: {error}") from error
+    kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
+    known = ("none", *backend.quantizations)
+    if spec.quantization not in known:
+        raise ModelError(
+            f"model.quantization: backend {backend.name!r} has no {spec.quantization!r}; it has "
+            f"{', '.join(known)}"
+        )
+    if problem := backend.unsupported_quantization(spec.quantization):
+        raise ModelError(f"model.quantization: {problem}")
+    return backend, dtype, kv_dtype
 
 
 def _dtype(name: str) -> torch.dtype:

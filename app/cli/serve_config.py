@@ -136,8 +136,22 @@ def _check_files(settings: Settings, resolved: EngineConfig, whole: bool) -> Non
     _check_writable("batches.directory", batches and str(Path(batches).expanduser()))
     _check_writable("telemetry.directory", settings.telemetry.directory)
     check_description(resolved.stage)
+    if (spans_to := settings.telemetry.spans_to) is not None:
+        from app.telemetry.spans import otlp_exporter
+
+        try:
+            otlp_exporter(spans_to).shutdown()
+        except ImportError as error:
+            raise SettingsError(str(error)) from error
     if whole:
-        check_whole(resolved.stage, adapters)
+        import torch
+
+        from app.text.processor import load_tokenizer
+
+        device = settings.parallel.device
+        on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+        check_whole(resolved.stage, adapters, on_cpu=on_cpu)
+        load_tokenizer(resolved.stage.model_path)
 
 
 def _check_writable(key: str, directory: str | None) -> None:

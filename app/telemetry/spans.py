@@ -107,6 +107,6 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ImportError(
-            "telemetry.spans_to needs the package opentelemetry-exporter-otlp-proto-http"
+            "telemetry.spans_to: needs the package opentelemetry-exporter-otlp-proto-http"
         ) from error
     return OTLPSpanExporter(endpoint=endpoint)

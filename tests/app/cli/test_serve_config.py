@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,40 @@ def test_what_takes_seconds_to_check_is_left_to_config_check(tmp_path: Path) -> 
     adapters = {"adapters": {"max_adapters": 1, "paths": {"a": "HERE"}}}
     with pytest.raises(SettingsError, match=r"^adapters.paths.a: .*adapter_config.json is missing"):
         check_models(_config(tmp_path, adapters), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel": {"backend": "triton"}}, "parallel.backend: backend 'triton' runs on cuda"),
+        ({"parallel": {"backend": "flash_attn"}}, "parallel.backend: backend 'flash_attn' runs on"),
+        ({"model": {"quantization": "fp8"}}, "model.quantization: backend '.*' has no 'fp8'"),
+        ({"kv": {"dtype": "fp8"}}, "kv.dtype: "),
+    ],
+)
+def test_what_no_cpu_computes_is_refused_where_the_ranks_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    on = {key: {**changes.get("parallel", {}), "device": key} for key in ("cpu", "cuda")}
+    check_models(_config(tmp_path, {**changes, "parallel": on["cuda"]}), whole=True)
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        check_models(_config(tmp_path, {**changes, "parallel": on["cpu"]}), whole=True)
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    shutil.copytree("configs/models/demo", tmp_path / "model")
+    (tmp_path / "model/tokenizer.json").unlink()
+    with pytest.raises(SettingsError, match=r"^model\.path: .* holds no tokenizer\.json"):
+        check_models(_config(tmp_path, {"model": {"path": "HERE/model"}}), whole=True)
+
+
+def test_spans_that_nothing_exports_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(SettingsError, match=r"^telemetry\.spans_to: needs the package"):
+        check_models(_config(tmp_path, {"telemetry": {"spans_to": "http://127.0.0.1:4318"}}))
 
 
 def test_adapters_of_an_entry_are_checked_there(tmp_path: Path) -> None:
