@@ -175,10 +175,15 @@ def _end_by(stop: Callable[..., None]) -> None:
 
 # Waits in a read that returns when the command ends. Ray's agents do not notice that, and a worker
 # that is just starting, whose command line names the session, notices it after half a minute.
+# Days after the guard began, another process may have the number of one that it knows by then.
 _GUARD = """
 read none
-sleep 5
-kill -9 "$@" 2>/dev/null
+sleep "$GRACE_S"
+for known in "$@"; do
+    stat=$(cat "/proc/${known%:*}/stat" 2>/dev/null) || continue
+    set -- ${stat##*) }
+    [ "${20}" = "${known#*:}" ] && kill -9 "${known%:*}" 2>/dev/null
+done
 for found in $(echo "$SESSION" | grep -lsf - /proc/[0-9]*/cmdline); do
     grep -qs default_worker "$found" || continue  # e.g. a user who reads the session's logs
     pid=${found#/proc/}
@@ -189,13 +194,23 @@ done
 
 def _guard(session: str) -> subprocess.Popen[bytes]:
     """A shell that ends this server's processes if the command is killed. session: Ray's name."""
-    pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
+    known = list[str]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError):  # it has ended
+            known.append(_with_birth(process.pid))
     return subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "guard", *pids],
+        ["/bin/sh", "-c", _GUARD, "guard", *known],
         stdin=subprocess.PIPE,
-        env={**os.environ, "SESSION": session},
+        env={**os.environ, "SESSION": session, "GRACE_S": "5"},
         start_new_session=True,  # Ctrl-C in a terminal must reach only the command
     )
+
+
+def _with_birth(pid: int) -> str:
+    """The number of a process and when it began, in clock ticks since the machine did: field 22 of
+    its `stat`, whose second may hold spaces and parentheses."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
 
 
 def _end_with_ray(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.serve import _end_by, _wait
+from app.cli.serve import _GUARD, _end_by, _wait, _with_birth
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,22 @@ def test_the_end_of_the_terminal_is_one_of_the_server_unless_it_is_to_outlive_it
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def test_the_guard_ends_no_process_that_has_the_number_of_another() -> None:
+    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with (
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as own,
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as other,
+    ):
+        gone = f"{other.pid}:{int(_with_birth(other.pid).partition(':')[2]) - 1}"
+        subprocess.run(
+            ["/bin/sh", "-c", _GUARD, "guard", gone, "4194304:1", _with_birth(own.pid)],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "SESSION": "session_of_none", "GRACE_S": "0"},
+        )
+        assert own.wait() == -signal.SIGKILL
+        assert other.poll() is None
 
 
 _RELOADED = """
