@@ -19,6 +19,7 @@ from actors.scheduling.setting import Setting, fits, in_words, setting
 DEFAULT_TOKEN_BUDGET = 512
 _HAND_OVER: Mapping[str, Any] = {"hands_over": True, "most_saved": 16, "last_chunk": 64}
 DEFAULT_MAX_DRAFTS = 8
+_MOST_TOKENS = 1 << 20  # of a step: each size is looked at before the first one
 DEFAULT_DELIVERY_S = 0.003
 _SLO: Mapping[str, Any] = {"section": "slo", "milliseconds": True, "live": True}
 
@@ -73,7 +74,9 @@ class SchedulerConfig:
         choices=("never", "always", "auto"),
     )
 
-    max_requests: int = setting(128, "Most requests running at once.", live=True, at_least=1)
+    max_requests: int = setting(
+        128, "Most requests running at once.", live=True, at_least=1, at_most=1 << 16
+    )
     request_slots: int | None = setting(
         None, "What the stages were built for; null: `max_requests`.", hidden=True, at_least=1
     )
@@ -81,7 +84,7 @@ class SchedulerConfig:
         4096, "Longest prompt plus output, in tokens.", hidden=True, at_least=2
     )
     max_step_tokens: int = setting(
-        8192, "Tokens per step that the stages' buffers hold.", at_least=1
+        8192, "Tokens per step that the stages' buffers hold.", at_least=1, at_most=_MOST_TOKENS
     )
 
     num_stages: int = setting(1, "Pipeline stages.", hidden=True, at_least=1)
@@ -157,6 +160,7 @@ class SchedulerConfig:
         f"{DEFAULT_TOKEN_BUDGET}.",
         live=True,
         at_least=1,
+        at_most=_MOST_TOKENS,
     )
     tile: int = setting(
         1, "Steps with prefill are rounded to multiples of this.", live=True, at_least=1

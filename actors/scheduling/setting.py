@@ -18,7 +18,7 @@ class Setting:
     milliseconds: the YAML value is in ms, as its name says; the field holds seconds.
     file: the YAML names a file; the field holds its content.
     live: it may change while the engine runs.
-    at_least, above, below, choices: allowed values, besides null.
+    at_least, at_most, above, below, choices: allowed values, besides null.
     """
 
     description: str
@@ -29,6 +29,7 @@ class Setting:
     milliseconds: bool = False
     file: bool = False
     at_least: float | None = None
+    at_most: float | None = None
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
@@ -58,6 +59,8 @@ class Setting:
         shown = f"{1000 * value:g}" if self.milliseconds else repr(value)
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least}, not {shown}"
+        if self.at_most is not None and not value <= self.at_most:
+            return f"must be at most {self.at_most}, not {shown}"
         if self.above is not None and not value > self.above:
             return f"must be above {self.above}, not {shown}"
         if self.below is not None and not value < self.below:

@@ -172,7 +172,7 @@ def _type(field: FieldInfo) -> str:
     """The type in words, with its bounds."""
     words = {"ge": "at least", "gt": "above", "lt": "below", "le": "at most"}
     bounds = [
-        f", {word} {getattr(bound, name):g}"
+        f", {word} {getattr(bound, name):.9g}"
         for bound in field.metadata
         for name, word in words.items()
         if hasattr(bound, name)

@@ -12,7 +12,7 @@ from app.api.schema.common import ServedName
 class AdapterSettings(BaseModel):
     """LoRA adapters, each a model of its own name; more are loaded and unloaded live."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     max_adapters: int = Field(ge=1, le=1024, description="Slots: adapters loaded at a time.")
     max_rank: int = Field(16, ge=1, le=1024, description="Memory of a slot is kept for this rank.")

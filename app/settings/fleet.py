@@ -15,7 +15,7 @@ from actors.fleet.snapshot import Role
 class FleetSettings(BaseModel):
     """Several engines behind fronts: the deployments `Front` and `Engine`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     routing: str = Field(
         "slack",

@@ -22,7 +22,7 @@ from app.settings.fleet import FleetSettings
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSettings(_Section):
@@ -143,6 +143,7 @@ def _declared(section: str) -> Callable[[type[_AnySection]], type[_AnySection]]:
             **default,
             description=setting.description,
             ge=setting.at_least,
+            le=setting.at_most,
             gt=setting.above,
             lt=setting.below,
             json_schema_extra={"live": setting.live},

@@ -16,20 +16,17 @@ LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _NAME: Final = re.compile(r"[^\s/?#@:\[\]]+")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 # Read as a part of the YAML's settings, where an unknown key is an error.
-_SECTION: Final = ConfigDict(extra="forbid")
+_SECTION: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, config=_SECTION)
 class KeyLimits:
     """The limits of one API key."""
 
-    requests_per_minute: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Absent: no limit."
-    )
+    requests_per_minute: float | None = Field(default=None, gt=0, description="Absent: no limit.")
     tokens_per_minute: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Prompt and completion together; absent: no limit.",
     )
     admin: bool = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,20 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
             {"model": {"path": DEMO, "seed": 7}},
             "model.seed: has no effect with `model.load_format: auto`",
         ),
+        ({"parallel": {"cpus_per_rank": math.inf}}, "parallel.cpus_per_rank: "),
+        ({"kv": {"swap_gib": math.inf}}, "kv.swap_gib: "),
+        ({"kv": {"memory_gib": math.nan}}, "kv.memory_gib: "),
+        ({"engine": {"step_deadline_s": math.inf}}, "engine.step_deadline_s: "),
+        ({"fleet": {"start_within_s": math.inf}}, "fleet.start_within_s: "),
+        ({"batches": {"max_gib_per_key": math.inf}}, "batches.max_gib_per_key: "),
+        ({"slo": {"tbt_ms": math.inf}}, "slo.tbt_ms: "),
+        ({"api": {"send_timeout_s": math.inf}}, "api.send_timeout_s: "),
+        (
+            {"scheduling": {"max_requests": 10**8}},
+            "scheduling.max_requests: Input should be less than or equal to 65536",
+        ),
+        ({"scheduling": {"max_step_tokens": 10**9}}, "scheduling.max_step_tokens: "),
+        ({"scheduling": {"token_budget": 10**9}}, "scheduling.token_budget: "),
         ({"listen": "8000"}, "listen: must be host:port, such as 127.0.0.1:8000, not '8000'"),
         ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
         ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
