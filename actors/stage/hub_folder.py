@@ -211,5 +211,7 @@ def _cause(error: BaseException) -> str:
     """One line of the first error that led to this one."""
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
+    if isinstance(error, ModuleNotFoundError) and error.name == "socksio":
+        return "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names a SOCKS proxy: `pip install socksio`"
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -28,14 +28,13 @@ from app.cli.serve_config import (
     check_gpus,
     check_models,
     download_models,
-    health_paths,
     load_config,
     num_cpus_of,
-    prefix_of,
     remove_shares,
     set_address,
 )
 from app.cli.serve_deploy import deploy, deploy_again
+from app.cli.serve_keys import health_paths, prefix_of
 from app.cli.start_failure import cause_of
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment

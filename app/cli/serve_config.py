@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import yaml
 from actors.engine.config import EngineConfig
 from actors.stage.hub_folder import HubError, on_this_node
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
-from app.api.http.options import at_address
+from app.api.http.options import at_address, is_host
 from app.cli.serve_deployments import check_alone, check_deployments, check_sleep
-from app.cli.serve_keys import OURS
+from app.cli.serve_keys import OURS, prefix_of
 from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
@@ -71,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.load(path.read_text(), _Loader)
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # not text
@@ -183,6 +182,11 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
 
     Raises SettingsError if nothing would answer, or `listen` contradicts the rest.
     """
+    if host is not None and not is_host(host := host.removeprefix("[").removesuffix("]")):
+        raise SettingsError(
+            f"--host: {host!r} is not a host: write a name or an address, without http:// and "
+            "without a port, which is --port"
+        )
     http = config["http_options"] = dict(config.get("http_options") or {})
     listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
     check_sleep(config)
@@ -211,22 +215,6 @@ def set_address(config: dict[str, Any], host: str | None, port: int | None) -> t
             api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
             args["api"] = api
     return http["host"], http["port"]
-
-
-def prefix_of(application: Mapping[str, Any]) -> str | None:
-    """What the paths of its routes begin with, "" at the root; None where only handles reach it."""
-    prefix = application.get("route_prefix", "/")
-    return None if prefix is None else str(prefix).rstrip("/")
-
-
-def health_paths(config: Mapping[str, Any]) -> list[str]:
-    """Where Legato's applications, and whichever is at the root, say whether they are ready."""
-    prefixes = [
-        prefix
-        for application in config["applications"]
-        if (prefix := prefix_of(application)) == "" or application["import_path"] == OURS
-    ]
-    return [f"{prefix}/health" for prefix in prefixes if prefix is not None]
 
 
 def check_free(host: str, port: int) -> None:

@@ -14,6 +14,22 @@ from app.settings.model_folder import SettingsError
 OURS = "app.main:build_app"
 
 
+def prefix_of(application: Mapping[str, Any]) -> str | None:
+    """What the paths of its routes begin with, "" at the root; None where only handles reach it."""
+    prefix = application.get("route_prefix", "/")
+    return None if prefix is None else str(prefix).rstrip("/")
+
+
+def health_paths(config: Mapping[str, Any]) -> list[str]:
+    """Where Legato's applications, and whichever is at the root, say whether they are ready."""
+    prefixes = [
+        prefix
+        for application in config["applications"]
+        if (prefix := prefix_of(application)) == "" or application["import_path"] == OURS
+    ]
+    return [f"{prefix}/health" for prefix in prefixes if prefix is not None]
+
+
 def check_serve_keys(config: Mapping[str, Any]) -> None:
     """Raises SettingsError naming a key that Serve would ignore or whose value it refuses, or an
     `import_path` without its module. Imports Serve, which takes a second."""

@@ -91,7 +91,7 @@ def read_template(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        if not (text := locate(file).read_text()).strip():
+        if not (text := locate(file).read_text(encoding="utf-8")).strip():
             raise ValueError("it is empty")
         return text
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
         raise SettingsError(f"{key}: no folder {path!r}")
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{key}: {path!r} holds no config.json") from None
     except ValueError as error:
@@ -170,7 +170,7 @@ def model_description(path: str, key: str = "model.path") -> DecoderConfig:
 def vocabulary(path: str) -> dict[str, int]:
     """Ids of a tokenizer.json; empty where there is none or it has another form."""
     try:
-        found = json.loads((model_folder(path) / "tokenizer.json").read_text())
+        found = json.loads((model_folder(path) / "tokenizer.json").read_text(encoding="utf-8"))
         return dict(found["model"]["vocab"])
     except (OSError, ValueError, TypeError, KeyError):
         return {}

@@ -259,7 +259,7 @@ def _pooling(folder: Path) -> str | None:
     """How the model's embeddings are made where a request does not say: as sentence-transformers
     reads it, mean where there is nothing to read; None for a way that there is not."""
     try:
-        said = dict(json.loads((folder / "1_Pooling/config.json").read_text()))
+        said = dict(json.loads((folder / "1_Pooling/config.json").read_text(encoding="utf-8")))
     except OSError:
         return "mean"
     except (ValueError, TypeError):

@@ -119,7 +119,7 @@ class ApiOptions:
         if not all(key.strip() for key in self.api_keys):
             raise ValueError("api_keys: one is empty, and would admit whoever sends none")
         for host in self.allowed_hosts:
-            if host != "*" and not _is_host(host):
+            if host != "*" and not is_host(host):
                 raise ValueError(
                     f"allowed_hosts: {host!r} is not a host: write a name or an address, without "
                     "http:// and without a port, or *"
@@ -153,7 +153,7 @@ def at_address(options: ApiOptions, host: str) -> ApiOptions:
     return replace(options, allowed_hosts=tuple(dict.fromkeys(names)))
 
 
-def _is_host(text: str) -> bool:
+def is_host(text: str) -> bool:
     """Whether it is a name or an address, and nothing else."""
     try:
         return bool(_NAME.fullmatch(text)) or ipaddress.ip_address(text).version == 6

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def refusal(hub: LocalHub, home: Path, name: str, **more: str) -> str:
     assert ran.returncode == 1, ran.stdout
     (line,) = ran.stderr.splitlines()
     return line.removeprefix("HubError: ")
+
+
+@pytest.mark.skipif(find_spec("socksio") is not None, reason="the client can use such a proxy")
+def test_a_proxy_that_the_client_cannot_use_is_named(served: LocalHub, tmp_path: Path) -> None:
+    said = refusal(served, tmp_path, "org/demo", ALL_PROXY="socks5://127.0.0.1:9", NO_PROXY="")
+    assert "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names a SOCKS proxy: `pip install socksio`" in said
 
 
 @pytest.mark.parametrize(

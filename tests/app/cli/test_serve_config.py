@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,12 @@ from actors.transport.shares import make_private, shares_root
 from app.cli.serve_config import (
     check_gpus,
     check_models,
-    health_paths,
     load_config,
     num_cpus_of,
     remove_shares,
     set_address,
 )
+from app.cli.serve_keys import health_paths
 from app.settings import device
 from app.settings.model_folder import SettingsError
 
@@ -139,6 +140,15 @@ def test_what_a_replica_that_listens_would_not_heed_is_refused(
         config["http_options"] = changes
     with pytest.raises(SettingsError, match=f"^{said}"):
         set_address(config, None, None)
+
+
+def test_a_host_is_taken_with_brackets_and_named_by_its_option_where_it_is_none() -> None:
+    config = load_config(Path("configs/serve/demo.yaml"))
+    assert set_address(config, "[::1]", None) == ("::1", 8000)
+    assert config["applications"][0]["args"]["listen"] == "[::1]:8000"
+    for wrong in ("http://0.0.0.0", "0.0.0.0:80", ""):
+        with pytest.raises(SettingsError, match=r"^--host: .* is not a host"):
+            set_address(config, wrong, None)
 
 
 def test_behind_a_proxy_each_application_is_asked_where_it_answers() -> None:
@@ -265,6 +275,28 @@ def test_adapters_of_an_entry_are_checked_there(tmp_path: Path) -> None:
 def test_folders_that_can_be_made_are_not_made_yet(tmp_path: Path) -> None:
     check_models(_config(tmp_path, {"telemetry": {"directory": "HERE/a/b"}}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("caf\u00e9 {{ messages }}", encoding="utf-8")
+    model = {"path": "configs/models/demo", "chat_template": f"{tmp_path}/chat.jinja"}
+    keys = {"caf\u00e9": {}}
+    path = tmp_path / "flat.yaml"
+    content = yaml.safe_dump({"model": model, "api": {"api_keys": keys}}, allow_unicode=True)
+    path.write_text(content, encoding="utf-8")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom app.cli import serve_config as config\n"
+        "found = config.load_config(Path(sys.argv[1]))\nconfig.check_models(found)\n"
+        "print(ascii([*found['applications'][0]['args']['api']['api_keys']]))"
+    )
+    own = {key: value for key, value in os.environ.items() if not key.startswith("LC_")}
+    ran = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program, str(path)],
+        env={**own, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "['caf\\xe9']\n", ran.stderr
 
 
 def test_a_start_does_not_wait_for_torch() -> None:
