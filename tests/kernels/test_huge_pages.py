@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 
+import pytest
 import torch
 
 from kernels.huge_pages import HUGE_PAGE_BYTES, Arena, map_zeros
@@ -12,6 +15,15 @@ from kernels.huge_pages import HUGE_PAGE_BYTES, Arena, map_zeros
 def test_a_mapping_is_zero_and_may_be_empty() -> None:
     assert map_zeros(HUGE_PAGE_BYTES + 1).sum() == 0
     assert len(map_zeros(0)) == 0
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("mmap.mmap", Small)
+    assert map_zeros(HUGE_PAGE_BYTES).sum() == 0
 
 
 def test_tensors_of_an_arena_do_not_overlap() -> None:
