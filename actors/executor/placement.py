@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.memory import CGROUPS, OWN_CGROUPS, control_groups
-from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.spec import MOST_THREADS, StageInfo, StageSpec
 from actors.transport.pipeline import StageHandles
 from actors.transport.running_time import running_timeout
 
@@ -71,7 +71,8 @@ def threads_per_rank(config: EngineConfig) -> int:
         return config.stage.num_threads
     cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
     cores = max(1, int(min(cores, cpu_quota() + 0.5)))
-    return max(1, cores // (config.stage.num_stages * config.stage.tensor_ranks))
+    ranks = config.stage.num_stages * config.stage.tensor_ranks
+    return min(max(1, cores // ranks), MOST_THREADS)
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # Backends with which a token has the same bits in any batch, so also beside drafts.
 BATCH_INVARIANT = ("cpu",)
+MOST_THREADS = 256  # of a rank: what the pool of the `cpu` backend holds
 
 
 @dataclass(frozen=True, slots=True)

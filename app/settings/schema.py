@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
+from actors.stage.spec import MOST_THREADS
 from app.api.http.options import ApiOptions
 from app.settings.adapters import AdapterSettings
 from app.settings.batches import BatchSettings
@@ -104,7 +105,9 @@ class ParallelSettings(_Section):
     backend: Literal["auto", "cpu", "torch", "triton", "flash_attn"] = Field(
         "auto", description="Kernels; auto takes the fastest that the device has."
     )
-    threads_per_rank: int = Field(0, ge=0, description="0: cores shared by the ranks.")
+    threads_per_rank: int = Field(
+        0, ge=0, le=MOST_THREADS, description="0: cores shared by the ranks."
+    )
     cpus_per_rank: float = Field(0.5, ge=0, description="Ray resources reserved per rank.")
     gpus_per_rank: float | None = Field(
         None, ge=0, description="1 on cuda if absent; below 1, also the part of a GPU's memory."

@@ -51,9 +51,9 @@ def load() -> ctypes.CDLL | None:
     """The library, or None (with a logged reason) where it was not built or the CPU is too old.
 
     `LEGATO_CPU_ISA=avx2|avx512|avx512_vnni|avx512_bf16|amx` lowers the instruction set,
-    `LEGATO_CPU_THREADS` sets the number of compute threads; both are read once, here. Raises
-    ValueError for another name, StaleLibrary where the C++ sources have changed since the library
-    was built.
+    `LEGATO_CPU_THREADS` is the number of compute threads until they are set, as each rank of a
+    server does (`parallel.threads_per_rank`); both are read once, here. Raises ValueError for
+    another name, StaleLibrary where the C++ sources have changed since the library was built.
     """
     asked = os.environ.get("LEGATO_CPU_ISA") or "amx"
     if asked not in (known_sets := [name.lower() for name in Isa.__members__]):

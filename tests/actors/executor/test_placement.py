@@ -25,7 +25,7 @@ from actors.executor.placement import (
     unused,
 )
 from actors.scheduling.config import SchedulerConfig
-from actors.stage.spec import StageSpec
+from actors.stage.spec import MOST_THREADS, StageSpec
 from tests.actors.executor.paper_ranks import ENDLESS, Cluster, flat, in_place_of_ray, info
 
 
@@ -100,6 +100,14 @@ def test_ranks_share_the_cores_that_the_container_has(
     monkeypatch.setattr(module, "cpu_quota", lambda: quota)
     monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process: list(range(12)))
     assert threads_per_rank(settings(num_stages, tensor_ranks)) == threads
+
+
+def test_more_cores_than_a_pool_holds_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_quota", lambda: math.inf)
+    monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process: list(range(384)))
+    assert threads_per_rank(settings(1, 1)) == MOST_THREADS
+    pool = (Path(module.__file__).parents[2] / "kernels/cpu/src/pool.h").read_text()
+    assert f"kMaxThreads = {MOST_THREADS};" in pool
 
 
 def test_threads_that_are_set_are_not_counted() -> None:

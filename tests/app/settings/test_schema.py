@@ -256,6 +256,7 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
             "model.seed: has no effect with `model.load_format: auto`",
         ),
         ({"parallel": {"cpus_per_rank": math.inf}}, "parallel.cpus_per_rank: "),
+        ({"parallel": {"threads_per_rank": 257}}, "parallel.threads_per_rank: "),
         ({"kv": {"swap_gib": math.inf}}, "kv.swap_gib: "),
         ({"kv": {"memory_gib": math.nan}}, "kv.memory_gib: "),
         ({"engine": {"step_deadline_s": math.inf}}, "engine.step_deadline_s: "),
