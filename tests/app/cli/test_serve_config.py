@@ -280,7 +280,7 @@ def test_folders_that_can_be_made_are_not_made_yet(tmp_path: Path) -> None:
 def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text("caf\u00e9 {{ messages }}", encoding="utf-8")
     model = {"path": "configs/models/demo", "chat_template": f"{tmp_path}/chat.jinja"}
-    keys = {"caf\u00e9": {}}
+    keys: dict[str, Any] = {"caf\u00e9": {}}
     path = tmp_path / "flat.yaml"
     content = yaml.safe_dump({"model": model, "api": {"api_keys": keys}}, allow_unicode=True)
     path.write_text(content, encoding="utf-8")
