@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id, objective_of
@@ -35,6 +36,10 @@ from app.api.schema.messages import (
 )
 from app.api.sse import stream_reply, whole_reply
 from app.engine_client.client import GenerationRequest
+
+# Claude Code's account of itself at the head of `system`. A part of it is new in every request, and
+# no prompt would be found in the cache.
+_BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 class Messages:
@@ -155,10 +160,15 @@ def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
 
 def _messages(body: Conversation) -> Iterator[list[Message]]:
     """As chat messages: results of tools are messages of their own, before their turn's text."""
-    if body.system:
-        yield [Message(role="system", content=_text(body.system))]
+    if system := _system(body.system or ""):
+        yield [Message(role="system", content=system)]
     for number, given in enumerate(body.messages):
         yield _assistant(given, number) if given.role == "assistant" else _others(given, number)
+
+
+def _system(given: str | Sequence[TextBlock]) -> str:
+    texts = [given] if isinstance(given, str) else [block.text for block in given]
+    return "".join(_BILLING.sub("", text) for text in texts)
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

@@ -274,6 +274,30 @@ async def test_what_coding_agents_send_by_themselves_is_accepted(
     assert (await beta.count_tokens(**plain)).input_tokens == num_tokens
 
 
+async def test_what_claude_code_puts_first_is_not_in_the_prompt(
+    server: Server, text: TextProcessor, client_of: Any
+) -> None:
+    """A part of it is new in every request, and would keep the rest out of the prefix cache."""
+    client = client_of(server)
+    rest = "You are kind. x-anthropic-billing-header: is a header."
+
+    async def prompt_of(system: Any) -> str:
+        request = {"model": MODEL, "messages": HELLO, "system": system}
+        answer = await client.messages.create(**request, max_tokens=2)
+        counted = await client.messages.count_tokens(**request)
+        assert counted.input_tokens == answer.usage.input_tokens
+        return shown(server, text)
+
+    for cch in ("fa690", "97bd6"):
+        line = f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={cch};"
+        blocks = [{"type": "text", "text": part} for part in (line, rest)]
+        for system in (blocks, f"{line}\n{rest}", [{"type": "text", "text": f"{line}\n{rest}"}]):
+            assert (
+                await prompt_of(system) == f"<|system|>{rest}<|end|><|user|>Hi<|end|><|assistant|>"
+            )
+        assert await prompt_of(line) == "<|user|>Hi<|end|><|assistant|>"
+
+
 async def test_a_tool_s_name_has_up_to_128_characters(
     server: Server, text: TextProcessor, client_of: Any
 ) -> None:
