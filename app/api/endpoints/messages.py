@@ -29,6 +29,7 @@ from app.api.schema.messages import (
     CountTokensRequest,
     GivenMessage,
     MessagesRequest,
+    Metadata,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -40,6 +41,7 @@ from app.engine_client.client import GenerationRequest
 # Claude Code's account of itself at the head of `system`. A part of it is new in every request, and
 # no prompt would be found in the cache.
 _BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_SESSION: Final = re.compile(r"(?<=_account_)([\w-]*?)_session_[\w-]+\Z")
 
 
 class Messages:
@@ -80,7 +82,7 @@ class Messages:
             grammar=grammar,
         )
         message_id = new_id("msg").replace("-", "_")
-        user = body.user or (body.metadata.user_id if body.metadata is not None else None)
+        user = body.user or _user(body.metadata)
         request = GenerationRequest(
             request_id=message_id,
             prompt=tuple(prompt.tokens),
@@ -100,6 +102,21 @@ class Messages:
             await stream_reply(call, generation, writer)
         else:
             await whole_reply(call, generation, writer, writer.message)
+
+
+def _user(metadata: Metadata | None) -> str | None:
+    """The user's id without the session, which Claude Code writes into it in one of two forms: all
+    sessions of a user are one tenant, and share their cached prefixes."""
+    given = metadata and metadata.user_id
+    if not given:
+        return None
+    try:
+        parts = json.loads(given)
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, dict) or "session_id" not in parts:
+        return _SESSION.sub(r"\1", given)
+    return json.dumps({name: parts[name] for name in sorted(parts) if name != "session_id"})
 
 
 async def _prompt(body: Conversation, tools: ToolPlan, context: Context) -> Prompt:

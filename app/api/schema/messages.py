@@ -114,7 +114,9 @@ class ContextManagement(Strict):
 
 
 class Metadata(Strict):
-    user_id: str | None = Field(default=None, max_length=256, description="Tenant.")
+    user_id: str | None = Field(
+        default=None, max_length=256, description="Tenant, without the session that is part of it."
+    )
 
 
 class Conversation(ScheduleFields):

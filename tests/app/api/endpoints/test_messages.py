@@ -298,6 +298,36 @@ async def test_what_claude_code_puts_first_is_not_in_the_prompt(
         assert await prompt_of(line) == "<|user|>Hi<|end|><|assistant|>"
 
 
+@pytest.mark.parametrize(
+    ("form", "user"),
+    [
+        ("user_0af3_account_6b-7c_session_{}", "user_0af3_account_6b-7c"),
+        ("user_0af3_account__session_{}", "user_0af3_account_"),
+        (
+            '{{"session_id": "{}", "device_id": "d1", "account_uuid": ""}}',
+            '{"account_uuid": "", "device_id": "d1"}',
+        ),
+        ("bob_session_{}", None),
+        ("[{}]", None),
+        ('{{"name": "{}"}}', None),
+    ],
+)
+async def test_sessions_of_one_user_are_one_tenant(
+    start_server: StartServer, server: Server, form: str, user: str | None
+) -> None:
+    """And share their cached prefixes; what has not the form of Claude Code's id is taken whole."""
+    keyed = await start_server(ApiOptions(api_keys={"secret": KeyLimits()}))
+    for session in ("57a121ec-f78c-48c3-a745-e3036a3ecc33", "1"):
+        given = form.format(session)
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "metadata": {"user_id": given}}
+        await server.http.post("/v1/messages", json=body)
+        request = server.engine.seen[-1]
+        assert (request.tenant, request.cache_salt) == (user or given, user or given)
+        await keyed.http.post("/v1/messages", json=body, headers={"x-api-key": "secret"})
+        request = keyed.engine.seen[-1]
+        assert request.cache_salt == f"{request.tenant}/{user or given}"
+
+
 async def test_a_tool_s_name_has_up_to_128_characters(
     server: Server, text: TextProcessor, client_of: Any
 ) -> None:
