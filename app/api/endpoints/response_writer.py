@@ -10,7 +10,7 @@ from app.api.endpoints.output import OutputPlan, read_delta
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
 from app.api.sampling_params import own_or_default
-from app.api.schema.responses import ResponseRequest
+from app.api.schema.responses import NamespaceTool, ResponseRequest, shown_name
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
 from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text
@@ -31,6 +31,12 @@ class ResponseWriter(StreamWriter):
         self._generation = generation
         self._parser = next(iter(output.parsers(1, stream=bool(body.stream))), None)
         self._body = body
+        self._names = {
+            shown_name(group.name, tool.name): {"name": tool.name, "namespace": group.name}
+            for group in body.tools or []
+            if isinstance(group, NamespaceTool)
+            for tool in group.tools
+        }
         self._base = _base(context, body, response_id)
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item of _output, still growing
@@ -148,7 +154,7 @@ class ResponseWriter(StreamWriter):
                     "type": "function_call",
                     "status": "in_progress",
                     "call_id": new_id("call").replace("-", "_"),
-                    "name": delta.name,
+                    **self._names.get(delta.name, {"name": delta.name}),
                     "arguments": "",
                 }
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id
@@ -27,17 +27,21 @@ from app.api.sampling_params import (
 from app.api.schema.chat import (
     FunctionCall,
     Message,
+    Tool,
     ToolCall,
 )
 from app.api.schema.responses import (
     AllowedFunctionTools,
+    FunctionTool,
     InputCall,
     InputCallOutput,
     InputMessage,
     InputReasoning,
     InputText,
     NamedFunctionTool,
+    NamespaceTool,
     ResponseRequest,
+    shown_name,
 )
 from app.api.sse import stream_reply, whole_reply
 
@@ -97,11 +101,11 @@ def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:
 
 
 def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
-    if not body.tools:
+    tools = list(_functions(body))
+    if not tools:
         if body.tool_choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
-    tools = [function_tool(t.name, t.description, t.parameters) for t in body.tools]
     choice = body.tool_choice
     if isinstance(choice, NamedFunctionTool):
         return plan_tool_calls(tools, named_tool(choice.name), False, context.options)
@@ -110,6 +114,17 @@ def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
         parallel = body.parallel_tool_calls is not False
         return plan_tool_calls(tools, allowed, parallel, context.options)
     return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, context.options)
+
+
+def _functions(body: ResponseRequest) -> Iterator[Tool]:
+    """What the model may call: hosted tools are left out, namespaces have become names."""
+    for tool in body.tools or []:
+        if isinstance(tool, NamespaceTool):
+            for inner in tool.tools:
+                name = shown_name(tool.name, inner.name)
+                yield function_tool(name, inner.description, inner.parameters)
+        elif isinstance(tool, FunctionTool):
+            yield function_tool(tool.name, tool.description, tool.parameters)
 
 
 def _messages(body: ResponseRequest) -> list[Message]:
@@ -150,5 +165,5 @@ def _text(content: str | Sequence[InputText]) -> str:
 
 
 def _tool_call(item: InputCall) -> ToolCall:
-    function = FunctionCall(name=item.name, arguments=item.arguments)
+    function = FunctionCall(name=shown_name(item.namespace, item.name), arguments=item.arguments)
     return ToolCall(id=item.call_id, function=function)

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict
+
+_MAX_NAME_CHARS: Final = 128
+_NAME: Final = rf"^[A-Za-z0-9_\-]{{1,{_MAX_NAME_CHARS}}}$"
+# Run by OpenAI's servers, and sent by coding agents whether or not a server has them.
+_HOSTED: Final = re.compile(r"(?:web_search|tool_search|image_generation)(?:_\w+)?")
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+
+
+def shown_name(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a function."""
+    if not namespace:
+        return name
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def _check_length(namespace: str | None, name: str) -> None:
+    if len(shown_name(namespace, name)) > _MAX_NAME_CHARS:
+        raise ValueError(
+            f"the names of namespace and function, as in '{shown_name('namespace', 'function')}', "
+            f"have at most {_MAX_NAME_CHARS} characters together"
+        )
 
 
 class InputText(SentBack):
@@ -28,11 +59,17 @@ class InputMessage(SentBack):
 class InputCall(SentBack):
     type: Literal["function_call"]
     call_id: str = Field(max_length=128)
-    name: str = Field(max_length=128)
+    name: str = Field(max_length=_MAX_NAME_CHARS)
+    namespace: str | None = Field(default=None, max_length=_MAX_NAME_CHARS)
     arguments: str
     parsed_arguments: Any = Field(default=None, description=ADDED)
     id: str | None = None
     status: str | None = None
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        _check_length(self.namespace, self.name)
+        return self
 
 
 class InputCallOutput(SentBack):
@@ -63,7 +100,9 @@ class ReasoningSettings(Strict):
     effort: ReasoningEffort | None = Field(
         default=None, description="Refused where the chat template has no switch for it."
     )
-    summary: None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        default=None, description="Accepted and ignored: reasoning is shown whole."
+    )
     generate_summary: None = None
 
 
@@ -102,15 +141,70 @@ class TextSettings(Strict):
 
 class FunctionTool(Strict):
     type: Literal["function"]
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,128}$")
+    name: str = Field(pattern=_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = Field(
+        default=None, description="Accepted and ignored: the model sees every function."
+    )
+
+
+def _served(tool: object) -> object:
+    kind = _tool_kind(tool)
+    if kind == "other":
+        named = str(tool["type"])[:64] if isinstance(tool, dict) else ""
+        raise PydanticCustomError(
+            "item_type",
+            "the model calls only functions here, not a tool of type '{named}'",
+            {"named": named},
+        )
+    return tool
+
+
+def _tool_kind(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind == "function":
+        return "function"
+    if kind == "namespace":
+        return kind
+    return "hosted" if _HOSTED.fullmatch(kind) else "other"
+
+
+class NamespaceTool(Strict):
+    """A named group of functions, as coding agents declare those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=_NAME)
+    description: str | None = Field(default=None, description="Accepted and ignored.")
+    tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_served)]], Field(fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _has_names(self) -> Self:
+        for tool in self.tools:
+            _check_length(self.name, tool.name)
+        return self
+
+
+class HostedTool(Strict):
+    """Accepted with its settings, but the model does not see it."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str = Field(pattern=f"^{_HOSTED.pattern}$")
+
+
+GivenTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_kind),
+    BeforeValidator(_served),
+]
 
 
 class NamedFunctionTool(Strict):
     type: Literal["function"]
-    name: str = Field(max_length=128)
+    name: str = Field(max_length=_MAX_NAME_CHARS)
 
 
 class AllowedFunctionTools(Strict):
@@ -120,7 +214,7 @@ class AllowedFunctionTools(Strict):
 
 
 def _nothing(included: object) -> object:
-    if isinstance(included, list) and included:
+    if isinstance(included, list) and any(one != _ENCRYPTED for one in included):
         raise ValueError("nothing can be included by this server: leave it out, or empty")
     return included
 
@@ -131,7 +225,7 @@ class ResponseRequest(SamplingFields):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextSettings | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = None
     tool_choice: (
         Literal["none", "auto", "required"] | NamedFunctionTool | AllowedFunctionTools | None
     ) = None
@@ -139,7 +233,15 @@ class ResponseRequest(SamplingFields):
     reasoning: ReasoningSettings | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: Annotated[list[str], BeforeValidator(_nothing), Field(max_length=0)] | None = None
+    include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(
+        default=None, description=f"{_ENCRYPTED} is accepted and ignored: reasoning is text."
+    )
+    client_metadata: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored."
+    )
+    access_programs: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored."
+    )
 
     n: None = None
     response_format: None = None

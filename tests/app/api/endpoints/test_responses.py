@@ -13,6 +13,7 @@ ADD: Any = {
     "name": "add",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
+CALL: Any = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
 
 
 def write(server: Server, text: str) -> None:
@@ -100,7 +101,7 @@ async def test_a_call_s_output_may_come_in_parts(server: Server) -> None:
     parts = [{"type": "input_text", "text": text} for text in ("three ", "apples")]
     given: list[Any] = [
         {"role": "user", "content": "Hi"},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        CALL,
         {"type": "function_call_output", "call_id": "c1", "output": parts},
     ]
     await server.openai.responses.create(model=MODEL, input=given, max_output_tokens=1)
@@ -127,6 +128,93 @@ async def test_only_allowed_tools_are_offered(server: Server) -> None:
     assert "other" not in grammar.text
 
 
+async def test_what_coding_agents_send_by_themselves_is_accepted(server: Server) -> None:
+    """And the model sees the functions alone."""
+    search = {"type": "web_search", "external_web_access": False, "search_content_types": ["text"]}
+    lookup = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
+    request: dict[str, Any] = {"model": MODEL, "input": "Hi", "max_output_tokens": 1}
+    plain = await server.openai.responses.create(**request, tools=[ADD])
+    prompt = server.engine.seen[-1].prompt
+    answer = await server.openai.responses.create(
+        **request,
+        tools=[search, ADD, lookup, {"type": "image_generation", "output_format": "png"}],
+        include=["reasoning.encrypted_content"],
+        reasoning={"summary": "auto"},
+        extra_body={"client_metadata": {"x-codex-installation-id": "1"}, "access_programs": {}},
+    )
+    assert server.engine.seen[-1].prompt == prompt
+    assert [tool.type for tool in answer.tools] == [
+        "web_search",
+        "function",
+        "tool_search",
+        "image_generation",
+    ]
+    assert answer.output_text == plain.output_text
+    await server.openai.responses.create(**request)
+    prompt = server.engine.seen[-1].prompt
+    await server.openai.responses.create(**request, tools=[search], tool_choice="auto")
+    assert server.engine.seen[-1].prompt == prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("namespace", "shown"), [("mcp__sums", "mcp__sums__add"), ("sums__", "sums__add")]
+)
+async def test_functions_of_a_namespace_are_called_by_both_names(
+    server: Server, stream: bool, namespace: str, shown: str
+) -> None:
+    group: dict[str, Any] = {"type": "namespace", "name": namespace, "description": "Sums."}
+    group["tools"] = [{**ADD, "defer_loading": True}]
+    request: dict[str, Any] = {"model": MODEL, "tools": [ADD, group]}
+    write(server, f'<tool_call>{{"name": "{shown}", "arguments": {{"a": 1}}}}</tool_call>')
+    if stream:
+        events = [
+            e
+            async for e in await server.openai.responses.create(**request, input="Hi", stream=True)
+        ]
+        added = [e.item for e in events if e.type == "response.output_item.added"]
+        assert [(item.name, item.namespace) for item in added] == [("add", namespace)]
+        answer = events[-1].response
+    else:
+        answer = await server.openai.responses.create(**request, input="Hi")
+    (call,) = answer.output
+    assert (call.type, call.name, call.namespace) == ("function_call", "add", namespace)
+    assert call.arguments == '{"a": 1}'
+    assert [tool.type for tool in answer.tools] == ["function", "namespace"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "1"}
+    sent = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
+    await server.openai.responses.create(**request, input=sent)
+    tokens = list(server.engine.seen[-1].prompt)
+    prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert prompt.count(f'{{"name": "{shown}", "arguments": {{"a": 1}}}}') == 1
+    assert f'"function": {{"name": "{shown}", ' in prompt
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom", "name": "apply_patch"}, "tools.0.type"),
+        ({"type": "local_shell"}, "tools.0.type"),
+        (
+            {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c"}]},
+            "tools.0.tools.0.type",
+        ),
+    ],
+)
+async def test_a_tool_that_is_no_function_is_refused_by_its_type(
+    server: Server, tool: Any, param: str
+) -> None:
+    body = {"model": MODEL, "input": "Hi", "tools": [tool]}
+    answer = await server.http.post("/v1/responses", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    kind = "local_shell" if tool["type"] == "local_shell" else "custom"
+    message = (
+        f"Invalid '{param}': the model calls only functions here, not a tool of type '{kind}'."
+    )
+    assert (error["param"], error["message"]) == (param, message)
+
+
 async def test_response_text_format_constrains(server: Server) -> None:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     write(server, "{}")
@@ -145,12 +233,18 @@ async def test_response_text_format_constrains(server: Server) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference"}]}, "input.0.type"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": []}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "namespace", "name": "n" * 126, "tools": [ADD]}]}, "tools.0"),
+        (
+            {"input": [{**CALL, "namespace": "n" * 124, "name": "add"}]},
+            "input.0",
+        ),
         ({"max_output_tokens": 4096}, "max_output_tokens"),
     ],
 )
