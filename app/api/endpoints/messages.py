@@ -30,8 +30,10 @@ from app.api.schema.messages import (
     GivenMessage,
     MessagesRequest,
     Metadata,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -192,6 +194,14 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
+def _result(content: str | Sequence[TextBlock | ToolReferenceBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(
+        block.text if isinstance(block, TextBlock) else f"{block.tool_name}\n" for block in content
+    )
+
+
 def _others(given: GivenMessage, number: int) -> list[Message]:
     """A message of the user's or the system's."""
     if isinstance(given.content, str):
@@ -200,7 +210,7 @@ def _others(given: GivenMessage, number: int) -> list[Message]:
     texts: list[TextBlock] = []
     for place, block in enumerate(given.content):
         if isinstance(block, ToolResultBlock) and given.role == "user":
-            text = ("Error: " if block.is_error else "") + _text(block.content or "")
+            text = ("Error: " if block.is_error else "") + _result(block.content or "")
             results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock):
             texts.append(block)
@@ -227,7 +237,7 @@ def _assistant(given: GivenMessage, number: int) -> list[Message]:
         elif isinstance(block, ToolUseBlock):
             function = FunctionCall(name=block.name, arguments=json.dumps(block.input))
             calls.append(ToolCall(id=block.id, function=function))
-        else:
+        elif not isinstance(block, RedactedThinkingBlock):
             raise invalid(
                 f"An assistant's message holds no {block.type}.",
                 f"messages.{number}.content.{place}.type",

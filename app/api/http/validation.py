@@ -18,6 +18,7 @@ _MAX_SCANNED: Final = 100_000
 _MAX_COMPARED: Final = 1000  # errors of one body: each takes microseconds, and a body may have many
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
+_MEDIUM: Final = re.compile("image|audio|video|document|file")
 # The parser's words for what is wrong within a string
 _IN_STRING: Final = re.compile(r"(?:escape|code point) at line (\d+) column (\d+)$")
 
@@ -102,9 +103,17 @@ def complaint(error: ValidationError, content: Any, model: type[BaseModel]) -> A
         message = "Input should be an object"
     if kind == "value_error":
         message = _own_message(first.get("ctx", {}), message)
-    if kind in ("literal_error", "union_tag_invalid") and ".content." in param:
+    if kind in ("literal_error", "union_tag_invalid") and _is_medium(first["loc"], content):
         message += "; the models here take text only"
     return invalid(f"Invalid '{param}': {message}.".replace("..", "."), param, "invalid_value")
+
+
+def _is_medium(location: Sequence[Any], content: Any) -> bool:
+    """Whether a part of a message, or the type of one, is of something else than text."""
+    for part in _known_parts(location, content):
+        content = content[part]
+    kind = content.get("type") if isinstance(content, dict) else content
+    return isinstance(kind, str) and _MEDIUM.search(kind) is not None
 
 
 def _known_names(model: type[BaseModel], location: Sequence[Any]) -> set[str]:

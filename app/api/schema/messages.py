@@ -29,10 +29,20 @@ class ToolUseBlock(Block):
     caller: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
 
 
+class ToolReferenceBlock(Block):
+    """A tool that a search has found: the model reads its name."""
+
+    type: Literal["tool_reference"]
+    tool_name: str = Field(max_length=128)
+
+
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=128)
-    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
     is_error: bool | None = Field(default=None, description="Told to the model as 'Error: ...'.")
 
 
@@ -42,8 +52,16 @@ class ThinkingBlock(SentBack):
     signature: str | None = Field(default=None, description="Accepted and ignored.")
 
 
+class RedactedThinkingBlock(SentBack):
+    """Of another server's model, and readable there alone: left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 GivenBlock = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    Field(discriminator="type"),
 ]
 
 

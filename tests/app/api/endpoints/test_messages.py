@@ -143,6 +143,34 @@ async def test_a_conversation_with_tools_reaches_the_template(
     assert counted.input_tokens == answer.usage.input_tokens == len(server.engine.seen[-1].prompt)
 
 
+async def test_a_conversation_of_another_server_goes_on_here(
+    server: Server, text: TextProcessor, client_of: Any
+) -> None:
+    found = [
+        {"type": "text", "text": "Found: "},
+        *({"type": "tool_reference", "tool_name": name} for name in ("add", "mul")),
+    ]
+    messages = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "redacted_thinking", "data": "EmwKAhgB"},
+                {"type": "tool_use", "id": "t1", "name": "search", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}],
+        },
+    ]
+    await client_of(server).messages.create(model=MODEL, max_tokens=2, messages=messages)
+    assert shown(server, text).endswith(
+        '<|assistant|>{"name": "search", "arguments": {}}<|end|><|tool|>Found: add\nmul\n<|end|>'
+        "<|assistant|>"
+    )
+
+
 async def test_a_system_message_may_stand_within_the_conversation(
     server: Server, text: TextProcessor, client_of: Any
 ) -> None:
@@ -399,6 +427,14 @@ async def test_thinking_is_switched_or_refused(
             },
             "A system's message holds no tool_result.",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}
+                ]
+            },
+            "A user's message holds no redacted_thinking.",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}, "tools": [ADD]}, "tool_choice.name"),
@@ -452,6 +488,18 @@ async def test_errors_have_anthropics_shape_at_every_depth(
     assert down.value.body["error"]["type"] == "overloaded_error"
     wrong_method = await server.http.get("/v1/messages", headers={"x-api-key": "secret"})
     assert (wrong_method.status_code, wrong_method.json()["type"]) == (405, "error")
+
+
+async def test_only_a_picture_is_said_to_be_no_text(server: Server) -> None:
+    for kind, is_medium in (("image", True), ("document", True), ("server_tool_use", False)):
+        content = [{"type": kind, "id": "1", "name": "x", "input": {}}]
+        for whole in (content, [{"type": "tool_result", "tool_use_id": "t", "content": content}]):
+            messages = [{"role": "user", "content": whole}]
+            body = {"model": MODEL, "messages": messages, "max_tokens": 2}
+            answer = await server.http.post("/v1/messages", json=body)
+            message = answer.json()["error"]["message"]
+            assert ("text only" in message) is is_medium, message
+            assert kind in message
 
 
 async def test_an_error_names_its_parameter_once(server: Server) -> None:
