@@ -27,6 +27,7 @@ class ToolUseBlock(Block):
     name: str = Field(max_length=128)
     input: dict[str, Any]
     caller: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
+    toolset_name: str | None = Field(default=None, description="Accepted and ignored.")
 
 
 class ToolReferenceBlock(Block):
@@ -44,6 +45,7 @@ class ToolResultBlock(Block):
     tool_use_id: str = Field(max_length=128)
     content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
     is_error: bool | None = Field(default=None, description="Told to the model as 'Error: ...'.")
+    toolset_name: str | None = Field(default=None, description="Accepted and ignored.")
 
 
 class ThinkingBlock(SentBack):
@@ -154,6 +156,7 @@ class Conversation(ScheduleFields):
     speed: Literal["standard", "fast"] | None = Field(
         default=None, description="Accepted and ignored."
     )
+    inference_geo: str | None = Field(default=None, description="Accepted and ignored.")
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
 

@@ -23,6 +23,7 @@ _NAME: Final = rf"^[A-Za-z0-9_\-]{{1,{_MAX_NAME_CHARS}}}$"
 # Run by OpenAI's servers, and sent by coding agents whether or not a server has them.
 _HOSTED: Final = re.compile(r"(?:web_search|tool_search|image_generation)(?:_\w+)?")
 _ENCRYPTED: Final = "reasoning.encrypted_content"
+_IgnoredObject = Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")]
 
 
 def shown_name(namespace: str | None, name: str) -> str:
@@ -46,12 +47,14 @@ class InputText(SentBack):
     annotations: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     logprobs: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     parsed: Any = Field(default=None, description=ADDED)
+    prompt_cache_breakpoint: _IgnoredObject = None
 
 
 class InputMessage(SentBack):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[InputText], Field(fail_fast=True)]
+    phase: Literal["commentary", "final_answer"] | None = Field(default=None, description=ADDED)
     id: str | None = None
     status: str | None = None
 
@@ -63,6 +66,7 @@ class InputCall(SentBack):
     namespace: str | None = Field(default=None, max_length=_MAX_NAME_CHARS)
     arguments: str
     parsed_arguments: Any = Field(default=None, description=ADDED)
+    caller: _IgnoredObject = None
     id: str | None = None
     status: str | None = None
 
@@ -76,6 +80,9 @@ class InputCallOutput(SentBack):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=128)
     output: str | Annotated[list[InputText], Field(fail_fast=True)]
+    name: str | None = Field(default=None, description=ADDED)
+    namespace: str | None = Field(default=None, description=ADDED)
+    caller: _IgnoredObject = None
     id: str | None = None
     status: str | None = None
 
@@ -93,7 +100,9 @@ class InputReasoning(SentBack):
     summary: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     id: str | None = None
     status: str | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = Field(
+        default=None, description="Accepted and ignored: its own server alone can read it."
+    )
 
 
 class ReasoningSettings(Strict):
@@ -103,6 +112,10 @@ class ReasoningSettings(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         default=None, description="Accepted and ignored: reasoning is shown whole."
     )
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
+        default=None, description="Accepted and ignored: the chat template chooses."
+    )
+    mode: Literal["standard"] | None = None
     generate_summary: None = None
 
 
@@ -148,6 +161,8 @@ class FunctionTool(Strict):
     defer_loading: bool | None = Field(
         default=None, description="Accepted and ignored: the model sees every function."
     )
+    allowed_callers: Annotated[list[str] | None, Field(description="Accepted and ignored.")] = None
+    output_schema: _IgnoredObject = None
 
 
 def _served(tool: object) -> object:
@@ -213,6 +228,15 @@ class AllowedFunctionTools(Strict):
     tools: Annotated[list[NamedFunctionTool], Field(fail_fast=True, min_length=1)]
 
 
+class PromptCacheOptions(Strict):
+    """Accepted and ignored: prefixes are cached anyway."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: Literal[False] | None = Field(default=None, description="true: refused.")
+
+
 def _nothing(included: object) -> object:
     if isinstance(included, list) and any(one != _ENCRYPTED for one in included):
         raise ValueError("nothing can be included by this server: leave it out, or empty")
@@ -236,12 +260,9 @@ class ResponseRequest(SamplingFields):
     include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(
         default=None, description=f"{_ENCRYPTED} is accepted and ignored: reasoning is text."
     )
-    client_metadata: dict[str, Any] | None = Field(
-        default=None, description="Accepted and ignored."
-    )
-    access_programs: dict[str, Any] | None = Field(
-        default=None, description="Accepted and ignored."
-    )
+    prompt_cache_options: PromptCacheOptions | None = None
+    client_metadata: _IgnoredObject = None
+    access_programs: _IgnoredObject = None
 
     n: None = None
     response_format: None = None

@@ -116,7 +116,13 @@ async def test_a_conversation_with_tools_reaches_the_template(
                 "content": [
                     {"type": "thinking", "thinking": "add", "signature": ""},
                     {"type": "text", "text": "Let me see."},
-                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                    {
+                        "type": "tool_use",
+                        "id": "t1",
+                        "name": "add",
+                        "input": {"a": 1},
+                        "toolset_name": "sums",
+                    },
                 ],
             },
             {
@@ -287,6 +293,7 @@ async def test_what_coding_agents_send_by_themselves_is_accepted(
         "thinking": {"type": "adaptive"},
         "output_config": {"task_budget": {"type": "tokens", "total": 20_000}},
         "betas": ["context-management-2025-06-27"],
+        "extra_body": {"inference_geo": "eu"},
     }
     beta = client_of(server).beta.messages
     await beta.create(

@@ -156,6 +156,33 @@ async def test_what_coding_agents_send_by_themselves_is_accepted(server: Server)
     assert server.engine.seen[-1].prompt == prompt
 
 
+async def test_what_newer_clients_send_is_accepted_and_ignored(server: Server) -> None:
+    given: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "summary": [], "content": [], "id": "rs_1"},
+        {"role": "assistant", "content": "Hm."},
+        CALL,
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+    ]
+    request: dict[str, Any] = {"model": MODEL, "max_output_tokens": 1}
+    await server.openai.responses.create(**request, input=given, tools=[ADD])
+    prompt = server.engine.seen[-1].prompt
+    given[0]["content"][0]["prompt_cache_breakpoint"] = {"mode": "explicit"}
+    given[1]["encrypted_content"] = "gAAAAAB"
+    given[2]["phase"] = "commentary"
+    given[3] = {**CALL, "caller": {"type": "direct"}}
+    given[4] |= {"name": "add", "caller": {"type": "direct"}}
+    tool = {**ADD, "defer_loading": False, "allowed_callers": ["direct"], "output_schema": {}}
+    await server.openai.responses.create(
+        **request,
+        input=given,
+        tools=[tool],
+        reasoning={"context": "all_turns", "mode": "standard"},
+        prompt_cache_options={"mode": "implicit", "ttl": "30m", "prewarm": False},
+    )
+    assert server.engine.seen[-1].prompt == prompt
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("namespace", "shown"), [("mcp__sums", "mcp__sums__add"), ("sums__", "sums__add")]
@@ -234,6 +261,8 @@ async def test_response_text_format_constrains(server: Server) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"include": ["file_search_call.results"]}, "include"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference"}]}, "input.0.type"),
         ({"input": [{"type": "reasoning"}]}, "input"),
