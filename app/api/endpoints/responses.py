@@ -20,9 +20,9 @@ from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
     checked_grammar,
-    dump,
     requested_grammar,
     sampling_params,
+    schema_grammar,
 )
 from app.api.schema.chat import (
     FunctionCall,
@@ -97,7 +97,7 @@ def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:
     if wanted.schema_ is None:
         param = "text.format.schema"
         raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
-    return Grammar("json_schema", dump(wanted.schema_, "text.format.schema")), "text.format"
+    return schema_grammar(wanted.schema_, wanted.strict, "text.format"), "text.format"
 
 
 def _plan(body: ResponseRequest, context: Context) -> ToolPlan:

@@ -8,21 +8,29 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xgrammar
+from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
 from actors.scheduling.request import Grammar
 from actors.stage.grammar_kinds import bounds_as_patterns, compile_grammar, ebnf_of_choices
 from app.text.grammar_worker import Trial
-from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
+from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid, first_not_kept
 from tests.app.text.tiny_tokenizer import byte_level_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(byte_level_folder(Path(tmp_path_factory.mktemp("grammar"))))
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: str) -> xgrammar.GrammarCompiler:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +244,105 @@ def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
         (' "ab"', False),
     ],
 )
-def test_bounded_strings_are_json(folder: str, text: str, follows: bool) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
+def test_bounded_strings_are_json(
+    compiler: xgrammar.GrammarCompiler, text: str, follows: bool
+) -> None:
     schema = '{"type": "string", "minLength": 2, "maxLength": 3}'
     compiled = compile_grammar(compiler, "json_schema", schema)
     matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
     assert (matcher.accept_string(text) and matcher.is_terminated()) == follows
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+_INT: Any = {"type": "integer"}
+_TEXT: Any = {"type": "string"}
+# A schema, a value that breaks it, and why the grammar takes the value all the same; None: it does
+# not.
+_STRICT: list[tuple[Any, Any, str | None]] = [
+    (_TEXT | {"pattern": "^(?!b)[ab]$"}, "b", "a pattern's lookahead"),
+    (_TEXT | {"pattern": "^[(?=]$"}, "x", None),
+    (_TEXT | {"pattern": r"^\(?!a$"}, "x", None),
+    (_TEXT | {"pattern": "^a+$", "maxLength": 1}, "aa", "'maxLength' beside 'pattern'"),
+    (_TEXT | {"pattern": "^a+$", "minLength": 2}, "a", "'minLength' beside 'pattern'"),
+    (_TEXT | {"pattern": "^a+$", "minLength": 0}, "b", None),
+    (_TEXT | {"format": "date", "maxLength": 3}, "2026-01-01", "'maxLength' beside 'format'"),
+    (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'format' beside 'pattern'"),
+    (_TEXT | {"minLength": 2, "maxLength": 3}, "a", None),
+    ({"type": ["string", "null"], "maxLength": 1}, "ab", None),
+    ({"maxLength": 1}, "ab", "'maxLength' without a 'type'"),
+    (_INT | {"multipleOf": 5}, 7, None),
+    (_INT | {"multipleOf": 1024}, 7, None),
+    ({"type": ["integer", "null"], "multipleOf": 5}, 7, None),
+    (_INT | {"multipleOf": 2000}, 7, "'multipleOf'"),
+    (_INT | {"multipleOf": 5, "minimum": 0}, 7, "'multipleOf'"),
+    ({"type": "number", "multipleOf": 0.5}, 0.7, "'multipleOf'"),
+    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 2}, 2, None),
+    (_INT | {"exclusiveMinimum": 0, "maximum": 7}, 8, None),
+    ({"minimum": 3}, 2, "'minimum' without a 'type'"),
+    ({"type": "array", "items": _INT, "minItems": 2}, [1], None),
+    ({"type": "array", "items": _INT, "uniqueItems": True}, [1, 1], "'uniqueItems'"),
+    ({"type": "array", "items": _INT, "uniqueItems": False}, ["a"], None),
+    ({"type": "array", "items": _INT, "contains": {"const": 1}}, [2], "'contains'"),
+    ({"type": "array", "prefixItems": [_INT], "items": False}, [1, 2], None),
+    ({"items": _INT}, ["a"], None),
+    (_object(a=_INT) | {"required": ["a"]}, {}, None),
+    ({"properties": {"a": _INT}, "required": ["a"]}, {"a": "b"}, None),
+    (_object(a=_INT, b=_INT) | {"minProperties": 1}, {}, None),
+    ({"type": "object", "additionalProperties": _INT, "maxProperties": 1}, {"a": 1, "b": 2}, None),
+    ({"type": "object", "patternProperties": {"^a$": _INT}, "required": ["a"]}, {}, "'required'"),
+    (
+        {"type": "object", "patternProperties": {"^(?!b).$": _INT}, "additionalProperties": False},
+        {"b": 1},
+        "a pattern's lookahead",
+    ),
+    (
+        {"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": _INT},
+        {"ab": 1},
+        None,
+    ),
+    (
+        {"type": "object", "properties": {"b": _INT}, "propertyNames": {"pattern": "^a$"}},
+        {"b": 1},
+        "'propertyNames' beside 'properties'",
+    ),
+    (
+        _object(a=_INT, b=_INT) | {"dependentRequired": {"a": ["b"]}},
+        {"a": 1},
+        "'dependentRequired'",
+    ),
+    (_object(a=_INT, b=_INT) | {"if": {"required": ["a"]}, "then": False}, {"a": 1}, "'if'"),
+    (_object(a={"not": {"const": 1}}), {"a": 1}, "'not'"),
+    ({"anyOf": [_INT | {"minimum": 3}, _TEXT]}, 2, None),
+    ({"anyOf": [_INT, _TEXT], "minimum": 3}, 2, "'minimum' beside 'anyOf'"),
+    ({"type": "integer", "anyOf": [{"const": 1}, _INT]}, "a", None),
+    ({"type": "string", "anyOf": [{"title": "any"}]}, 1, "'type' beside 'anyOf'"),
+    ({"allOf": [_INT | {"minimum": 3}]}, 2, None),
+    ({"allOf": [_INT, {"minimum": 3}]}, 2, "an 'allOf' of several schemas"),
+    ({"oneOf": [_object(k={"const": c}) | {"required": ["k"]} for c in "ab"]}, {"k": "c"}, None),
+    ({"type": "string", "enum": ["a", "bc"]}, "b", None),
+    ({"type": "string", "enum": ["a", "bc"], "maxLength": 1}, "bc", "'maxLength' beside 'enum'"),
+    ({"$defs": {"i": _INT}, "$ref": "#/$defs/i", "title": "I"}, "a", None),
+    ({"$defs": {"i": _INT}, "$ref": "#/$defs/i", "minimum": 3}, 2, "'minimum' beside '$ref'"),
+    ({"$defs": {"i": _INT | {"$anchor": "x"}}, "$ref": "#x"}, "a", "the $ref '#x'"),
+    (
+        {"$defs": {"i": {"type": "number", "multipleOf": 0.5}}, "items": {"$ref": "#/$defs/i"}},
+        [0.7],
+        "'multipleOf'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "lost"), _STRICT)
+def test_what_a_grammar_does_not_keep_of_a_schema_is_known(
+    compiler: xgrammar.GrammarCompiler, schema: Any, value: Any, lost: str | None
+) -> None:
+    assert not Draft202012Validator(schema).is_valid(value)
+    compiled = compile_grammar(compiler, "json_schema", json.dumps(schema))
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+    breaks_it = matcher.accept_string(json.dumps(value)) and matcher.is_terminated()
+    found = first_not_kept(schema)
+    assert (found or "").startswith(lost or "")
+    assert breaks_it == (found is not None) == (lost is not None)
