@@ -15,6 +15,11 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 _NAMED_SCHEMAS: Final = frozenset(
     {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 )
+# Of strings, that xgrammar keeps; it takes any other for a remark.
+FORMATS: Final = frozenset(
+    {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+    | {"uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+)
 _CHAR: Final = r'[^"\\\x00-\x1f]'  # of a JSON string, unescaped
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
@@ -77,7 +82,8 @@ def bounds_as_patterns(schema: Any) -> Any:
             changed[key] = {name: bounds_as_patterns(one) for name, one in value.items()}
         else:
             changed[key] = value if key in _VALUES else bounds_as_patterns(value)
-    pattern = None if {"pattern", "format"} & schema.keys() else _pattern_of_bounds(schema)
+    has_form = "pattern" in schema or str(schema.get("format")) in FORMATS
+    pattern = None if has_form else _pattern_of_bounds(schema)
     if pattern is not None:
         changed.pop("minLength", None)
         changed.pop("maxLength", None)

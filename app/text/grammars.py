@@ -11,10 +11,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from actors.scheduling.request import Grammar
+from actors.stage.grammar_kinds import FORMATS
 from app.text.worker import (
     KillableWorker,
     WorkerDied,
@@ -240,7 +240,8 @@ def _of_types(schema: dict[str, Any]) -> str | None:
 
 
 def _of_strings(schema: dict[str, Any]) -> str | None:
-    forms = [key for key in ("pattern", "format") if key in schema]
+    forms = ["format"] if str(schema.get("format")) in FORMATS else []
+    forms += ["pattern"] if "pattern" in schema else []
     bounds = [key for key in ("minLength", "maxLength") if schema.get(key)]
     found = [*forms, *bounds[:1]]
     return f"'{found[1]}' beside '{found[0]}'" if len(found) > 1 else None

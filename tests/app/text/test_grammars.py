@@ -16,7 +16,12 @@ from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
 from actors.scheduling.request import Grammar
-from actors.stage.grammar_kinds import bounds_as_patterns, compile_grammar, ebnf_of_choices
+from actors.stage.grammar_kinds import (
+    FORMATS,
+    bounds_as_patterns,
+    compile_grammar,
+    ebnf_of_choices,
+)
 from app.text.grammar_worker import Trial
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid, first_not_kept
 from tests.app.text.tiny_tokenizer import byte_level_folder
@@ -231,6 +236,7 @@ def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
     }
 
 
+@pytest.mark.parametrize("format_", [{}, {"format": "password"}])
 @pytest.mark.parametrize(
     ("text", "follows"),
     [
@@ -245,10 +251,10 @@ def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
     ],
 )
 def test_bounded_strings_are_json(
-    compiler: xgrammar.GrammarCompiler, text: str, follows: bool
+    compiler: xgrammar.GrammarCompiler, format_: dict[str, str], text: str, follows: bool
 ) -> None:
-    schema = '{"type": "string", "minLength": 2, "maxLength": 3}'
-    compiled = compile_grammar(compiler, "json_schema", schema)
+    schema = {"type": "string", "minLength": 2, "maxLength": 3, **format_}
+    compiled = compile_grammar(compiler, "json_schema", json.dumps(schema))
     matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
     assert (matcher.accept_string(text) and matcher.is_terminated()) == follows
 
@@ -269,7 +275,9 @@ _STRICT: list[tuple[Any, Any, str | None]] = [
     (_TEXT | {"pattern": "^a+$", "minLength": 2}, "a", "'minLength' beside 'pattern'"),
     (_TEXT | {"pattern": "^a+$", "minLength": 0}, "b", None),
     (_TEXT | {"format": "date", "maxLength": 3}, "2026-01-01", "'maxLength' beside 'format'"),
-    (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'format' beside 'pattern'"),
+    (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'pattern' beside 'format'"),
+    (_TEXT | {"format": "password", "maxLength": 3}, "abcd", None),
+    (_TEXT | {"format": "password", "pattern": "^a$"}, "b", None),
     (_TEXT | {"minLength": 2, "maxLength": 3}, "a", None),
     ({"type": ["string", "null"], "maxLength": 1}, "ab", None),
     ({"maxLength": 1}, "ab", "'maxLength' without a 'type'"),
@@ -333,6 +341,13 @@ _STRICT: list[tuple[Any, Any, str | None]] = [
         "'multipleOf'",
     ),
 ]
+
+
+def test_formats_are_known(compiler: xgrammar.GrammarCompiler) -> None:
+    for name in (*FORMATS, "password", "iri", "idn-email", "regex"):
+        schema = json.dumps({"type": "string", "format": name})
+        matcher = xgrammar.GrammarMatcher(compile_grammar(compiler, "json_schema", schema))
+        assert matcher.accept_string('"a b%(') == (name not in FORMATS), name
 
 
 @pytest.mark.parametrize(("schema", "value", "lost"), _STRICT)
