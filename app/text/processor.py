@@ -62,9 +62,8 @@ class TextProcessor:
         self.eos_token_ids: tuple[int, ...] = (
             () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         )
-        table = (
-            None if self._backend is None else token_bytes_table(self._backend, self.special_ids)
-        )
+        backend = self._backend
+        table = None if backend is None else token_bytes_table(backend, self.special_ids)
         self._full_table = table  # special tokens by name
         self._longest_token = max(map(len, table), default=1) if table else 0
         self._shown_table = table and [

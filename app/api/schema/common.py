@@ -123,6 +123,15 @@ DEFAULTS: Mapping[str, float] = MappingProxyType(
 )
 
 
+class PromptCacheOptions(Strict):
+    """Accepted and ignored: prefixes are cached anyway."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: Literal[False] | None = Field(default=None, description="true: refused.")
+
+
 class SamplingFields(ScheduleFields):
     """How tokens are drawn and when to stop."""
 
@@ -171,9 +180,7 @@ class SamplingFields(ScheduleFields):
         max_length=256,
         description="Accepted and ignored: prefixes are cached anyway.",
     )
-    prompt_cache_options: dict[str, Any] | None = Field(
-        default=None, description="Accepted and ignored."
-    )
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: str | None = Field(default=None, description="Accepted and ignored.")
 
 

@@ -228,15 +228,6 @@ class AllowedFunctionTools(Strict):
     tools: Annotated[list[NamedFunctionTool], Field(fail_fast=True, min_length=1)]
 
 
-class PromptCacheOptions(Strict):
-    """Accepted and ignored: prefixes are cached anyway."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: str | None = None
-    comparison_response_id: str | None = None
-    prewarm: Literal[False] | None = Field(default=None, description="true: refused.")
-
-
 def _nothing(included: object) -> object:
     if isinstance(included, list) and any(one != _ENCRYPTED for one in included):
         raise ValueError("nothing can be included by this server: leave it out, or empty")
@@ -260,7 +251,6 @@ class ResponseRequest(SamplingFields):
     include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(
         default=None, description=f"{_ENCRYPTED} is accepted and ignored: reasoning is text."
     )
-    prompt_cache_options: PromptCacheOptions | None = None
     client_metadata: _IgnoredObject = None
     access_programs: _IgnoredObject = None
 

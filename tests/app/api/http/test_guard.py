@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def test_an_empty_key_admits_nobody_and_spaces_around_one_do_not_count() -> None
 
 async def test_public_paths_and_probes_are_those_below_a_prefix() -> None:
     options = ApiOptions(api_keys={"sesame": KeyLimits()}, allowed_hosts=("here",))
-    guard = Guard(Response("fine"), options, KeyRing(options.api_keys), Audit())
+    guard = Guard(Response("fine"), options, KeyRing(options.api_keys), Audit(), Counter())
     transport = httpx.ASGITransport(guard, root_path="/chat")
     async with httpx.AsyncClient(transport=transport, base_url="http://here/chat") as client:
         for path, host, status in (
