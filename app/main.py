@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import ray
 from ray import serve
+from ray._private.accelerators import get_accelerator_manager_for_resource
 
 from actors.engine.config import EngineConfig
 from actors.executor.placement import REPLICA_CPUS, bundles
 from app.fleet_server import EngineReplica, Front
+from app.ray_environment import ENVIRONMENT
 from app.server import LLMServer
 from app.settings.device import takes_gpus
 from app.settings.load import parse, resolve
 from app.settings.model_folder import pin_models
 from app.settings.models import engine_groups, expand, is_fleet, resolve_each
+
+# For a cluster that `serve.run` is still to start: its raylet reads this when it begins.
+os.environ.setdefault("RAY_worker_niceness", ENVIRONMENT["RAY_worker_niceness"])
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -57,7 +63,17 @@ def _with_device(args: dict[str, Any]) -> dict[str, Any]:
     torch can use them."""
     if parse(args).parallel.device != "auto":
         return args
-    num_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-    device = "cuda" if takes_gpus("auto", num_gpus) else "cpu"
+    device = "cuda" if takes_gpus("auto", _num_gpus()) else "cpu"
     parallel = {**(args.get("parallel") or {}), "device": device}
     return {**args, "parallel": parallel}
+
+
+def _num_gpus() -> float:
+    """GPUs of the cluster; of this machine where `serve.run(build_app(args))` is still to start or
+    join one, counted as Ray will count them."""
+    if ray.is_initialized():
+        return float(ray.cluster_resources().get("GPU", 0.0))
+    gpus = get_accelerator_manager_for_resource("GPU")
+    visible = gpus.get_current_process_visible_accelerator_ids()
+    found = gpus.get_current_node_num_accelerators()
+    return float(found if visible is None else min(found, len(visible)))
