@@ -96,10 +96,10 @@ _INTRODUCTION = """\
 A deployment is a Serve config ([serve/](serve)): `legato serve`, `serve run` and `serve deploy`
 read the same file. These are the keys of its `args`; `legato config check FILE` names what is wrong
 with one, and `legato config show FILE` prints it with every default, to be saved and used. A file
-of these keys alone, `model` or `models` at its top, is for `legato` only, which adds the address
-and the keys around `args` of [serve/demo.yaml](serve/demo.yaml), but no objective: `slo.tbt_ms` is
-then unset. Keys marked *live* also change while the engine runs, by a
-deployment's `user_config` or from the console.
+of these keys alone, `model` or `models` at its top, is for `legato` only, which adds the keys
+around `args` of [serve/demo.yaml](serve/demo.yaml) and, where the file names none, its address and
+its objective: `slo: {tbt_ms: 100}`, which `tbt_ms: null` turns off. Keys marked *live* also change
+while the engine runs, by a deployment's `user_config` or from the console.
 
 Paths are relative to the working folder. One that begins with `configs/` and does not exist there
 is the one that came with Legato.

@@ -54,8 +54,8 @@ def serve(
         Path,
         typer.Argument(
             metavar="[TARGET]",
-            help="A Serve config (YAML), a Hugging Face model folder, a GGUF file, or a name on "
-            "the hub: org/name, org/name@revision, org/name/file.gguf.",
+            help="A Serve config or settings (YAML), a Hugging Face model folder, a GGUF file, or "
+            "a name on the hub: org/name, org/name@revision, org/name/file.gguf.",
         ),
     ] = DEMO_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
@@ -65,9 +65,9 @@ def serve(
 ) -> None:
     """Serve a model until Ctrl-C: the demo model, any config, any model folder or name.
 
-    A model gets the demo's address and TBT objective, and defaults otherwise. A path that begins
-    with configs/ and does not exist here is taken from Legato's own. On SIGUSR1 the config is read
-    again and deployed beside the running one.
+    A model, or a file of settings alone, gets the demo's address and TBT objective where it names
+    none, and defaults otherwise. A path that begins with configs/ and does not exist here is taken
+    from Legato's own. On SIGUSR1 the config is read again and deployed beside the running one.
     """
 
     # Until there is something to reload, for which its sender will not have waited. As no process

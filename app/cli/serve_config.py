@@ -20,6 +20,7 @@ from app.cli.serve_keys import OURS, prefix_of
 from app.cli.serve_shapes import check_shapes
 from app.paths import CONFIGS, locate
 from app.settings.device import takes_gpus
+from app.settings.filled_in import with_objective
 from app.settings.model_folder import SettingsError, hub_model, pin_models, read_template
 from app.settings.models import engine_groups, entry_of, is_fleet, parse_each, resolve_each
 from app.settings.schema import Settings
@@ -34,23 +35,19 @@ def load_config(target: Path) -> dict[str, Any]:
     found = locate(target)
     is_name = hub_model(str(target)) is not None
     if is_name or found.is_dir() or (found.suffix == ".gguf" and found.exists()):
-        tbt_ms = _demo()["applications"][0]["args"]["slo"]["tbt_ms"]
-        path = str(target if is_name else found.resolve())
-        return _of_args({"model": {"path": path}, "slo": {"tbt_ms": tbt_ms}})
+        return _of_args({"model": {"path": str(target if is_name else found.resolve())}})
     if not found.exists():
         raise SettingsError(f"no config file, model folder or GGUF file {str(target)!r}")
     return _read(found)
 
 
-def _demo() -> dict[str, Any]:
-    return _read(CONFIGS / "serve/demo.yaml")
-
-
 def _of_args(args: dict[str, Any]) -> dict[str, Any]:
-    """The demo's config with these `args`, and its address if they have none."""
-    config = _demo()
+    """The demo's config with these `args`, and its address and TBT objective if they name none."""
+    config = _read(CONFIGS / "serve/demo.yaml")
     (application,) = config["applications"]
-    application["args"] = {"listen": application["args"]["listen"], **args}
+    demo = application["args"]
+    own = with_objective(args, demo["slo"]["tbt_ms"])
+    application["args"] = {"listen": demo["listen"], **own}
     return config
 
 

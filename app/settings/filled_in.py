@@ -1,4 +1,4 @@
-"""A deployment's `args` with every default written out."""
+"""A deployment's `args` with defaults written out: every one, or the objective alone."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def filled_in(args: Mapping[str, Any]) -> dict[str, Any]:
     shared = {key: value for key, value in each[0].items() if key not in OWN}
     entries = [{key: value for key, value in one.items() if key in OWN} for one in each]
     return {"models": entries, **shared}
+
+
+def with_objective(args: Mapping[str, Any], tbt_ms: float) -> dict[str, Any]:
+    """`args` with this TBT objective for every model whose `slo` says nothing of one; null
+    says that there is none."""
+    slo = args.get("slo", {})
+    if not isinstance(slo, Mapping) or "tbt_ms" in slo or "tbt_rule" in slo:
+        return dict(args)
+    if not isinstance(models := args.get("models"), list):
+        return {**args, "slo": {"tbt_ms": tbt_ms, **slo}}
+    entries = [with_objective(e, tbt_ms) if isinstance(e, Mapping) else e for e in models]
+    return {**args, "models": entries}
 
 
 def _written(settings: Settings) -> dict[str, Any]:

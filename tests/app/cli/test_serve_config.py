@@ -22,9 +22,10 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
-from app.cli.serve_keys import health_paths
+from app.cli.serve_keys import OURS, health_paths
 from app.settings import device
 from app.settings.model_folder import SettingsError
+from app.settings.models import parse_each
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
 
@@ -57,6 +58,33 @@ def test_a_file_of_args_alone_is_one_application(tmp_path: Path) -> None:
     assert address not in str(config)
     with pytest.raises(SettingsError, match=r"^http_options: unknown setting"):
         set_address(config, None, None)
+
+
+@pytest.mark.parametrize(
+    ("slo", "found"),
+    [
+        (None, [100, None]),
+        ({"ttft_ms": 500}, [100, 500]),
+        ({"tbt_ms": 50}, [50, None]),
+        ({"tbt_ms": None}, [None, None]),
+        ("relaxed", [None, None]),
+    ],
+)
+def test_settings_alone_have_the_objective_that_their_model_has(
+    slo: Any, found: list[float | None], tmp_path: Path
+) -> None:
+    model = "configs/models/demo"
+    args: dict[str, Any] = {"model": {"path": model}, **({} if slo is None else {"slo": slo})}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(args))
+    (settings,) = parse_each(load_config(path)["applications"][0]["args"])
+    assert [getattr(settings.slo, name) for name in ("tbt_ms", "ttft_ms")] == found
+    if slo is None:
+        args["model"]["path"] = str(Path(model).resolve())
+        path.write_text(yaml.safe_dump(args))
+        assert load_config(path) == load_config(Path(model))
+    path.write_text(yaml.safe_dump({"applications": [{"import_path": OURS, "args": args}]}))
+    assert load_config(path)["applications"][0]["args"] == args  # a whole config stays as it is
 
 
 @pytest.mark.parametrize(

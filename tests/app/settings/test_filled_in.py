@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.settings.filled_in import filled_in
+from app.settings.filled_in import filled_in, with_objective
+from app.settings.model_folder import SettingsError
 from app.settings.models import parse_each, resolve_each
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,3 +67,18 @@ def test_every_model_has_its_own() -> None:
     assert [entry["kv"]["swap_gib"] for entry in found["models"]] == [1.0, 1.0]
     assert found["listen"] == "127.0.0.1:80"
     assert "kv" not in found
+
+
+def test_each_model_that_names_no_objective_has_the_default() -> None:
+    def found(**args: Any) -> list[float | None]:
+        return [dict(settings.slo)["tbt_ms"] for settings in parse_each(with_objective(args, 100))]
+
+    slos: list[Any] = [{"ttft_ms": 9}, {"tbt_ms": 50}, {"tbt_ms": None}, "relaxed"]
+    names: list[dict[str, Any]] = [{"model": {**DEMO, "name": f"m{n}"}} for n in range(5)]
+    models = [names[0], *({**name, "slo": slo} for name, slo in zip(names[1:], slos, strict=True))]
+    assert found(models=models) == [100, 100, 50, None, None]
+    assert found(models=models[:4], slo={"tbt_ms": 7}) == [7, 7, 50, None]
+    assert found(models=models, slo="relaxed")[0] is None
+    assert found(models=models[:2], slo={"ttft_ms": 3}) == [100, 100]
+    with pytest.raises(SettingsError, match="a mapping with a section `model`"):
+        found(models=[3])
