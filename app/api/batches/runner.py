@@ -1,7 +1,7 @@
 """Sends the requests of a batch in the slack of live streams.
 
 Each is sent without an objective and with the lowest priority, and only while the server's quote
-(`/v1/slo/quote`) says that half of the objectives would be left to others.
+(`/v1/slo/quote`) predicts that steps with it take at most half of the tightest TBT objective.
 """
 
 from __future__ import annotations
