@@ -6,7 +6,7 @@ import collections.abc
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -87,7 +87,8 @@ def show(
 @config.command()
 def reference() -> None:
     """Print every setting as Markdown: configs/README.md is this command's output."""
-    typer.echo("\n".join([_INTRODUCTION, *_lines(Settings, "")]))
+    flags = [f"| {theirs} | {ours} |" for theirs, ours in FROM_VLLM.items()]
+    typer.echo("\n".join([_INTRODUCTION, *flags, _ORIGIN, *_lines(Settings, "")]))
 
 
 _INTRODUCTION = """\
@@ -121,6 +122,39 @@ taken from beside `models`. `adapters` are in the entries only, and no two of th
 name. The engines of an entry are the deployment `Engine-NAME`, with replicas and scaling of their
 own. With `fleet.way` engines are a deployment per role: `Engine-prefill` and `Engine-decode`
 (`Engine-NAME-prefill`, ...) or `Engine-both` ([example](serve/split.yaml)).
+
+## From vLLM
+
+| vLLM | here |
+|---|---|"""
+FROM_VLLM: Mapping[str, str] = {
+    "`--host`, `--port`": "the same of `legato serve`, or `listen`",
+    "`--served-model-name`": "`model.name`",
+    "`--revision`": "`model.path: org/name@revision`",
+    "`--load-format dummy`": "`model.load_format: dummy`",
+    "`--dtype`, `--quantization`": "`model.dtype`, `model.quantization`",
+    "`--max-model-len`": "`model.max_model_len`",
+    "`--chat-template`": "`model.chat_template`",
+    "`--tool-call-parser`, `--reasoning-parser`": "`model.tool_parser`, `model.reasoning_parser`",
+    "`--tensor-parallel-size`": "`parallel.tensor_ranks`",
+    "`--pipeline-parallel-size`": "`parallel.pipeline_stages`",
+    "`--data-parallel-size`": "`fleet`, and `num_replicas` of the deployment `Engine` "
+    "([example](serve/two_replicas.yaml))",
+    "`--enforce-eager`": "`parallel.cuda_graphs: false`",
+    "`--max-num-seqs`": "`scheduling.max_requests`",
+    "`--max-num-batched-tokens`": "`slo.tbt_ms`, from which the tokens of each step follow; "
+    "`scheduling.token_budget` fixes them instead",
+    "`--gpu-memory-utilization`": "`kv.memory_fraction`, of what weights leave",
+    "`--kv-cache-dtype`, `--block-size`": "`kv.dtype`, `kv.block_size`",
+    "`--no-enable-prefix-caching`": "`kv.prefix_cache: false`",
+    "`--speculative-config`": "`speculation.drafter`, `speculation.model`, "
+    "`speculation.max_drafts`",
+    "`--api-key`": "`api.api_keys`",
+    "`--enable-lora`, `--max-loras`": "`adapters.max_adapters`",
+    "`--max-lora-rank`, `--lora-modules`": "`adapters.max_rank`, `adapters.paths`",
+}
+_ORIGIN = """
+## Settings
 
 This file is the output of `legato config reference`.
 """

@@ -68,6 +68,9 @@ def serve(
     A model, or a file of settings alone, gets the demo's address and TBT objective where it names
     none, and defaults otherwise. A path that begins with configs/ and does not exist here is taken
     from Legato's own. On SIGUSR1 the config is read again and deployed beside the running one.
+
+    Other servers' flags are settings here (`legato config reference` has a table): a YAML file with
+    model: {path: MODEL, max_model_len: 8192} is served in the place of MODEL.
     """
 
     # Until there is something to reload, for which its sender will not have waited. As no process
