@@ -1,4 +1,4 @@
-"""Processes of a server that serves are killed and frozen: its streams go on, token for token."""
+"""Processes of a server that serves are killed and stopped: its streams go on, token for token."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Kill, freeze and starve a server under load; every stream must be as without faults.
+    """Kill, stop and starve a server under load; every stream must be as without faults.
 
     Of a fleet, engines die, leave, come and are updated.
 
