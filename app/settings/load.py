@@ -96,12 +96,11 @@ def resolve(settings: Settings) -> EngineConfig:
     if not parallel.one_launch_attention and not is_triton:
         needed = "parallel.device: cuda and parallel.backend: triton or auto"
         raise SettingsError(f"parallel.one_launch_attention: has no effect without {needed}")
-    fraction = kv.memory_fraction or KV_FRACTIONS[parallel.device]
     activation_bytes = 4 * config.hidden_size * scheduler.max_step_tokens
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=_kv_memory(kv, fraction, settings.fleet),
+        kv=_kv_memory(kv, kv.memory_fraction or KV_FRACTIONS[parallel.device], settings.fleet),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),

@@ -240,9 +240,7 @@ class EngineSettings(_Section):
 
 class TelemetrySettings(_Section):
     directory: str | None = Field(
-        None,
-        description="Parquet logs go here; none if absent. They grow without bound: remove old "
-        "files, which the server never reads.",
+        None, description="Parquet logs go here; none if absent. They grow: remove old files."
     )
     events: bool = Field(False, description="Also record every scheduling event, for replay.")
     events_gib: float = Field(

@@ -123,9 +123,8 @@ class Guard:
     ) -> None:
         """keys: None: none needed. errors: by status and code. page_files: of `PageFile`s."""
         self._app = app
-        self._public = options.public_paths
-        if "/" in self._public:
-            self._public |= page_files
+        public = options.public_paths
+        self._public = public | page_files if "/" in public else public
         self._options = options
         self._keys = keys
         self._origins = frozenset(options.allowed_origins)
