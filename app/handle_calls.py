@@ -78,7 +78,7 @@ class _Call:
     def note(self, chunk: TokenChunk) -> None:
         if chunk.tokens or chunk.pooled:
             now_s = asyncio.get_running_loop().time()
-            self.deliveries.tokens.append((now_s, len(chunk.tokens), 0))
+            self.deliveries.tokens.append((now_s, len(chunk.tokens), 0, chunk.num_steps))
         self.num_tokens += len(chunk.tokens)
         self.num_cached_tokens += chunk.num_cached_tokens
         self.queued_s = max(self.queued_s, chunk.queued_s)

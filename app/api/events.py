@@ -60,12 +60,12 @@ class RequestTiming:
 class Deliveries:
     """The deliveries of one call, for `ApiEvents`.
 
-    tokens: (when, how many tokens, of which continuation) that are not counted yet; of embeddings
-    one with 0 tokens, as all vectors are there. places: (since when, which continuation, at which
-    engine it is computed), where there are several engines.
+    tokens: (when, how many tokens, of which continuation, of how many of its steps) that are not
+    counted yet; of embeddings one with 0 tokens, as all vectors are there. places: (since when,
+    which continuation, at which engine it is computed), where there are several engines.
     """
 
-    tokens: list[tuple[float, int, int]] = field(default_factory=list)
+    tokens: list[tuple[float, int, int, int]] = field(default_factory=list)
     places: list[tuple[float, int, str]] = field(default_factory=list)
 
 

@@ -149,7 +149,8 @@ class Generation:
             async with aclosing(source) as deltas:
                 async for delta in deltas:
                     if delta.num_tokens:
-                        self.deliveries.tokens.append((clock(), delta.num_tokens, delta.index))
+                        told = (clock(), delta.num_tokens, delta.index, delta.num_steps)
+                        self.deliveries.tokens.append(told)
                     if delta.finish_reason is not None:
                         reason = delta.finish_reason
                     yield delta
@@ -195,6 +196,7 @@ class Generation:
                     if stream.finished:
                         break  # tokens that arrived after its stop string was found
                     delta = stream.detokenize(part)
+                    delta.num_steps = part.num_steps
                     if delta.finish_reason is not None:
                         num_open -= 1
                         if part.finish_reason is None and num_open:

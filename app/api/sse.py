@@ -170,7 +170,7 @@ class EventSink:
         stream, num_tokens = self._streams[index], len(tokens)
         if not (stream.is_plain and self._is_open()):
             return False
-        self._deliveries.append((self._clock(), num_tokens, index))
+        self._deliveries.append((self._clock(), num_tokens, index, 1))
         stream.num_tokens += num_tokens
         template = self._templates[index]
         if template is not None:

@@ -74,8 +74,8 @@ class TokenChunk:
     """The new tokens of one continuation since the last chunk.
 
     index: of the continuation (0 <= index < n). first: position of the chunk's first token. A slow
-    reader gets the tokens of several iterations as one chunk. queued_s: from arrival to the first
-    plan, on the first chunk.
+    reader gets the tokens of several iterations as one chunk. num_steps: how many iterations.
+    queued_s: from arrival to the first plan, on the first chunk.
     """
 
     index: int
@@ -87,13 +87,14 @@ class TokenChunk:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     pooled: tuple[float, ...] = ()
     queued_s: float = 0.0
+    num_steps: int = 1
 
 
 class TokenSink(Protocol):
     """Receives plain tokens (no end, no log-probabilities) without waking the reader."""
 
     def write(self, index: int, tokens: Sequence[int]) -> bool:
-        """Take tokens of continuation `index`; False if they must come as a chunk instead."""
+        """Take one step's tokens of continuation `index`; False: they must come as a chunk."""
         ...
 
 

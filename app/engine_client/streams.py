@@ -50,6 +50,7 @@ class Stream:
             self._pending[chunk.index] = chunk
         else:
             queued.tokens += chunk.tokens
+            queued.num_steps += chunk.num_steps
             queued.logprobs += chunk.logprobs
             queued.prompt_logprobs += chunk.prompt_logprobs
             queued.finish_reason = chunk.finish_reason

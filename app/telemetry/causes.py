@@ -44,7 +44,8 @@ MEANINGS: Final = {
 
 
 class Gap(NamedTuple):
-    """A time between tokens above its objective. num_tokens: delivered together at its end.
+    """A time between tokens above its objective. num_tokens: delivered together at its end, from
+    num_steps steps: accepted drafts come from one, what a slow reader gets at once from several.
 
     Times are on the replica's clock, as `submitted_s` and `done_s` are.
     """
@@ -53,6 +54,7 @@ class Gap(NamedTuple):
     to_s: float
     objective_s: float
     num_tokens: int = 1
+    num_steps: int = 1
 
 
 class Explanation(NamedTuple):
@@ -70,8 +72,8 @@ def explain(
     steps: the records that ended within the gap; earlier: some before it, to estimate the time of
     decodes without prefill. Both oldest first.
     """
-    # Tokens delivered together come from separate steps; the gap ended with the first of them.
-    steps = steps[: max(0, len(steps) - gap.num_tokens + 1)]
+    # Of several steps delivered together, the gap ended with the first.
+    steps = steps[: max(0, len(steps) - gap.num_steps + 1)]
     rebuilt = _first_after_rebuild((*earlier[-1:], *steps))
     if rebuilt is not None:
         return Explanation(Cause.RECOVERY, rebuilt.step)

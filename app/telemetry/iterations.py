@@ -67,7 +67,7 @@ class EngineIterations:
         last = bisect_right(self._ends_s, gap.to_s)
         # Streams of one step get their tokens within about a millisecond.
         outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
-        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
+        key = (first, last, gap.num_steps, gap.objective_s, round(outside_s, 2))
         found = self._known.get(key)
         if found is None:
             earlier = self._records[max(0, first - _NUM_EARLIER) : first]

@@ -179,7 +179,7 @@ class Telemetry(ApiEvents):
                 self.metrics.ttft.observe(entry.first_s - entry.start_s)
             last_s, tbt_s, num_before = entry.last_s, entry.tbt_s, len(gaps_s)
             longest_s = entry.max_tbt_s
-            for now_s, num_tokens, index in entry.deliveries.tokens:
+            for now_s, num_tokens, index, num_steps in entry.deliveries.tokens:
                 num_generated += num_tokens
                 before_s = last_s[index]
                 last_s[index] = now_s
@@ -190,7 +190,7 @@ class Telemetry(ApiEvents):
                 if gap_s > longest_s:
                     longest_s = gap_s
                 if gap_s > tbt_s:
-                    gap = Gap(before_s, now_s, tbt_s, num_tokens)
+                    gap = Gap(before_s, now_s, tbt_s, num_tokens, num_steps)
                     self._unexplained.append((entry, index, gap))
             entry.max_tbt_s = longest_s
             if tbt_s < math.inf:

@@ -77,6 +77,7 @@ MISSED_GAPS = pa.schema(
         ("to_s", pa.float64()),
         ("objective_s", pa.float64()),
         ("num_tokens", pa.int32()),
+        ("num_steps", pa.int32()),
         ("cause", pa.string()),
         ("step", pa.int64()),
     ]

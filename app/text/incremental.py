@@ -118,7 +118,8 @@ class TextDelta:
     index: among all continuations of the HTTP request. entries: (log-probabilities, offset of the
     token's text in the continuation) of tokens whose text is now certain. pieces: of each shown
     token; None where all text is one token's or that was not asked for. rest: the end of the text
-    that is in no piece: what was held back until the continuation ended.
+    that is in no piece: what was held back until the continuation ended. num_steps: of the engine,
+    that its tokens come from.
     """
 
     index: int
@@ -128,6 +129,7 @@ class TextDelta:
     entries: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
     pieces: Sequence[str] | None = None
     rest: str = ""
+    num_steps: int = 1
 
 
 def is_ended_by_token(chunk: TokenChunk, stop_token_ids: Collection[int]) -> bool:

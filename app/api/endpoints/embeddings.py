@@ -108,7 +108,7 @@ async def _vectors(
     tasks = [asyncio.create_task(submit_in_turn()) for _ in range(num_tasks)]
     try:
         await asyncio.gather(*tasks)
-        deliveries.tokens.append((clock(), 0, 0))
+        deliveries.tokens.append((clock(), 0, 0, 1))
         reason = FinishReason.STOP.value
         return vectors
     except Exception as error:  # of any type: what is counted must say that it failed

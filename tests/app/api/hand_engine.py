@@ -36,6 +36,7 @@ class HandEngine(EngineClient):
         self.ready = True
         self.script: Callable[[GenerationRequest, int], Sequence[int]] | None = None
         self.chunk_size = 1  # tokens per chunk
+        self.chunk_steps = 1  # that a chunk says its tokens are of
         # Every chunk after the first waits for it, and every vector.
         self.gate: asyncio.Event | None = None
         self.gates_first = False  # the first chunk waits as well
@@ -129,7 +130,7 @@ class HandEngine(EngineClient):
         if last:
             by_token = part[-1] in sampling.stop_token_ids
             reason = FinishReason.STOP if by_token else FinishReason.LENGTH
-        chunk = TokenChunk(index, first, part, reason)
+        chunk = TokenChunk(index, first, part, reason, num_steps=self.chunk_steps)
         if sampling.logprobs is not None:
             chunk.logprobs = [logprobs_of(token, sampling.logprobs) for token in part]
         if first == 0:

@@ -31,7 +31,7 @@ class Recorder(ApiEvents):
         self.log.append(("start", request))
 
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
-        self.log += [("tokens", num_tokens) for _, num_tokens, _ in self.deliveries.tokens]
+        self.log += [("tokens", num_tokens) for _, num_tokens, _, _ in self.deliveries.tokens]
         self.log.append(("finish", outcome))
         self.finished.set()
 

@@ -45,20 +45,31 @@ async def test_what_is_more_than_plain_goes_the_long_way(
     assert _text(events) == letters("abc", 20)
 
 
-async def test_usage_and_events_count_every_token(start_server: StartServer) -> None:
-    class Counting(ApiEvents):
-        def on_request_start(
-            self, request: RequestInfo, now_s: float, deliveries: Deliveries
-        ) -> None:
-            self.deliveries = deliveries
+class Counting(ApiEvents):
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        self.deliveries = deliveries
 
+
+async def test_usage_and_events_count_every_token(start_server: StartServer) -> None:
     events = Counting()
     server = await start_server(events=events)
     told = await events_of(
         server, prompt="abc", max_tokens=30, stream_options={"include_usage": True}
     )
-    num_tokens = sum(number for _, number, _ in events.deliveries.tokens)
+    num_tokens = sum(number for _, number, _, _ in events.deliveries.tokens)
     assert told[-1]["usage"]["completion_tokens"] == num_tokens == 30
+
+
+async def test_events_count_the_steps_of_tokens_that_come_together(
+    start_server: StartServer,
+) -> None:
+    events = Counting()
+    server = await start_server(events=events)
+    server.engine.chunk_size = 4
+    for body, num_steps in (({}, 1), ({"logprobs": 1}, 1), ({"logprobs": 1}, 4)):
+        server.engine.chunk_steps = num_steps
+        await events_of(server, prompt="abc", max_tokens=12, **body)
+        assert [tuple(told[1:]) for told in events.deliveries.tokens] == [(4, 0, num_steps)] * 3
 
 
 async def test_events_with_the_usage_so_far_take_it_too(server: Server) -> None:

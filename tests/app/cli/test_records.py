@@ -32,7 +32,7 @@ def _replica(folder: Path, name: str, tbt_s: float, gap_s: float) -> None:
     telemetry.on_iterations([_step(6, 0.9, 0.999, 0), _step(7, 1.0, 1.0 + gap_s - 0.001, 300)])
     for number in range(12):
         info = RequestInfo(f"{name}-{number}", "/v1/completions", "", True, 7, 1)
-        told = Deliveries([(1.0, 1, 0), (1.0 + gap_s, 1, 0)])
+        told = Deliveries([(1.0, 1, 0, 1), (1.0 + gap_s, 1, 0, 1)])
         telemetry.on_request_start(info, 0.8 if number else 0.0, told)
         telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.6 if number else 0.1), 2.0)
     telemetry.close()
@@ -120,7 +120,7 @@ def test_a_step_of_two_stages_took_as_long_as_its_slowest(tmp_path: Path) -> Non
     step = _step(7, 1.0, 1.249, 300)._replace(predicted_s=0.115, stages_s=stages_s)
     telemetry.on_iterations([_step(6, 0.9, 0.999, 0), step])
     info = RequestInfo("late", "/v1/completions", "", True, 7, 1)
-    telemetry.on_request_start(info, 0.8, Deliveries([(1.0, 1, 0), (1.25, 1, 0)]))
+    telemetry.on_request_start(info, 0.8, Deliveries([(1.0, 1, 0, 1), (1.25, 1, 0, 1)]))
     telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.1), 2.0)
     telemetry.close()
     result = runner.invoke(app, ["explain", str(tmp_path)])
@@ -137,7 +137,7 @@ def test_a_front_s_gaps_are_told_by_engine(tmp_path: Path) -> None:
         telemetry.on_iterations(steps, engine)
     for number, engine in enumerate(("left", "left", "right")):
         info = RequestInfo(f"r{number}", "/v1/completions", "", True, 7, 1)
-        told = Deliveries([(1.0, 1, 0), (1.25, 1, 0)])
+        told = Deliveries([(1.0, 1, 0, 1), (1.25, 1, 0, 1)])
         told.places.append((0.9, 0, engine))
         telemetry.on_request_start(info, 0.8, told)
         telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.1), 2.0)

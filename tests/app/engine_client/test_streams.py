@@ -91,10 +91,17 @@ async def test_a_slow_reader_gets_one_chunk_of_all_it_missed() -> None:
     requests.deliver([(1, 0, 10)])
     requests.deliver([(1, 1, 11), Output(1, 2, (12,), FinishReason.LENGTH)])
     (chunk,) = await stream.get()
-    assert (chunk.first, chunk.tokens) == (0, [10, 11, 12])
+    assert (chunk.first, chunk.tokens, chunk.num_steps) == (0, [10, 11, 12], 3)
     assert chunk.finish_reason is FinishReason.LENGTH
     assert not requests
     assert await stream.get() == []
+
+
+async def test_accepted_drafts_are_of_one_step() -> None:
+    requests, stream = _open(Taking())
+    requests.deliver([tuple(Output(1, 0, (10, 11, 12)))])
+    (chunk,) = await stream.get()
+    assert (chunk.tokens, chunk.num_steps) == ([10, 11, 12], 1)
 
 
 async def test_a_replay_starts_behind_what_was_delivered() -> None:

@@ -37,10 +37,10 @@ FROM_S = 0.1  # when the last of them ended
 
 
 def cause_of(
-    steps: list[IterationRecord], *, to_s: float | None = None, num_tokens: int = 1
+    steps: list[IterationRecord], *, to_s: float | None = None, tokens: int = 1, of_steps: int = 1
 ) -> Explanation:
     end_s = steps[-1].done_s if to_s is None else to_s
-    return explain(Gap(FROM_S, end_s, OBJECTIVE_S, num_tokens), steps, EARLIER)
+    return explain(Gap(FROM_S, end_s, OBJECTIVE_S, tokens, of_steps), steps, EARLIER)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,15 @@ def test_the_cause_is_what_took_the_time(
 def test_a_ready_token_that_waits_is_delivery() -> None:
     steady = [step(5 + n, FROM_S + 0.02 * (n + 1), 10, 0, (0.02,)) for n in range(10)]
     assert cause_of(steady[:1], to_s=0.4) == Explanation(Cause.DELIVERY, None)
-    # Ten tokens at once: the first was ready 180 ms before.
-    assert cause_of(steady, num_tokens=10) == Explanation(Cause.DELIVERY, None)
+    # Those of ten steps at once: the first was ready 180 ms before.
+    assert cause_of(steady, tokens=10, of_steps=10) == Explanation(Cause.DELIVERY, None)
     # No step ended in between: the token was older than the gap.
     assert explain(Gap(0.1, 0.3, 0.1), [], EARLIER) == Explanation(Cause.DELIVERY, None)
+
+
+def test_accepted_drafts_come_from_one_step() -> None:
+    steps = [step(5, 0.30, 10, 500, (0.2,))]
+    assert cause_of(steps, tokens=4) == Explanation(Cause.PREFILL, 5)
 
 
 def test_stages_in_turn_are_busy_and_not_between_steps() -> None:

@@ -92,7 +92,7 @@ def test_a_gap_across_a_rebuild_of_its_engine_is_the_recovery_s() -> None:
     """The stream stays, as no other engine can take it: the engine replays it."""
     telemetry = Telemetry("tiny", KnownEngine(Objective(0.1)))
     request = RequestInfo("stays", "/v1/completions", "", True, 7, 1)
-    deliveries = Deliveries([(11.0, 1, 0), (12.5, 1, 0)])
+    deliveries = Deliveries([(11.0, 1, 0, 1), (12.5, 1, 0, 1)])
     deliveries.places.append((10.1, 0, "a"))
     telemetry.on_request_start(request, 10.0, deliveries)
     rebuilt = [step(1, 12.3, 12.499, num_recoveries=1), step(2, 12.5, 12.51, num_recoveries=1)]

@@ -45,7 +45,7 @@ def stream(telemetry: Telemetry, name: str, *engines: tuple[float, str]) -> Deli
     deliveries = Deliveries()
     telemetry.on_request_start(request, 10.0, deliveries)
     deliveries.places += [(at_s, 0, engine) for at_s, engine in engines]
-    deliveries.tokens += [(11.0, 1, 0), (11.3, 1, 0)]
+    deliveries.tokens += [(11.0, 1, 0, 1), (11.3, 1, 0, 1)]
     telemetry.on_finish(request, RequestOutcome(200, "length", 2, 0), 11.3)
     return deliveries
 

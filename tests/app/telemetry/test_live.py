@@ -56,10 +56,10 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
     deliveries = Deliveries()
     telemetry.on_request_start(request, 100.0, deliveries)
-    deliveries.tokens += [(100.4, 1, 0), (100.42, 1, 0)]
+    deliveries.tokens += [(100.4, 1, 0, 1), (100.42, 1, 0, 1)]
     telemetry.catch_up()
     assert not deliveries.tokens  # counted once
-    deliveries.tokens.append((100.52, 2, 0))  # a stall of 100 ms, objective 50
+    deliveries.tokens.append((100.52, 2, 0, 1))  # a stall of 100 ms, objective 50
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.25), 100.52)
     assert value(telemetry, "request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert value(telemetry, "request_prefill_time_seconds_sum") == pytest.approx(0.15)
@@ -70,7 +70,7 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert value(telemetry, "generation_tokens_total") == telemetry.num_streamed() == 4
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
-    telemetry.on_request_start(request, 200.0, Deliveries([(200.5, 5, 0)]))
+    telemetry.on_request_start(request, 200.0, Deliveries([(200.5, 5, 0, 1)]))
     rendered = render([telemetry.metrics_now()]).decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
@@ -103,9 +103,15 @@ def test_each_request_is_held_to_its_own_objective() -> None:
     told: dict[str, Deliveries] = {}
     for request in (strict, usual, late):
         telemetry.on_request_start(request, 10.0, told.setdefault(request.request_id, Deliveries()))
-    told["r1"].tokens += [(11.0, 1, 0), (11.0, 1, 1), (11.1, 1, 0), (11.1, 1, 1), (11.12, 1, 0)]
-    told["r2"].tokens += [(11.0, 1, 0), (11.1, 1, 0), (11.12, 1, 0)]
-    told["r3"].tokens += [(11.5, 1, 0)]
+    told["r1"].tokens += [
+        (11.0, 1, 0, 1),
+        (11.0, 1, 1, 1),
+        (11.1, 1, 0, 1),
+        (11.1, 1, 1, 1),
+        (11.12, 1, 0, 1),
+    ]
+    told["r2"].tokens += [(11.0, 1, 0, 1), (11.1, 1, 0, 1), (11.12, 1, 0, 1)]
+    told["r3"].tokens += [(11.5, 1, 0, 1)]
     busy = {"num_preemptions": 0, "predicted_s": None}
     steps = [
         iteration(n, done_s=done_s, stages_s=((begin_s, done_s),), **busy)
@@ -149,8 +155,8 @@ def test_refusals_are_no_fast_answers() -> None:
     refused, left, whole = (RequestInfo("r", "/v1/completions", "", True, 7, 1) for _ in range(3))
     for request, told, outcome in (
         (refused, [], RequestOutcome(429, "overloaded", 0, 0)),
-        (left, [(2.0, 1, 0)], RequestOutcome(200, "disconnect", 1, 0)),
-        (whole, [(2.0, 1, 0), (8.0, 4, 0)], RequestOutcome(200, "stop", 5, 0)),
+        (left, [(2.0, 1, 0, 1)], RequestOutcome(200, "disconnect", 1, 0)),
+        (whole, [(2.0, 1, 0, 1), (8.0, 4, 0, 1)], RequestOutcome(200, "stop", 5, 0)),
     ):
         telemetry.on_request_start(request, 1.0, Deliveries(told))
         telemetry.on_finish(request, outcome, 1.0 + 8.0 * bool(told))
@@ -164,7 +170,7 @@ def test_goodput_omits_aborted_streams_and_counts_those_without_objectives() -> 
     telemetry = Telemetry("tiny")
     for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
         request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
-        telemetry.on_request_start(request, 1.0, Deliveries([(1.5, 1, 0), (9.0, 2, 0)]))
+        telemetry.on_request_start(request, 1.0, Deliveries([(1.5, 1, 0, 1), (9.0, 2, 0, 1)]))
         timing = telemetry.on_finish(request, outcome, 9.0)
         assert timing is not None
         assert timing.kept is None

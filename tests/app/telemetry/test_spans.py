@@ -34,7 +34,7 @@ def finished(telemetry: Telemetry, exporter: InMemorySpanExporter) -> tuple[Read
 
 def test_a_span_tells_a_request(telemetry: Telemetry, exporter: InMemorySpanExporter) -> None:
     request = RequestInfo("r1", CHAT, "", True, 7, 1)
-    tokens = [(100.5, 1, 0), (100.75, 1, 0), (101.0, 2, 0)]
+    tokens = [(100.5, 1, 0, 1), (100.75, 1, 0, 1), (101.0, 2, 0, 1)]
     telemetry.on_request_start(request, 100.0, Deliveries(tokens))
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.125), 101.0)
     *phases, span = finished(telemetry, exporter)
