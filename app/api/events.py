@@ -46,8 +46,8 @@ class RequestTiming:
     """How long a request took, as the replica saw it.
 
     ttft_s: None without a token, and for embeddings without all vectors. max_tbt_s: longest time
-    between tokens of a continuation, 0 without any. kept: whether all of its objectives were, None
-    where it had none.
+    between tokens of a continuation, 0 without any. kept: whether it was answered to its end
+    and all of its objectives were kept, None where it had none.
     """
 
     queued_s: float

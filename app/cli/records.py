@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
@@ -23,9 +23,6 @@ from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.records import read_records
 from app.telemetry.trace import perfetto
 from app.terminal import WRONG_USAGE, console, fail
-
-if TYPE_CHECKING:
-    from app.simulate.run.record import Steps
 
 _NUM_WORST = 10
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
@@ -186,12 +183,13 @@ def plot(
 ) -> None:
     """Draw each engine's batches and step times, and the worst TBT of requests."""
     from app.simulate.run import plots
+    from app.simulate.run.record import logged_steps
 
     _check_place(out, is_folder=True)
     worst = [r["max_tbt_s"] for r in _rows(folder, "requests") if r["max_tbt_s"]]
     title = "Longest TBT of each request"
     figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title)}
-    engines = _steps(_iterations(folder))
+    engines = logged_steps(_iterations(folder))
     for number, (engine, steps) in enumerate(engines.items()):
         end, of = (f"-{number}", f" of {engine}") if len(engines) > 1 else ("", "")
         title = f"What each step{of} holds"
@@ -206,29 +204,10 @@ def plot(
         typer.echo(str(out / f"{name}.svg"))
 
 
-def _steps(rows: list[Row]) -> dict[str, Steps]:
-    """Each engine's steps; times since the earliest of all."""
-    from app.simulate.run.record import Steps
-
-    origin_s = min(row["submitted_s"] for row in rows)
-    engines: dict[str, Steps] = {}
-    for row in sorted(rows, key=lambda row: (row["engine"], row["submitted_s"])):
-        if not row["stages_s"]:
-            continue
-        steps = engines.setdefault(row["engine"], Steps())
-        steps.replica.append(0)
-        steps.start_s.append(row["stages_s"][0][0] - origin_s)
-        steps.end_s.append(row["stages_s"][-1][1] - origin_s)
-        steps.stage_s.append(max(end_s - begin_s for begin_s, end_s in row["stages_s"]))
-        steps.bubble_s.append(0.0)
-        steps.prefill_tokens.append(row["num_prefill_tokens"])
-        steps.decode_tokens.append(row["num_decode_tokens"])
-    return engines
-
-
 def explain(folder: Folder) -> None:
     """Print why objectives were missed: how often, by cause, and the worst ten gaps of each."""
-    promised = [row for row in _rows(folder, "requests") if row["kept_objectives"] is not None]
+    objectives = ("ttft_objective_s", "tbt_objective_s")
+    promised = [row for row in _rows(folder, "requests") if any(row[name] for name in objectives)]
     missed: list[tuple[_Number, Row]] = []
     if next(folder.rglob("gaps-*.parquet"), None) is not None:
         missed = [(_number(file, gap), gap) for file, rows in _logs(folder, "gaps") for gap in rows]
@@ -239,14 +218,28 @@ def explain(folder: Folder) -> None:
                 steps[number].append(row)
     # Each with the step of its cause
     gaps = [(gap, _step_of(gap, steps[number])) for number, gap in missed]
-    kept = sum(row["kept_objectives"] for row in promised)
-    output.print(f"{kept} of {len(promised)} requests with an objective kept it")
+    _print_kept(promised)
     for objective_s in sorted({gap["objective_s"] for gap, _ in gaps}):
         _print_gaps(
             objective_s, [found for found in gaps if found[0]["objective_s"] == objective_s]
         )
     for objective_s in sorted({row["ttft_objective_s"] for row in promised} - {None}):
         _print_late(objective_s, [r for r in promised if r["ttft_objective_s"] == objective_s])
+
+
+def _print_kept(promised: list[Row]) -> None:
+    ends = Counter(map(_end, promised))
+    kept = sum(not _end(row) and bool(row["kept_objectives"]) for row in promised)
+    output.print(f"{kept} of {len(promised)} requests with an objective kept it")
+    if others := [f"{count} {end}" for end, count in ends.most_common() if end]:
+        output.print(f"Of the others, {', '.join(others)}")
+
+
+def _end(row: Row) -> str:
+    """How a request ended that was not answered to its end; "" if it was."""
+    if row["status"] == 200:
+        return "were left by their client" if row["reason"] == "disconnect" else ""
+    return "were refused" if row["status"] < 500 else "failed"
 
 
 _Number = tuple[Path, str, int]  # a step's, by the replica's folder too: each numbers its own
@@ -300,9 +293,12 @@ def _contents(step: Row | None) -> tuple[str, ...]:
 
 
 def _print_late(objective_s: float, requests: list[Row]) -> None:
-    late = [row for row in requests if row["ttft_s"] > objective_s]
+    late = [row for row in requests if (row["ttft_s"] or row["e2e_s"]) > objective_s]
     if late:
-        counts = Counter(why_late(row["ttft_s"], row["queued_s"]) for row in late)
+        counts = Counter(
+            why_late(row["ttft_s"], row["queued_s"]) if row["ttft_s"] else "no first token"
+            for row in late
+        )
         rows = [(cause, str(count)) for cause, count in counts.most_common()]
         output.print(f"\nTTFT objective {1e3 * objective_s:g} ms: {len(late)} requests missed it")
         output.print(table("", ("most of it", "requests"), rows))

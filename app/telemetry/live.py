@@ -121,8 +121,8 @@ class Telemetry(ApiEvents):
         if entry is None:
             return None
         self._count((entry,))
-        timing = _timing(entry, outcome)
         is_complete = outcome.status == 200 and outcome.reason != "disconnect"
+        timing = _timing(entry, outcome, is_complete)
         if entry.first_s is not None:  # a refusal is no short answer, and no fast one
             self.metrics.output_length.observe(outcome.num_completion_tokens)
             if is_complete:
@@ -297,16 +297,16 @@ class Telemetry(ApiEvents):
             self._spans.close()
 
 
-def _timing(entry: _OpenRequest, outcome: RequestOutcome) -> RequestTiming:
-    if entry.first_s is None:
-        return RequestTiming(outcome.queued_s, None, 0.0, None)
-    ttft_s, objective = entry.first_s - entry.start_s, entry.objective
-    kept = None
+def _timing(entry: _OpenRequest, outcome: RequestOutcome, is_complete: bool) -> RequestTiming:
+    objective, kept, ttft_s = entry.objective, None, None
+    if entry.first_s is not None:
+        ttft_s = entry.first_s - entry.start_s
     if objective.tbt_s is not None or objective.ttft_s is not None:
-        kept = kept_objectives(
-            ttft_s,
+        kept = is_complete and kept_objectives(
+            ttft_s or 0.0,
             entry.max_tbt_s,
             ttft_objective_s=objective.ttft_s,
             tbt_objective_s=objective.tbt_s,
         )
-    return RequestTiming(min(outcome.queued_s, ttft_s), ttft_s, entry.max_tbt_s, kept)
+    queued_s = outcome.queued_s if ttft_s is None else min(outcome.queued_s, ttft_s)
+    return RequestTiming(queued_s, ttft_s, entry.max_tbt_s, kept)

@@ -37,6 +37,24 @@ class Steps:
         return len(self.start_s)
 
 
+def logged_steps(rows: list[dict[str, Any]]) -> dict[str, Steps]:
+    """Each engine's steps by the iteration rows of a log; times since the earliest of all."""
+    origin_s = min(row["submitted_s"] for row in rows)
+    engines: dict[str, Steps] = {}
+    for row in sorted(rows, key=lambda row: (row["engine"], row["submitted_s"])):
+        if not row["stages_s"]:
+            continue
+        steps = engines.setdefault(row["engine"], Steps())
+        steps.replica.append(0)
+        steps.start_s.append(row["stages_s"][0][0] - origin_s)
+        steps.end_s.append(row["stages_s"][-1][1] - origin_s)
+        steps.stage_s.append(max(end_s - begin_s for begin_s, end_s in row["stages_s"]))
+        steps.bubble_s.append(0.0)
+        steps.prefill_tokens.append(row["num_prefill_tokens"])
+        steps.decode_tokens.append(row["num_decode_tokens"])
+    return engines
+
+
 class RunRecord:
     """Times of every request (columns indexed by request id, seconds, NaN: never) and token."""
 

@@ -61,6 +61,33 @@ def test_it_says_how_many_why_and_which(logs: Path) -> None:
     assert ["prefill", "2"] in rows  # a TTFT of 1 s, of which 0.1 s in the queue
 
 
+def test_those_that_were_not_answered_kept_nothing(tmp_path: Path) -> None:
+    """Neither who left the queue, nor a stream that failed midway, however fast it was so far."""
+    telemetry = Telemetry("tiny", KnownEngine(Objective(0.1, 0.5)), RecordLog(tmp_path, {}))
+    telemetry.on_iterations([_step(6, 0.9, 0.999, 0)])
+    fast = [(1.0, 1, 0, 1), (1.05, 1, 0, 1)]
+    for status, reason, tokens, end_s in (
+        *[(200, "stop", fast, 1.06)] * 3,
+        *[(500, "engine_lost", fast, 9.0)] * 4,
+        *[(200, "disconnect", [], 31.0)] * 5,
+        *[(429, "overloaded", [], 0.8)] * 6,
+    ):
+        info = RequestInfo("r", "/v1/completions", "", True, 7, 1)
+        telemetry.on_request_start(info, 0.8, Deliveries(list(tokens)))
+        outcome = RequestOutcome(status, reason, len(tokens), 0, 0.1 if tokens else 0.0)
+        timing = telemetry.on_finish(info, outcome, end_s)
+        assert timing is not None
+        assert timing.kept is (reason == "stop")
+    telemetry.close()
+    result = runner.invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "3 of 18 requests with an objective kept it\n" in result.output
+    assert "Of the others, 6 were refused, 5 were left by their client, 4 failed" in result.output
+    assert "TTFT objective 500 ms: 5 requests missed it" in result.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()]
+    assert ["no first token", "5"] in rows
+
+
 def test_logs_without_a_column_of_a_later_version(logs: Path) -> None:
     for file in [*logs.rglob("iterations-*.parquet"), *logs.rglob("gaps-*.parquet")]:
         pq.write_table(pq.read_table(file).drop_columns(["engine"]), file)
