@@ -42,6 +42,7 @@ def key_of(spec: StageSpec, info: StageInfo) -> dict[str, Any]:
         "num_stages": spec.num_stages,
         "tensor_ranks": spec.tensor_ranks,
         "block_size": spec.block_size,
+        "attention_window": info.attention_window,
         "versions": [_version("legato-serve"), _version("torch")],
     }
 

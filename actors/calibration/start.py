@@ -57,6 +57,7 @@ async def calibrate_at_start(
         tokens_s=((1, 1.0),),
         num_stages=config.stage.num_stages,
         tensor_ranks=config.stage.tensor_ranks,
+        attention_window=info.attention_window,
         kv_tokens=limits.kv_tokens,
         max_model_len=limits.max_model_len,
         source="measured at start",

@@ -98,6 +98,7 @@ class StageRunner:
             num_parameters=model.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
             draw_version=DRAW_VERSION,
+            attention_window=model.config.attention_window,
         )
 
     def _room(self, dtype: torch.dtype) -> Room:

@@ -111,6 +111,7 @@ class StageInfo:
     available_bytes: memory that is free for KV now.
     device_bytes, own_bytes: the GPU's memory, and what of it this rank takes beside KV; else 0.
     instruction_set: what the backend computes with; another one rounds in another order.
+    attention_window: of every layer, see `DecoderConfig`; 0 for none.
     draw_version: of how it draws tokens; another one gives a seed another text.
     """
 
@@ -127,6 +128,7 @@ class StageInfo:
     draw_version: int = 1
     device_bytes: int = 0
     own_bytes: int = 0
+    attention_window: int = 0
 
     def room_bytes(self, part: float) -> int:
         """Memory for KV of a rank that may take this part of its device. Of a GPU all together:

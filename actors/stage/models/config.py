@@ -97,6 +97,12 @@ class DecoderConfig:
         return self.num_experts > 0 and self.expert_layers[layer]
 
     @property
+    def attention_window(self) -> int:
+        """Positions that a token sees at most in every layer, 0 where layers have no common one."""
+        first, *others = set(self.sliding_windows)
+        return first if first and not others and not self.chunked_windows else 0
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence that the model's positions cover, in tokens."""
         return min((rope.reach for rope in self.ropes if rope.dim), default=self.max_positions)

@@ -48,6 +48,7 @@ def fit_cost_model(
     base = CostModel(
         name,
         tokens_s=((1, 1.0),),
+        attention_window=stage.info.attention_window,
         kv_tokens=stage.kv_tokens,
         max_model_len=stage.info.max_model_len,
         source=source,

@@ -70,7 +70,7 @@ class Stages:
     def _seconds(self, plan: StepPlan) -> float:
         if not plan.slices:
             return 1e-4
-        mix = Mix.of(plan.slices)
+        mix = Mix.of(plan.slices, self.truth.attention_window)
         disturbed = 2.0 if self._random.random() < 0.1 else 1.0
         beside = self.disturbance if self.now_s < self.disturbed_until_s else 1.0
         return (

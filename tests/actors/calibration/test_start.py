@@ -56,6 +56,17 @@ async def test_what_was_measured_once_is_checked_later(engine: EngineConfig) -> 
     assert 0 < later.num_steps < 20 < stages.num_steps
 
 
+async def test_beyond_the_window_a_context_costs_no_more(engine: EngineConfig) -> None:
+    """Also where no step was measured. A model kept before windows were known is not used."""
+    truth, info = replace(TRUTH, attention_window=1024), replace(INFO, attention_window=1024)
+    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_tokens(LIMITS))
+    found = await calibrate_at_start(engine, engine.scheduler, info, Stages(truth).execute)
+    assert found is not None
+    for num_decodes, context in ((1, 500), (1, 4000), (16, 4000)):
+        shape = StepShape(num_decodes, num_decodes * context)
+        assert predict(found.model, shape) == pytest.approx(predict(truth, shape), rel=0.05)
+
+
 async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfig) -> None:
     CostModelFile.of(engine.stage, INFO).save(TRUTH)
     stages, rebuilt = Stages(SLOWER), replace(engine, is_rebuild=True)

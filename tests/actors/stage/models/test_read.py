@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 from actors.stage.models.config import ModelError
 from actors.stage.models.read import FAMILIES, load_config
 from actors.stage.models.split import split_layers
+from tests.actors.stage.mini_planner import make_runner
 from tests.tiny_models import BY_OTHER_NAMES, VARIANTS, architecture
 
 
@@ -118,6 +120,18 @@ def test_windows_of_smollm3_are_those_of_transformers(
     layers = theirs.model.layers
     expected = tuple(layer.self_attn.sliding_window for layer in layers)
     assert load_config(tmp_path).sliding_windows == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "window"),
+    [("llama", 0), ("mistral", 16), ("mistral-unlimited", 0), ("gemma3", 0), ("llama4", 0)],
+)
+def test_a_window_that_all_layers_share_is_told(
+    tiny_model: Callable[..., Path], variant: str, window: int
+) -> None:
+    folder = tiny_model(variant)
+    assert load_config(folder).attention_window == window
+    assert make_runner(folder).info.attention_window == window
 
 
 @pytest.mark.parametrize("wrong", ["x", [1, None]])
