@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,16 @@ class CostModelFile:
             logger.warning("%s is not used: %s", self.path, error)
         return None, 0
 
-    def save(self, model: CostModel, reach_tokens: int | None = None) -> None:
-        """reach_tokens: of the largest step that was to be measured; None: as it was."""
-        reach = self._read()[1] if reach_tokens is None else reach_tokens
-        content = {"key": self.key, "reach_tokens": reach, "cost_model": model.to_dict()}
+    def save_learnt(self, model: CostModel) -> None:
+        """Save the corrections of a profile that is saved. Another, which a later engine has
+        measured since, stays: it may reach further."""
+        known, reach_tokens = self._read()
+        if known is not None and replace(known, learnt=model.learnt) == model:
+            self.save(model, reach_tokens)
+
+    def save(self, model: CostModel, reach_tokens: int = 0) -> None:
+        """reach_tokens: of the largest step that was to be measured."""
+        content = {"key": self.key, "reach_tokens": reach_tokens, "cost_model": model.to_dict()}
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -84,4 +84,4 @@ def with_model(
 def keep_learnt(config: EngineConfig, info: StageInfo, cost: StepTimePredictor | None) -> None:
     """Save the corrections learned while serving, for the next start."""
     if isinstance(cost, OnlineCostModel):
-        CostModelFile.of(config.stage, info).save(cost.learnt())
+        CostModelFile.of(config.stage, info).save_learnt(cost.learnt())

@@ -35,8 +35,18 @@ def test_what_was_measured_up_to_fewer_tokens_is_not_used_beyond(spec: StageSpec
     file = CostModelFile.of(spec, INFO)
     file.save(MODEL, 256)
     assert (file.load(256), file.load(512)) == (MODEL, None)
-    file.save(MODEL)  # what was learnt while serving
-    assert (file.load(256), file.load(512)) == (MODEL, None)
+    learnt = replace(MODEL, learnt=((3, 0.5, 0.7),))
+    file.save_learnt(learnt)
+    assert (file.load(256), file.load(512)) == (learnt, None)
+
+
+def test_what_was_learnt_does_not_replace_what_another_engine_measured(spec: StageSpec) -> None:
+    file = CostModelFile.of(spec, INFO)
+    file.save(MODEL, 256)
+    far = replace(MODEL, tokens_s=((1, 0.001), (4096, 0.4)))
+    file.save(far, 4096)
+    file.save_learnt(replace(MODEL, learnt=((3, 0.5, 0.7),)))
+    assert file.load(4096) == far
 
 
 def test_another_engine_does_not_find_it(spec: StageSpec) -> None:

@@ -126,6 +126,7 @@ async def test_stages_that_fail_are_not_taken_for_small_ones(engine: EngineConfi
 def test_what_was_learned_while_serving_is_kept(engine: EngineConfig) -> None:
     keep_learnt(engine, INFO, None)
     assert kept(engine) is None
+    CostModelFile.of(engine.stage, INFO).save(TRUTH)
     cost = OnlineCostModel(TRUTH)
     profile_s = cost.step_s(DECODES)
     for _ in range(200):
