@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from app.simulate.workload.arrivals import Arrivals
+from app.simulate.workload.arrivals import Arrivals, Floats
 from app.simulate.workload.lengths import Ints, Lengths, Rng
 from app.simulate.workload.requests import Workload
 
 SUFFIXES = (".csv", ".parquet")
 _ALIASES = {
-    "arrival_s": ("arrival_s", "arrived_at", "timestamp", "start_s"),
+    "arrival_s": ("arrival_s", "arrived_at", "timestamp", "TIMESTAMP", "start_s"),
     "prompt_tokens": ("prompt_tokens", "num_prefill_tokens", "ContextTokens", "num_prompt_tokens"),
     "output_tokens": ("output_tokens", "num_decode_tokens", "GeneratedTokens", "num_output_tokens"),
 }
@@ -22,8 +22,9 @@ _ALIASES = {
 def read_trace(path: str | Path, arrivals: Arrivals | None = None, seed: int = 0) -> Workload:
     """A CSV or Parquet file with prompt and output lengths, and arrival times if it has them.
 
-    Column names of the common public traces are understood. arrivals: in place of the file's.
-    Raises ValueError naming a missing column.
+    Column names of the common public traces are understood. Arrivals are seconds, or dates, which
+    become seconds since the first. arrivals: in place of the file's.
+    Raises ValueError naming a column that is missing or holds something else.
     """
     path = Path(path)
     columns = _read_columns(path)
@@ -33,7 +34,10 @@ def read_trace(path: str | Path, arrivals: Arrivals | None = None, seed: int = 0
         return Workload(times, prompts, outputs, name=path.stem)
     if "arrival_s" not in columns:
         raise ValueError(f"{path} has no arrival times: give a rate")
-    times = columns["arrival_s"].astype(np.float64)
+    times = columns["arrival_s"]
+    if times.dtype.kind == "M":
+        times = (times - times.min()) / np.timedelta64(1, "s")
+    times = _numbers(path, "arrival_s", times)
     order = np.argsort(times, kind="stable")
     return Workload(times[order], prompts[order], outputs[order], name=path.stem)
 
@@ -58,7 +62,7 @@ def lengths_among(prompts: Ints, outputs: Ints) -> Lengths:
 
 
 def _read_columns(path: Path) -> dict[str, Any]:
-    """Columns by name: lengths as integers of at least 1, and arrival_s if present."""
+    """Columns by name: lengths as integers of at least 1, and arrival_s as it is, if present."""
     import pyarrow.csv
     import pyarrow.parquet
 
@@ -68,6 +72,8 @@ def _read_columns(path: Path) -> dict[str, Any]:
             table: Any = read(file)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if not table.num_rows:
+        raise ValueError(f"{path} holds no request")
     columns: dict[str, Any] = {}
     for name, aliases in _ALIASES.items():
         found = next((a for a in aliases if a in table.column_names), None)
@@ -76,7 +82,11 @@ def _read_columns(path: Path) -> dict[str, Any]:
     for name in ("prompt_tokens", "output_tokens"):
         if name not in columns:
             raise ValueError(f"{path}: no column for {name}; it has {table.column_names}")
-        columns[name] = np.maximum(1, columns[name].astype(np.int64))
-    if not len(columns["prompt_tokens"]):
-        raise ValueError(f"{path} holds no request")
+        columns[name] = np.maximum(1, _numbers(path, name, columns[name]).astype(np.int64))
     return columns
+
+
+def _numbers(path: Path, name: str, values: Any) -> Floats:
+    if values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
+        raise ValueError(f"{path}: the column for {name} does not hold a number in every row")
+    return np.asarray(values, np.float64)

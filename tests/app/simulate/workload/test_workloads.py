@@ -129,6 +129,21 @@ def test_traces_are_read_from_csv_and_parquet(tmp_path: Path) -> None:
         read_trace(tmp_path / "c.csv", poisson(1.0))
 
 
+def test_dates_of_a_trace_are_seconds_since_the_first(tmp_path: Path) -> None:
+    """As in the Azure traces, whose column is named so; rows may come in any order."""
+    file, head = tmp_path / "azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens"
+    days = ("2023-11-16 18:17:04.4799600,10,2", "2023-11-16 18:17:03.9799600,9,1")
+    file.write_text("\n".join((head, *days, "2023-11-17 18:17:03.9799600,11,3")))
+    trace = read_trace(file)
+    assert trace.arrival_s.tolist() == [0.0, 0.5, 86400.0]
+    assert trace.prompt_tokens.tolist() == [9, 10, 11]
+    assert read_trace(file, poisson(3.0)).prompt_tokens.tolist() == [10, 9, 11]
+    for row in ("18:17:03,9,1", "at noon,9,1", ",9,1\n1.0,9,1", "1.0,9,", "2.0,2023-11-16,1"):
+        file.write_text(f"{head}\n{row}\n")
+        with pytest.raises(ValueError, match="does not hold a number in every row"):
+            read_trace(file)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [(([0.0, 1.0], [1], [1, 1]), "different"), (([1.0, 0.0], [1, 1], [1, 1]), "ascend"),
