@@ -7,7 +7,7 @@ token, so a simulated prefix cache has the same hits as the live one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,14 @@ import numpy as np
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Row, config_of, from_row
-from actors.scheduling.events import Emit, Execute, Reconfigure, Refuse, Submit
+from actors.scheduling.events import (
+    Emit,
+    Execute,
+    Instruction,
+    Reconfigure,
+    Refuse,
+    Submit,
+)
 from actors.scheduling.request import FinishReason, Request, SamplingParams
 from app.simulate.hardware.live_log import LiveStep, ratios, runs, slowdown
 from app.simulate.run.record import Floats, RunRecord
@@ -68,7 +75,8 @@ class Recorded:
 
 
 def read_traffic(rows: Sequence[Row]) -> Recorded:
-    """Read a log. Raises ValueError if the rows are not a log or hold no request."""
+    """Read a log. Requests that left the queue are left out: what they would have asked of the
+    stages is not known. Raises ValueError if the rows are not a log or hold no other request."""
     if not rows:
         raise ValueError("the log is empty")
     config = config_of(rows[0])
@@ -76,6 +84,10 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
     arrived = [(at_s, event.request) for at_s, event, _ in parsed if isinstance(event, Submit)]
     if not arrived:
         raise ValueError("no request arrived in this log")
+    unserved = _left_the_queue(instructions for _, _, instructions in parsed)
+    arrived = [(at_s, request) for at_s, request in arrived if request.request_id not in unserved]
+    if not arrived:
+        raise ValueError("every request of this log left the queue")
     origin_s = arrived[0][0]
     numbers = {request.request_id: number for number, (_, request) in enumerate(arrived)}
     record = RunRecord(len(arrived))
@@ -96,12 +108,20 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
                 number = numbers[instruction.request_id]
                 record.refused(replace(instruction, request_id=number), now_s)
             elif isinstance(instruction, Emit):
-                told = [o._replace(request_id=numbers[o.request_id]) for o in instruction.outputs]
+                told = [
+                    o._replace(request_id=numbers[o.request_id])
+                    for o in instruction.outputs
+                    if o.request_id in numbers
+                ]
                 record.emitted(told, now_s)
                 for output in told:
                     outputs[output.request_id] += output.tokens
                     if output.finish_reason is not None:
                         reasons[output.request_id] = output.finish_reason
+    for number, reason in reasons.items():
+        is_left = reason is FinishReason.ABORT and not outputs[number]
+        if is_left or reason is FinishReason.ERROR:
+            record.finished_s[number] = np.nan  # it was not answered
     steps = list(itertools.chain.from_iterable(runs(rows)))
     record.busy_s = sum([step.seconds for step in steps]) * config.num_stages
     found = Recorded(config, [], outputs, record, steps)
@@ -121,21 +141,52 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
                 pooling=None,
             )
         )
-    found.notes = _notes(found, reasons, changes, num_drafted)
+    found.notes = _notes(found, reasons, len(unserved), changes, num_drafted)
     return found
 
 
+def _left_the_queue(messages: Iterable[Sequence[Instruction]]) -> set[int]:
+    """Requests that were in no step when their caller left."""
+    begun, left = set[int](), set[int]()
+    for instruction in itertools.chain.from_iterable(messages):
+        if isinstance(instruction, Execute):
+            begun.update(start.request_id for start in instruction.plan.started)
+        elif isinstance(instruction, Emit):
+            ended = [o for o in instruction.outputs if o.finish_reason is FinishReason.ABORT]
+            left.update(output.request_id for output in ended)
+    return left - begun
+
+
 def _notes(
-    found: Recorded, reasons: dict[int, FinishReason], changes: int, num_drafted: int
+    found: Recorded,
+    reasons: dict[int, FinishReason],
+    num_unserved: int,
+    changes: int,
+    num_drafted: int,
 ) -> list[str]:
-    refused = sum(not np.isnan(at_s) for at_s in found.record.refused_s)
-    left = sum(reason is FinishReason.ABORT for reason in reasons.values())
+    record = found.record
+    refused = sum(not np.isnan(at_s) for at_s in record.refused_s)
+    aborted = [number for number, reason in reasons.items() if reason is FinishReason.ABORT]
+    left = sum(record.num_output_tokens[number] > 0 for number in aborted)
+    failed = sum(reason is FinishReason.ERROR for reason in reasons.values())
     open_ = len(found.requests) - len(reasons) - refused
     told = [
         (refused, "were refused: how long they would have run is not known, max_tokens is taken"),
         (
             left,
-            "were ended by their caller (or a stop string): they end after as many tokens",
+            "were ended by their caller (or a stop string): they end after as many tokens, and "
+            "count as completed",
+        ),
+        (num_unserved, "were left by their caller before their first step: they are left out"),
+        (
+            len(aborted) - left,
+            "were left by their caller before their first token: what happened does not count them "
+            "as completed; simulated, they end after their prompt",
+        ),
+        (
+            failed,
+            "failed: what happened does not count them as completed; simulated, they end after as "
+            "many tokens",
         ),
         (open_, "were still open when the log ended: they end after the tokens they had"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,11 @@ def token_of(request_id: int, position: int) -> int:
     return EOS if position - start >= 9 + number % 20 else 50 + position % 40
 
 
-def log_of(settings: SchedulerConfig) -> list[Row]:
-    """The requests, one every 80 ms, on stages like `MODEL`; the log begins at 1000 s."""
+def log_of(
+    settings: SchedulerConfig, leavers: Sequence[tuple[int, float]] = ((LEFT, 0.26),)
+) -> list[Row]:
+    """The requests, one every 80 ms, on stages like `MODEL`; the log begins at 1000 s.
+    leavers: (which, seconds after its arrival), in this order."""
     rows: list[Row] = []
     core = build_core(settings)
     recorder: Any = Recorder(core, rows.append)
@@ -73,14 +77,15 @@ def log_of(settings: SchedulerConfig) -> list[Row]:
         Moved(move.move_id, len(move.blocks)), now_s
     )
     arrivals = [(1000.0 + 0.08 * k, request) for k, request in enumerate(requests())]
-    abort_s = arrivals[LEFT][0] + 0.26
+    aborts = [(arrivals[which][0] + after_s, 500 + which) for which, after_s in leavers]
     while True:
         next_s = arrivals[0][0] if arrivals else INFINITY
+        abort_s = aborts[0][0] if aborts else INFINITY
         if min(replica.next_s, next_s, abort_s) == INFINITY:
             return rows
         if abort_s <= min(replica.next_s, next_s):
-            replica.submit(Abort(500 + LEFT), abort_s)
-            abort_s = INFINITY
+            abort_s, which = aborts.pop(0)
+            replica.submit(Abort(which), abort_s)
         elif replica.next_s <= next_s:
             replica.advance()
         else:
@@ -104,6 +109,22 @@ def test_the_traffic_of_a_log_is_what_came() -> None:
     assert [len(tokens) for tokens in found.outputs] == lengths
     assert len(found.notes) == 1
     assert "1 requests were ended by their caller" in found.notes[0]
+
+
+def test_requests_that_got_no_answer_are_not_completed() -> None:
+    """One is left in its prefill; of a queue behind two places, two are left."""
+    rows = log_of(config(max_requests=2), leavers=((0, 0.05), (9, 0.01), (10, 0.01)))
+    traffic = read_traffic(rows)
+    sent = [request.prompt for number, request in enumerate(requests()) if number not in (9, 10)]
+    assert [request.prompt for request in traffic.requests] == sent
+    assert [note[:58] for note in traffic.notes] == [
+        "2 requests were left by their caller before their first st",
+        "1 requests were left by their caller before their first to",
+    ]
+    found = what_if(rows, {"max_requests": 3})
+    assert found.happened.num_completed == len(sent) - 1
+    assert found.happened.goodput * found.happened.span_s == pytest.approx(len(sent) - 1)
+    assert found.simulated.num_completed == len(sent)
 
 
 def test_drafts_are_told_of_that_no_simulated_engine_has() -> None:
