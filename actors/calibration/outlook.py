@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 from actors.scheduling.config import SchedulerConfig
@@ -54,14 +55,15 @@ def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str
 
 def _chat_qps(model: CostModel, config: SchedulerConfig, limit_s: float) -> float:
     """In the steady state requests start as fast as they end: a step of d decodes prefills
-    d * prompt / output tokens."""
+    d * prompt / output tokens. Each stage has a step at a time, and a request is in one of them."""
     best = 0.0
     room = config.num_blocks * config.block_size // (CHAT_PROMPT + CHAT_OUTPUT)
-    for num_decodes in range(1, min(config.max_requests, room) + 1):
+    each = min(config.max_requests, room) / model.num_stages  # requests of a step
+    for num_decodes in range(1, math.ceil(each) + 1):
         mix = Mix(num_decodes, num_decodes * (CHAT_PROMPT + CHAT_OUTPUT // 2))
         mix.add(0, max(2, num_decodes * CHAT_PROMPT // CHAT_OUTPUT))
         step_s = model.stage_s(mix)
         if step_s > limit_s:
             break
-        best = max(best, num_decodes / CHAT_OUTPUT / step_s)
+        best = max(best, min(num_decodes, each) / CHAT_OUTPUT / step_s)
     return best

@@ -31,6 +31,18 @@ def test_no_more_requests_are_promised_than_the_kv_cache_holds() -> None:
     assert rates[0] == 0 < rates[1] < rates[2]
 
 
+def test_the_stages_of_a_pipeline_share_the_requests() -> None:
+    """Of 64, each of two stages has 32 in its step at a time, and ends a step every 10 ms."""
+    rates = []
+    for num_stages in (1, 2):
+        flat = CostModel("flat", tokens_s=((1, 0.01), (2048, 0.01)), num_stages=num_stages)
+        for num_requests in (64, 1):
+            found = outlook(OnlineCostModel(flat), replace(CONFIG, max_requests=num_requests))
+            assert found is not None
+            rates.append(found["chat_qps"] * 0.01 * 128)
+    assert [round(rate, 9) for rate in rates] == [64, 1, 32, 0.5]
+
+
 def test_without_an_objective_or_a_cost_model_there_is_none() -> None:
     assert outlook(LINEAR, replace(CONFIG, tbt_s=None)) is None
     assert outlook(None, CONFIG) is None
