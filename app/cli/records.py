@@ -187,8 +187,9 @@ def plot(
 
     _check_place(out, is_folder=True)
     worst = [r["max_tbt_s"] for r in _rows(folder, "requests") if r["max_tbt_s"]]
-    title = "Longest TBT of each request"
-    figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title)}
+    title, what = "Longest TBT of each request", "longest time between tokens"
+    of = "requests with such a time"  # one of a single token has none
+    figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title, what, of)}
     engines = logged_steps(_iterations(folder))
     for number, (engine, steps) in enumerate(engines.items()):
         end, of = (f"-{number}", f" of {engine}") if len(engines) > 1 else ("", "")

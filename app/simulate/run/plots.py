@@ -45,9 +45,12 @@ def tbt_cdf(
     gaps: Mapping[str, Sequence[float] | NDArray[np.float64]],
     tbt_s: float | None = None,
     title: str = "Time between tokens",
+    what: str = "time between tokens",
+    of: str = "tokens",
 ) -> Figure:
-    """Share of tokens that came later than x, on log axes to show the tail."""
-    figure, axes = _axes(title, "time between tokens (s)", "share of tokens later than this")
+    """Share of tokens that came later than x, on log axes to show the tail. what, of: for the axes,
+    where the values are another time, one for each of something else."""
+    figure, axes = _axes(title, f"{what} (s)", f"share of {of} above this")
     for color, (name, values) in zip(_cycle(), gaps.items(), strict=False):
         ordered = np.sort(np.asarray(values, np.float64))
         if not len(ordered):

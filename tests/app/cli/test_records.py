@@ -182,6 +182,9 @@ def test_pictures_and_tracks_of_each_engine(logs: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     each = ("batch_composition-0", "batch_composition-1", "budget_trace-0", "budget_trace-1")
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"max_tbt", *each}
+    drawn = (tmp_path / "plots" / "max_tbt.svg").read_text()
+    assert "<!-- longest time between tokens (s) -->" in drawn
+    assert "<!-- share of requests with such a time above this -->" in drawn
     out = tmp_path / "trace.json"
     result = runner.invoke(app, ["trace", str(logs), "--out", str(out)])
     assert result.exit_code == 0, result.output
