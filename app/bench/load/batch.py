@@ -39,6 +39,7 @@ from app.paths import own_command, own_environment
 _BUSY: Final = "legato_iteration_seconds_sum"
 _PIPELINE: Final = "legato_pipeline_bubble_seconds_total{"
 _ENGINE: Final = "legato_engine_serving{"
+_REPLICA: Final = 'replica="'  # a label that only replicas behind a proxy have
 _TOKENS: Final = range(300, 4000)
 
 
@@ -163,9 +164,15 @@ async def run_beside(
 
 def busy_seconds(metrics: str) -> float:
     """Total time of steps by a server's `/metrics`. Raises MeasurementError where none tell, or
-    where that is no share of the time: stages and engines are busy at once, and add up."""
+    where that is no share of the time: stages and engines are busy at once, and add up; replicas
+    behind a proxy may each answer one of two reads."""
     lines = metrics.splitlines()
-    values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(_BUSY)]
+    busy = [line for line in lines if line.startswith(_BUSY)]
+    values = [float(line.rpartition(" ")[2]) for line in busy]
+    if any(_REPLICA in line for line in busy):
+        raise MeasurementError(
+            "behind a proxy, each read of /metrics may be of another replica: set args.listen"
+        )
     if any(line.startswith(_PIPELINE) for line in lines):
         raise MeasurementError("what a load leaves is known of one stage; this engine has several")
     if sum(line.startswith(_ENGINE) for line in lines) > 1:

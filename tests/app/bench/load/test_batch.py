@@ -75,6 +75,8 @@ def test_stages_and_engines_that_are_busy_at_once_are_refused() -> None:
     for telemetry, several in ((pipeline, "one stage"), (front, "one engine")):
         with pytest.raises(MeasurementError, match=several):
             busy_seconds(render([telemetry.metrics_now()]).decode())
+    with pytest.raises(MeasurementError, match="another replica"):
+        busy_seconds(render([alone.metrics_now()], replica="m#1").decode())
 
 
 def test_a_batch_counts_if_it_was_answered_whole() -> None:
