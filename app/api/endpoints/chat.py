@@ -215,7 +215,7 @@ class ChatWriter(ChoiceWriter):
 
 
 def _reason(reason: str | None, parser: OutputParser) -> str | None:
-    return "tool_calls" if parser.num_calls and reason == "stop" else reason
+    return "tool_calls" if parser.calls_tools and reason == "stop" else reason
 
 
 def _call_event(delta: CallDelta) -> dict[str, Any]:

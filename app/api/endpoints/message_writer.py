@@ -137,8 +137,8 @@ class MessageWriter(StreamWriter):
             return "max_tokens"
         if self._stop_sequence() is not None:
             return "stop_sequence"
-        has_calls = self._parser is not None and self._parser.num_calls > 0
-        return "tool_use" if has_calls else "end_turn"
+        calls = self._parser is not None and self._parser.calls_tools
+        return "tool_use" if calls else "end_turn"
 
     def _stop_sequence(self) -> str | None:
         return self._generation.streams[0].stop_string

@@ -40,6 +40,7 @@ class ResponseWriter(StreamWriter):
         self._base = _base(context, body, response_id)
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item of _output, still growing
+        self._call_index = -1  # index of the last call
         self._events: list[bytes] = []
         self._sequence = 0
         self._status = "in_progress"
@@ -148,6 +149,7 @@ class ResponseWriter(StreamWriter):
     def _add_call(self, delta: CallDelta) -> None:
         if delta.name is not None:
             self._close_item()
+            self._call_index = delta.index
             self._open_item(
                 {
                     "id": new_id("fc").replace("-", "_"),
@@ -178,7 +180,11 @@ class ResponseWriter(StreamWriter):
         item, self._open = self._open, None
         if item is None:
             return
-        cut_short = self._status == "incomplete"
+        cut_short = self._status == "incomplete" or (
+            item["type"] == "function_call"
+            and self._parser is not None
+            and self._call_index in self._parser.cut_calls
+        )
         item["status"] = "incomplete" if cut_short else "completed"
         output_index = len(self._output) - 1
         if item["type"] == "message":

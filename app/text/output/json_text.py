@@ -22,9 +22,26 @@ Calls = Sequence[tuple[str, Mapping[str, Any] | str]]
 
 
 def loads(text: str) -> Any:
-    """Parse strictly; raises Broken."""
+    """Parse; raises Broken. Strings may hold line ends as they are, as some models write them."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, strict=False)
+    except (ValueError, RecursionError):
+        raise Broken from None
+
+
+def valid(text: str) -> str:
+    """The JSON text of what `loads` takes: unchanged where it is strictly JSON; raises Broken."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return dumps(loads(text))
+    return text
+
+
+def dumps(value: Any) -> str:
+    """A value's JSON text; raises Broken for a number that JSON cannot hold."""
+    try:
+        return json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         raise Broken from None
 
@@ -75,9 +92,7 @@ def json_value(source: Source) -> Reading[str]:
             continue
         if not depth:
             break
-    text = source.text[start : source.at].strip()
-    loads(text)
-    return text
+    return valid(source.text[start : source.at].strip())
 
 
 def json_object(source: Source, member: Callable[[str], Reading[None]]) -> Reading[None]:
@@ -116,7 +131,7 @@ def json_arguments(source: Source, draft: Draft) -> Reading[None]:
     if not isinstance(given, dict):
         raise Broken
     for key, value in given.items():
-        draft.argument(key, json.dumps(value))
+        draft.argument(key, dumps(value))
 
 
 def json_call(source: Source, draft: Draft) -> Reading[None]:

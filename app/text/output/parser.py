@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from app.text.output.interface import ReasoningFormat, ToolFormat
 from app.text.output.pieces import AnswerPart, AnswerPiece, AnswerPieces, Tools
@@ -39,6 +39,16 @@ class OutputParser:
     @property
     def num_calls(self) -> int:
         return self._out.num_calls
+
+    @property
+    def cut_calls(self) -> Set[int]:
+        """Indexes of the calls that lack arguments which the model began to write."""
+        return self._out.cut_calls
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer calls tools, and every call is whole."""
+        return self._out.num_calls > 0 and not self._out.cut_calls
 
     def push(self, texts: Iterable[str]) -> list[AnswerPiece]:
         """Read more text, one token per item if reasoning tokens are counted."""

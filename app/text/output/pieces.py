@@ -64,6 +64,7 @@ class AnswerPieces:
         self.settled_at: int | None = None  # end of the last closed call in the source
         self.open: Draft | None = None  # the call being read
         self.num_misread = 0  # characters read as calls that were not
+        self.cut_calls: set[int] = set()  # indexes of those sent without their end
         self._pieces: list[AnswerPiece] = []
         self._after_call = False
         self._has_reasoning = False
@@ -109,6 +110,11 @@ class AnswerPieces:
             delta = CallDelta(last.index, last.name, last.arguments + delta.arguments)
             self._pieces.pop()
         self._pieces.append(delta)
+
+    def cut(self, index: int) -> None:
+        """Mark a call that was sent in part and has no more to come."""
+        if not index or self._parallel:
+            self.cut_calls.add(index)
 
     def pop_all(self) -> list[AnswerPiece]:
         """The pieces found since the last call of this method."""
@@ -177,6 +183,7 @@ class Draft:
         if self._index is None:
             return False
         self._finish()
+        self._pieces.cut(self._index)
         return True
 
     def _finish(self) -> None:

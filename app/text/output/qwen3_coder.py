@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, loads
+from app.text.output.json_text import Calls, loads, valid
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -90,18 +90,16 @@ def _unframed(text: str) -> str:
 
 
 def _typed(schema: Any, text: str) -> str:
-    """A value's JSON text by the type its schema declares; raises Broken on a mismatch.
+    """A value's JSON text by the type its schema declares; what is of no such type is a string.
 
-    Without a declared type, valid JSON is taken as JSON and anything else as a string.
+    Without a declared type, valid JSON is taken as JSON.
     """
     types = _types(schema) or [*_TYPES, "string"]
     for kind in types:
         if kind in _TYPES and _is(kind, text):
-            return text.strip()
+            return valid(text.strip())
         if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
             return text.strip().lower()
-    if "string" not in types:
-        raise Broken
     return json.dumps(text)
 
 

@@ -259,6 +259,52 @@ async def test_tagged_tool_call(server: Server, stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "stop"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": }}</tool_call>', None),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": "END"}}</tool_call>', "END"),
+    ],
+)
+async def test_a_streamed_call_that_lacks_arguments_is_not_one_to_run(
+    server: Server, written: str, stop: str | None
+) -> None:
+    """As the same answer, not streamed, is text; in each of the three forms of a chat."""
+    write(server, written)
+    body: dict[str, Any] = {"model": MODEL, "stream": True, "max_tokens": 99}
+    stops: Any = {} if stop is None else {"stop": stop}
+    lines = (
+        await server.http.post(
+            "/v1/chat/completions", json={**body, **stops, "messages": HELLO, "tools": [ADD]}
+        )
+    ).text
+    assert '"arguments":"{\\"a\\": 1"' in lines
+    assert '"finish_reason":"stop"' in lines
+    assert '"finish_reason":"tool_calls"' not in lines
+
+    function = ADD["function"]
+    tool: Any = {"name": "add", "input_schema": function["parameters"]}
+    stops = {} if stop is None else {"stop_sequences": [stop]}
+    lines = (
+        await server.http.post(
+            "/v1/messages", json={**body, **stops, "messages": HELLO, "tools": [tool]}
+        )
+    ).text
+    assert ("end_turn" if stop is None else "stop_sequence") in lines
+    assert '"stop_reason":"tool_use"' not in lines
+
+    if stop is None:  # /v1/responses has no stop strings
+        del body["max_tokens"]
+        tool = {"type": "function", **function}
+        lines = (
+            await server.http.post("/v1/responses", json={**body, "input": "Hi", "tools": [tool]})
+        ).text
+        events = [json.loads(line[6:]) for line in lines.splitlines() if line[:7] == "data: {"]
+        (call,) = [one for one in events[-1]["response"]["output"] if one["type"] != "message"]
+        assert (call["status"], call["arguments"]) == ("incomplete", '{"a": 1}')
+        assert events[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
     ("choice", "written", "kind"),
     [
         ("required", '[{"name": "add", "arguments": {"a": 1}}]', "array"),

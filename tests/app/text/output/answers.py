@@ -22,6 +22,18 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [ADD, PLOT],
     ),
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x\ny\tz"}}</tool_call>',
+        "",
+        [("add", {"a": 1, "b": "x\ny\tz"})],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": "{\\"b\\": \\"x\\ny\\"}"}</tool_call>',
+        "",
+        [("add", {"b": "x\ny"})],
+    ),
     ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
     (
         "hermes",
@@ -122,6 +134,19 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PLOT],
     ),
     ("qwen3_coder", "<tool_call><function=now></function> and more", "and more", [NOW]),
+    (  # values of other types than the tool declares
+        "qwen3_coder",
+        "<function=add><parameter=a>one</parameter></function>"
+        "<function=plot><parameter=grid>1</parameter><parameter=points>no</parameter></function>",
+        "",
+        [("add", {"a": "one"}), ("plot", {"grid": "1", "points": "no"})],
+    ),
+    (
+        "qwen3_coder",
+        '<function=plot><parameter=points>["x\ny"]</parameter></function>',
+        "",
+        [("plot", {"points": ["x\ny"]})],
+    ),
     (
         "harmony",
         f"<|channel|>commentary<|message|>I look.{END} to=functions.add<|channel|>commentary "
@@ -151,6 +176,8 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": one}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ["\n", 1e999]}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1e999}"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": [1, 2]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": "a, b"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}}}</tool_call>'),
@@ -189,7 +216,5 @@ MALFORMED = [
     ("tool_code", "now()"),
     ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
-    ("qwen3_coder", "<function=add><parameter=a>one</parameter></function>"),
     ("qwen3_coder", "<function=add>1</function>"),
-    ("qwen3_coder", "<function=plot><parameter=grid>1</parameter></function>"),
 ]

@@ -103,6 +103,24 @@ def test_a_streamed_call_that_breaks_off_keeps_its_whole_arguments(
     text, _, calls = read(FORMATS[name], list(answer))
     assert calls == [("add", {"a": 1})]
     assert rest is None or text == rest
+    parser = FORMATS[name].parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
+    parser.push(list(answer))
+    parser.finish()
+    assert (parser.cut_calls, parser.calls_tools) == ({0}, False)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_whole_call_before_one_that_breaks_off_is_no_cut_one(parallel: bool) -> None:
+    answer = (
+        '<tool_call>{"name": "now"}</tool_call>'
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": }}</tool_call>'
+    )
+    parser = FORMATS["hermes"].parser(
+        TOOLS, is_forced=False, by_argument=True, in_reasoning=False, parallel=parallel
+    )
+    _, _, calls = gathered([*parser.push(list(answer)), *parser.finish()])
+    assert [name for name, _ in calls] == (["now", "add"] if parallel else ["now"])
+    assert (parser.cut_calls, parser.calls_tools) == ({1} if parallel else set(), not parallel)
 
 
 @given(
