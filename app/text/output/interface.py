@@ -44,10 +44,12 @@ class ToolFormat(Format):
     """How a family writes tool calls.
 
     openings: texts that begin calls, anywhere in the answer. closing: texts that end them, the
-    outermost last. is_bare: an answer may also begin with calls without an opening.
+    outermost last. is_bare: an answer may also begin with calls without an opening. hidden: the
+    openings that are not shown where no call follows.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
+    hidden: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
     is_bare: ClassVar[bool] = False
 
@@ -92,7 +94,7 @@ class ToolFormat(Format):
                 return True
             out.open = None
             if out.settled_at is None:
-                out.text(opening)
+                out.text("" if opening in self.hidden else opening)
                 source.at = start + len(opening)
                 return False
             source.at = out.settled_at

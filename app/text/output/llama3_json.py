@@ -1,19 +1,28 @@
-"""Llama 3: `{"name": ..., "parameters": {...}}` is the whole answer or follows `<|python_tag|>`."""
+"""Llama 3: `{"name": ..., "parameters": {...}}` is the whole answer or follows `<|python_tag|>`.
+
+Llama 4's own template asks for the same, behind text between `<|python_start|>` and
+`<|python_end|>`.
+"""
 
 from __future__ import annotations
+
+from typing import ClassVar, Final
 
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls, call_text, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
+ASKS_FOR_JSON: Final = '{"name": function name, "parameters":'  # in a chat template
+
 
 class Llama3Json(ToolFormat):
-    """Bare JSON objects, separated by semicolons."""
+    """Bare JSON objects, separated by semicolons or nothing."""
 
-    recognized_by = ("<|python_tag|>", '{"name": function name, "parameters":')
-    special_tokens = ("<|python_tag|>",)
-    openings = ("<|python_tag|>",)
+    recognized_by = ("<|python_tag|>", ASKS_FOR_JSON)
+    hidden: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
+    openings = ("<|python_tag|>", *hidden)
+    special_tokens = openings
     is_bare = True
 
     @staticmethod
@@ -22,7 +31,7 @@ class Llama3Json(ToolFormat):
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
-        if not opening and (yield from source.accept(*self.openings)):
+        while (yield from source.accept(*self.openings)):
             yield from source.blanks()
         while True:
             draft = out.draft(source)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls
+from app.text.output.llama3_json import ASKS_FOR_JSON
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -34,6 +35,11 @@ class Pythonic(ToolFormat):
     closing: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
     is_bare = True
     needs_list: ClassVar[bool] = True
+
+    @classmethod
+    def is_of(cls, template: str) -> bool:
+        # Llama 4's own template has these marks, but asks for JSON.
+        return ASKS_FOR_JSON not in template and super().is_of(template)
 
     @staticmethod
     def written(calls: Calls) -> str:

@@ -53,6 +53,8 @@ ANSWERS = {
     "llama_3": "; ".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
     "llama_3_2": f"[{PYTHON}]",
     "llama_4": f"<|python_start|>[{PYTHON}]<|python_end|>",
+    "llama_4_json": "<|python_start|><|python_end|>"
+    + "".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
     "mistral": f"[TOOL_CALLS] [{', '.join(OBJECTS)}]",
     "mistral_2506": "".join(
         f"[TOOL_CALLS]add[CALL_ID]abcdefgh{number}{one}" for number, one in enumerate(TEKKEN)

@@ -123,14 +123,18 @@ _PYTHONIC: Final = (
     '"{{ call.function.arguments[key] }}"{% if not loop.last %}, {% endif %}{% endfor %})'
     "{% if not loop.last %}, {% endif %}{% endfor %}]"
 )
-LLAMA_3: Final = _llama(
+_LLAMA_JSON: Final = (
     'Respond in the format {"name": function name, "parameters": dictionary of argument name and '
-    "its value}.",
+    "its value}."
+)
+_LLAMA_CALL: Final = (
+    _OBJECT + '{"name": "{{ call.function.name }}", "parameters": '
+    "{{ call.function.arguments | tojson }}}"
+)
+LLAMA_3: Final = _llama(
+    _LLAMA_JSON,
     "{% if message.tool_calls|length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
-    "{% set call = message.tool_calls[0] %}"
-    + _OBJECT
-    + '{"name": "{{ call.function.name }}", "parameters": '
-    "{{ call.function.arguments | tojson }}}",
+    "{% set call = message.tool_calls[0] %}" + _LLAMA_CALL,
 )
 LLAMA_3_2: Final = _llama(
     "Return calls as [func_name1(params_name1=params_value1, params_name2=...), "
@@ -140,6 +144,12 @@ LLAMA_3_2: Final = _llama(
 LLAMA_4: Final = _llama(
     "Return calls as <|python_start|>[func_name1(param1=value1), func_name2()]<|python_end|>",
     _PYTHONIC,
+)
+LLAMA_4_JSON: Final = _llama(  # its own template's way
+    _LLAMA_JSON,
+    "<|python_start|>{{ message.content }}<|python_end|>{% for call in message.tool_calls %}"
+    + _LLAMA_CALL
+    + "{% endfor %}",
 )
 
 
@@ -269,6 +279,8 @@ FAMILIES: Final = {
 SPECIAL: Final = (
     "<|eos|>",
     "<|python_tag|>",
+    "<|python_start|>",
+    "<|python_end|>",
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",

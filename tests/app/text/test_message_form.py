@@ -23,6 +23,7 @@ PLAIN = (
     "granite_4",
     "llama_3_2",
     "llama_4",
+    "llama_4_json",
     "magistral",
 )
 

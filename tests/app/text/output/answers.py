@@ -54,6 +54,20 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "Well: ",
         [ADD, PLOT],
     ),
+    (
+        "llama3_json",
+        '<|python_start|>I look.<|python_end|>{"name": "now", "parameters": {}}'
+        f'{{"name": "add", "parameters": {WRITTEN}}}',
+        "I look.",
+        [NOW, ADD],
+    ),
+    (
+        "llama3_json",
+        '<|python_start|>{"name": "now", "parameters": {}}<|python_end|>Done.',
+        "Done.",
+        [NOW],
+    ),
+    ("llama3_json", "<|python_start|>1 < 2<|python_end|>", "1 < 2", []),
     ("llama3_json", '{"name": "now", "parameters": {}} is the call.', "is the call.", [NOW]),
     (
         "pythonic",

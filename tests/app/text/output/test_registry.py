@@ -28,6 +28,7 @@ FORMATS_OF = {
     "llama_3": ("llama3_json", None),
     "llama_3_2": ("pythonic", None),
     "llama_4": ("pythonic", None),
+    "llama_4_json": ("llama3_json", None),
     "mistral": ("mistral", None),
     "mistral_2506": ("mistral", None),
     "magistral": ("mistral", "mistral"),
