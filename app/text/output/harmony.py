@@ -25,6 +25,7 @@ _TOKENS: Final = (
     "<|call|>",
 )
 _HEADS: Final = ("<|start|>", "<|channel|>")
+_FIRST_HEADS: Final = (*_HEADS, "to=functions.")  # as `<|start|>assistant` ends the prompt
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
@@ -37,10 +38,15 @@ class HarmonyChannels(ReasoningFormat):
     special_tokens = _TOKENS
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
+        heads: tuple[str, ...] = _FIRST_HEADS
         while True:
             out.part = AnswerPart.UNDECIDED
-            head = yield from source.sees(*_HEADS)
+            start = source.at
+            yield from source.blanks()
+            head = yield from source.sees(*heads)
+            heads = _HEADS
             if not head:
+                source.at = start
                 out.part = AnswerPart.ANSWER
                 if not (yield from source.shown_until(_HEADS, out.text)):
                     return

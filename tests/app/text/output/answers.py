@@ -175,6 +175,14 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [PLOT, NOW],
     ),
+    (  # the recipient first, right behind the prompt's `<|start|>assistant`
+        "harmony",
+        f" to=functions.add<|channel|>commentary json<|message|>{WRITTEN}<|call|>",
+        "",
+        [ADD],
+    ),
+    ("harmony", " to=functions", " to=functions", []),
+    ("harmony", "\n<|channel|>final<|message|>Hi", "Hi", []),
 ]
 
 # Format, and an answer that is text as a whole.
