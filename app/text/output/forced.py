@@ -36,12 +36,16 @@ class Forced(ToolFormat):
                     elif arguments:
                         out.call(CallDelta(out.num_calls - 1, None, arguments))
                 if call.broken:
+                    if announced:
+                        out.cut(out.num_calls - 1)
                     out.text(("" if announced else call.raw) + text)
                     yield from source.shown_until((), out.text)
                     return
                 if call.done:
                     call, announced = CallReader(), False
             if source.ended:
+                if announced:
+                    out.cut(out.num_calls - 1)
                 out.text("" if announced else call.raw)
                 return
             yield

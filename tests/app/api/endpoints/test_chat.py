@@ -334,6 +334,20 @@ async def test_forced_tool_call_is_constrained(
     assert answer.choices[0].message.content is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_within_a_forced_call_is_the_reason(
+    server: Server, stream: bool
+) -> None:
+    write(server, '[{"name": "add", "arguments": {"a": 1, "b": "END"}}]')
+    body = {"model": MODEL, "messages": HELLO, "tools": [ADD], "stop": "END", "stream": stream}
+    answer = await server.http.post(
+        "/v1/chat/completions", json={**body, "tool_choice": "required"}
+    )
+    written = answer.text.replace(" ", "")
+    assert '"finish_reason":"stop"' in written
+    assert '"finish_reason":"tool_calls"' not in written
+
+
 async def test_parameters_that_refer_to_themselves_mean_the_tools_own(server: Server) -> None:
     write(server, '[{"name": "add", "arguments": {}}]')
     properties = {"next": {"$ref": "#"}, "last": {"$ref": "#/properties/next"}}

@@ -36,6 +36,28 @@ def test_forced_arguments_stream_character_by_character() -> None:
     assert parser.push(["ng"]) == [CallDelta(0, None, "ng")]
 
 
+@pytest.mark.parametrize("by_argument", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "cut_calls"),
+    [
+        (f"[{CALL}]", set()),
+        (f"[{CALL}", set()),
+        (f"[{CALL}, ", set()),
+        (CALL[:-1], {0}),
+        (f"[{CALL}, {CALL[:-9]}", {1}),
+        (f"{CALL[:-1]}]", {0}),
+    ],
+)
+def test_a_forced_call_that_is_cut_is_known(
+    answer: str, cut_calls: set[int], by_argument: bool
+) -> None:
+    parser = HERMES.parser(TOOLS, is_forced=True, by_argument=by_argument, in_reasoning=False)
+    parser.push(list(answer))
+    parser.finish()
+    assert parser.cut_calls == cut_calls
+    assert parser.calls_tools is not bool(cut_calls)
+
+
 def test_text_where_a_grammar_was_to_make_calls_is_shown() -> None:
     found = pieces_of(HERMES, list("Sorry."), by_argument=True, is_forced=True)
     assert "".join(piece.text for piece in found if isinstance(piece, Text)) == "Sorry."
