@@ -21,6 +21,7 @@ _FIELD: Final = r"\b(?:message|msg|m)(?:\.{0}\b|\[['\"]{0}['\"]\]|\.get\(['\"]{0
 # Phi-4-mini's, where a conversation with tools has no system message.
 _WITH_TOOLS: Final = "You are a helpful assistant with some tools."
 _ARGUMENTS: Final = r"\barguments\b['\"\]]*\s*"
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 _Messages = list[dict[str, Any]]
 
@@ -96,12 +97,7 @@ class MessageForm:
         """The tools in this form; None for none."""
         if not given:
             return None
-        if not self.described_tools:
-            return [dict(tool) for tool in given]
-        return [
-            {**tool, "function": {**tool["function"], "description": _description(tool)}}
-            for tool in given
-        ]
+        return [{**tool, "function": self._function(tool["function"])} for tool in given]
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         if self.tools_in_system and message.get("role") == "tool":
@@ -125,6 +121,13 @@ class MessageForm:
             reasoning, message["content"] = f"{reasoning}\n\n{content}", ""
         message[self.reasoning] = reasoning
         return message
+
+    def _function(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        # Optional in OpenAI's form, but most templates read them of every tool.
+        function = {**given, "parameters": given.get("parameters") or _NO_PARAMETERS}
+        if self.described_tools:
+            function["description"] = given.get("description") or ""
+        return function
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         if self.short_ids and isinstance(call.get("id"), str):
@@ -156,10 +159,6 @@ def _short_id(given: str) -> str:
 
 def _is_system_text(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "system" and isinstance(message.get("content"), str)
-
-
-def _description(tool: Mapping[str, Any]) -> str:
-    return tool["function"].get("description") or ""
 
 
 def _one_call_each(messages: _Messages) -> _Messages:

@@ -258,9 +258,9 @@ COMMAND_R7B: Final = (
     + _FIRST
     + "{% set ns = namespace(call=0) %}<|SYSTEM_TOKEN|>{{ rules }}{% if tools %} Write "
     "<|START_THINKING|> and a plan, <|START_ACTION|> and a JSON list of calls, or "
-    "<|START_RESPONSE|> and text."
-    + _TOOLS
-    + "{% endif %}<|END_OF_TURN_TOKEN|>{% for message in turns %}{% if message.role == 'user' %}"
+    "<|START_RESPONSE|> and text.{% for tool in tools %}{{ '\n' + tool.function.name + "
+    "(tool.function.parameters | tojson) }}{% endfor %}"
+    "{% endif %}<|END_OF_TURN_TOKEN|>{% for message in turns %}{% if message.role == 'user' %}"
     "<|USER_TOKEN|>{{ message.content }}{% elif message.role == 'tool' %}<|SYSTEM_TOKEN|>"
     "<|START_TOOL_RESULT|>{{ message.content | tojson }}<|END_TOOL_RESULT|>"
     "{% elif message.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>"

@@ -145,6 +145,14 @@ def test_results_without_a_call_stay_refused(family: str) -> None:
     assert answer == {"refused": "a result without a call"}
 
 
+@pytest.mark.parametrize("missing", [{}, {"parameters": {}}, {"parameters": None}])
+def test_a_tool_without_parameters_has_an_object_of_none(missing: dict[str, Any]) -> None:
+    for family in sorted(FAMILIES):
+        tools = MessageForm.of(FAMILIES[family]).tools([{"function": {"name": "now", **missing}}])
+        assert tools is not None
+        assert tools[0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
 def test_a_result_that_no_call_asked_for_stays() -> None:
     text = fitted("llama_3", [*TURNS, {"role": "tool", "tool_call_id": "x", "content": "stray"}])
     assert text.index("result 2") < text.index("stray")

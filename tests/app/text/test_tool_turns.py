@@ -114,6 +114,12 @@ def test_nothing_changes_where_the_template_shows_all(rendered: Rendered, family
         )
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_tool_may_have_no_parameters(rendered: Rendered, family: str) -> None:
+    tool = {"type": "function", "function": {"name": "now_or_never"}}
+    assert "now_or_never" in rendered(FAMILIES[family], TURNS[:1], [tool])
+
+
 def test_messages_without_calls_stay_as_they_are(rendered: Rendered) -> None:
     text = rendered(GEMMA_3, TURNS[:1])
     assert text == "<start_of_turn>user\nSums?<end_of_turn>\n<start_of_turn>model\n"
