@@ -25,7 +25,7 @@ _START_LIMIT_S: Final = 15.0  # of the child, which imports little: one that nee
 _CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _SET: Final = ("messages", "tools", "documents", "add_generation_prompt")
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
-_WORD: Final = re.compile(r"\w+")
+_WORD: Final = re.compile(r"(?<![.\w])\w+")  # not the fields of a message: x.thinking
 
 
 class TemplateError(Exception):
@@ -193,7 +193,7 @@ class ChatTemplate:
 
 
 def _words(template: str) -> Iterator[str]:
-    """Every word of a template's code, its variables among them."""
+    """Every word of a template's code but fields, its variables among them."""
     for code in _CODE.findall(template):
         yield from _WORD.findall(_QUOTED.sub("", code))
 

@@ -107,7 +107,8 @@ def template_variables(
     switch = next((name for name in SWITCHES if template.reads(name)), None)
     if template.reads(EFFORT) and not (switch and effort in _OFF):
         if effort not in _GRADES:
-            raise invalid(f"This model supports the efforts {', '.join(_GRADES)}.", param)
+            always = "always reasons, and " if effort in _OFF else ""
+            raise invalid(f"This model {always}supports the efforts {', '.join(_GRADES)}.", param)
         return {EFFORT: effort, **variables}
     if switch:
         return {switch: effort not in _OFF, **variables}

@@ -179,6 +179,13 @@ async def test_effort_reaches_the_template(
         ("hermes", {"reasoning_effort": "none"}, "reasoning_effort"),
         ("magistral", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("gpt_oss", {"reasoning_effort": "xhigh"}, "reasoning_effort"),
+        ("gpt_oss", {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("gpt_oss", {"reasoning_effort": "minimal"}, "reasoning_effort"),
+        (
+            "gpt_oss",  # which reads a message's thinking, and no such variable
+            {"chat_template_kwargs": {"thinking": False}},
+            "chat_template_kwargs.thinking",
+        ),
         ("qwen3", {"reasoning_effort": "much"}, "reasoning_effort"),
         (
             "hermes",
