@@ -26,7 +26,10 @@ _TOKENS: Final = (
 )
 _HEADS: Final = ("<|start|>", "<|channel|>")
 _FIRST_HEADS: Final = (*_HEADS, "to=functions.")  # as `<|start|>assistant` ends the prompt
-_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CLOSING: Final = ("<|end|>", "<|call|>", "<|return|>")
+# Models leave out closing tokens, but no text has a channel's whole head by chance.
+_CHANNELS: Final = tuple(f"<|channel|>{name}" for name in ("analysis", "commentary", "final"))
+_ENDS: Final = (*_CLOSING, "<|start|>", *_CHANNELS)
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
 
@@ -56,7 +59,7 @@ class HarmonyChannels(ReasoningFormat):
                 source.at = len(source.text)
                 return
             yield from _message(source, out, header)
-            yield from source.accept(*_ENDS[:-1])
+            yield from source.accept(*_CLOSING)
             source.forget()
 
 

@@ -68,6 +68,19 @@ CASES = [
     (HARMONY, False, RESUMED, ("Let me see.Hi", "Hm.", [])),
     (HARMONY, False, "<|channel|>analysis<|message|>cut off", ("", "cut off", [])),
     (HARMONY, False, "<|channel|>ana", ("", "", [])),
+    (
+        HARMONY,
+        False,
+        "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi",
+        ("Hi", "Hm.", []),
+    ),
+    (
+        HARMONY,
+        False,
+        "<|channel|>analysis<|message|>Hm.<|channel|>commentary to=functions.now<|message|>{}"
+        "<|channel|>final<|message|>Two <|channel|> tokens<|return|>",
+        ("Two <|channel|> tokens", "Hm.", [("now", {})]),
+    ),
     (HARMONY, False, "No channel.", ("No channel.", "", [])),
 ]
 
