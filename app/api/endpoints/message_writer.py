@@ -89,12 +89,14 @@ class MessageWriter(StreamWriter):
     # ---- blocks -----------------------------------------------------------------------
 
     def _add_text(self, piece: Text | Reasoning) -> None:
-        kind = "thinking" if isinstance(piece, Reasoning) else "text"
+        kind, text = "thinking" if isinstance(piece, Reasoning) else "text", piece.text
         if not self._is_open or self._blocks[-1]["type"] != kind:
+            if self._blocks:  # a line end keeps it apart only where all of it is joined
+                text = text.removeprefix("\n")
             empty = {"signature": ""} if kind == "thinking" else {}
             self._open_block({"type": kind, kind: "", **empty})
-        self._blocks[-1][kind] += piece.text
-        self._delta({"type": f"{kind}_delta", kind: piece.text})
+        self._blocks[-1][kind] += text
+        self._delta({"type": f"{kind}_delta", kind: text})
 
     def _add_call(self, piece: CallDelta) -> None:
         if piece.name is not None:

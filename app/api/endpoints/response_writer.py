@@ -114,6 +114,7 @@ class ResponseWriter(StreamWriter):
         item = self._open
         if item is None or item["type"] != "message":
             self._close_item()
+            text = self._begun(text)
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {
                 "id": new_id("msg").replace("-", "_"),
@@ -132,6 +133,7 @@ class ResponseWriter(StreamWriter):
         item = self._open
         if item is None or item["type"] != "reasoning":
             self._close_item()
+            text = self._begun(text)
             item = {
                 "id": new_id("rs").replace("-", "_"),
                 "type": "reasoning",
@@ -145,6 +147,10 @@ class ResponseWriter(StreamWriter):
             item["content"].append(part)
         item["content"][0]["text"] += text
         self._emit("response.reasoning_text.delta", **self._where(item), delta=text)
+
+    def _begun(self, text: str) -> str:
+        """The text of a new item: a line end keeps it apart only where all of it is joined."""
+        return text.removeprefix("\n") if self._output else text
 
     def _add_call(self, delta: CallDelta) -> None:
         if delta.name is not None:

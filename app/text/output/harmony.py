@@ -83,6 +83,7 @@ class Harmony(ToolFormat):
 
 def _message(source: Source, out: AnswerPieces, header: str) -> Reading[None]:
     """One message's body, up to its end token."""
+    out.begin_message()
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
         out.part = AnswerPart.ANSWER

@@ -37,6 +37,7 @@ class CallDelta:
 
 
 AnswerPiece = Text | Reasoning | CallDelta
+_Kind = type[Text] | type[Reasoning]
 
 
 class AnswerPart(enum.Enum):
@@ -68,6 +69,8 @@ class AnswerPieces:
         self._pieces: list[AnswerPiece] = []
         self._after_call = False
         self._has_reasoning = False
+        self._shown: set[_Kind] = set()  # kinds of which there is some
+        self._apart: set[_Kind] = set()  # kinds whose next piece begins on a line of its own
         self._held = ""  # line ends of the reasoning, dropped at its end
 
     def text(self, text: str) -> None:
@@ -91,6 +94,10 @@ class AnswerPieces:
     def end_reasoning(self) -> None:
         self._held, self._has_reasoning = "", False
         self.part = AnswerPart.ANSWER
+
+    def begin_message(self) -> None:
+        """Keep what follows apart from the text and the reasoning before, by a line end."""
+        self._apart = self._shown.copy()
 
     def begin_calls(self) -> None:
         """Start a group of calls, none of them closed yet."""
@@ -121,7 +128,11 @@ class AnswerPieces:
         taken, self._pieces = self._pieces, []
         return taken
 
-    def _add(self, kind: type[Text] | type[Reasoning], text: str) -> None:
+    def _add(self, kind: _Kind, text: str) -> None:
+        if kind in self._apart:
+            self._apart.discard(kind)
+            text = f"\n{text}"
+        self._shown.add(kind)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, kind):
             self._pieces[-1] = kind(last.text + text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ async def test_reasoning_and_calls_streamed_and_whole(
             "gpt_oss",
             "<|channel|>commentary<|message|>Yes.<|end|><|start|>assistant<|channel|>analysis"
             "<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>No.",
-            "Yes.No.",
+            "Yes.\nNo.",
         ),
     ],
 )
@@ -228,3 +229,53 @@ async def test_reasoning_is_an_item_of_responses(
         model=MODEL, input=[*items, {"role": "user", "content": "And?"}]
     )
     assert again.status == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_of_a_kind_are_lines_of_one_text_or_items_of_their_own(
+    start_server: StartServer, of_family: OfFamily, stream: bool
+) -> None:
+    processor = of_family("gpt_oss")
+    server = await start_server(processor=processor)
+    next_one = "<|end|><|start|>assistant<|channel|>"
+    write(
+        server,
+        processor,
+        f"<|channel|>analysis<|message|>Hm.{next_one}commentary<|message|>So:{next_one}analysis"
+        f"<|message|>Or{next_one}analysis<|message|>not.{next_one}final<|message|>Yes.",
+    )
+    body = {"model": MODEL, "stream": stream}
+
+    async def final(path: str, **fields: Any) -> list[Any]:
+        answer = await server.http.post(path, json={**body, **fields})
+        assert answer.status_code == 200, answer.text
+        if not stream:
+            return [answer.json()]
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        return [json.loads(line) for line in lines]
+
+    found = await final("/v1/chat/completions", messages=HELLO)
+    parts = [one["choices"][0]["delta" if stream else "message"] for one in found]
+    for key, wanted in (("content", "So:\nYes."), ("reasoning_content", "Hm.\nOr\nnot.")):
+        assert "".join(part.get(key) or "" for part in parts) == wanted
+
+    found = await final("/v1/responses", input="Hi")
+    items = (found[-1]["response"] if stream else found[-1])["output"]
+    texts = [(item["type"], item["content"][0]["text"]) for item in items]
+    assert texts == [
+        ("reasoning", "Hm."),
+        ("message", "So:"),
+        ("reasoning", "Or\nnot."),
+        ("message", "Yes."),
+    ]
+
+    found = await final("/v1/messages", messages=HELLO, max_tokens=999)
+    if stream:
+        deltas = [one for one in found if one["type"] == "content_block_delta"]
+        shown = [""] * 4
+        for one in deltas:
+            delta = one["delta"]
+            shown[one["index"]] += delta.get("text", "") + delta.get("thinking", "")
+    else:
+        shown = [block[block["type"]] for block in found[0]["content"]]
+    assert shown == ["Hm.", "So:", "Or\nnot.", "Yes."]

@@ -64,8 +64,17 @@ CASES = [
     (COHERE, False, "Hi.<|END_RESPONSE|>", ("Hi.", "", [])),
     (COHERE, True, f"plan<|END_THINKING|>{ACTION}", ("", "plan", [("now", {})])),
     (OutputFormats(None, None), False, "<think>Hm</think>Yes.", ("<think>Hm</think>Yes.", "", [])),
-    (HARMONY, False, CHANNELS, ("So: 1 < 2.", "First a <b>.Then c.", [("add", {"a": 1})])),
-    (HARMONY, False, RESUMED, ("Let me see.Hi", "Hm.", [])),
+    (HARMONY, False, CHANNELS, ("So: 1 < 2.", "First a <b>.\nThen c.", [("add", {"a": 1})])),
+    (HARMONY, False, RESUMED, ("Let me see.\nHi", "Hm.", [])),
+    (
+        HARMONY,
+        False,
+        "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>"
+        "<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|><|start|>assistant"
+        "<|channel|>commentary<|message|>Three.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "Four.",
+        ("Three.\nFour.", "One.\nTwo.", []),
+    ),
     (HARMONY, False, "<|channel|>analysis<|message|>cut off", ("", "cut off", [])),
     (HARMONY, False, "<|channel|>ana", ("", "", [])),
     (
