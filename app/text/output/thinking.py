@@ -18,14 +18,14 @@ class Think(ReasoningFormat):
     special_tokens: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
-        if out.part is not AnswerPart.REASONING:
-            start = source.at
-            yield from source.blanks()
-            if not (yield from source.accept(self.opening)):
-                source.at = start
+        start = source.at
+        yield from source.blanks()
+        if not (yield from source.accept(self.opening)):  # some write the prompt's once more
+            source.at = start
+            if out.part is not AnswerPart.REASONING:
                 out.part = AnswerPart.ANSWER
                 return
-            out.part = AnswerPart.REASONING
+        out.part = AnswerPart.REASONING
         yield from source.shown_until((self.closing,), out.reasoning)
         out.end_reasoning()
         if (yield from source.accept(self.closing)):

@@ -47,6 +47,9 @@ CASES = [
     (THINK, False, "<think>cut off </thi", ("", "cut off </thi", [])),
     (THINK, True, "One.\n</think>\n\nYes.", ("Yes.", "One.", [])),
     (THINK, True, "never ends\n", ("", "never ends", [])),
+    (THINK, True, "\n<think>\nOne <think>.\n</think>\n\nYes.", ("Yes.", "One <think>.", [])),
+    (THINK, True, "<thin", ("", "<thin", [])),
+    (THINK, True, "</think>Yes.", ("Yes.", "", [])),
     (OutputFormats(None, MistralThink), False, "[THINK]Hm[/THINK]Yes.", ("Yes.", "Hm", [])),
     (COHERE, False, f"{PLAN}{ACTION}", ("", "A\nplan.", [("now", {})])),
     (
@@ -110,6 +113,7 @@ def test_reasoning_is_told_apart_in_any_cut(
         (THINK, False, ["<think>", "\n", "So", ".", "</think>", "\n\n", "Yes", "."], 5),
         (THINK, False, ["<th", "ink>", "So", "</", "think>", "Yes"], 5),
         (THINK, True, ["So", "</think>", "Yes"], 2),
+        (THINK, True, ["\n", "<th", "ink>", "So", "</think>", "Yes"], 5),
         (THINK, False, ["<th", "ing>", "Yes"], 0),
         (
             HARMONY,
