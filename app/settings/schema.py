@@ -75,7 +75,9 @@ class ModelSettings(_Section):
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )
-    reasoning_parser: Literal["auto", "none", "cohere", "harmony", "mistral", "think"] = Field(
+    reasoning_parser: Literal[
+        "auto", "none", "cohere", "granite", "harmony", "mistral", "think"
+    ] = Field(
         "auto",
         description="Format of the model's reasoning; auto: as its chat template shows. none "
         "leaves it in the text.",

@@ -21,7 +21,7 @@ from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
 from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
-from app.text.output.thinking import MistralThink, Think
+from app.text.output.thinking import GraniteThink, MistralThink, Think
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
@@ -38,6 +38,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
 REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,
     "cohere": CohereThink,
+    "granite": GraniteThink,
     "mistral": MistralThink,
     "think": Think,
 }

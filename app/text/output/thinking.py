@@ -10,10 +10,14 @@ from app.text.output.source import Reading, Source
 
 
 class Think(ReasoningFormat):
-    """Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and many others."""
+    """Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and many others.
+
+    frame: marks around the answer that are left out, where the first follows the reasoning.
+    """
 
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
+    frame: ClassVar[tuple[str, str] | None] = None
     recognized_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     special_tokens: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
 
@@ -30,10 +34,19 @@ class Think(ReasoningFormat):
         out.end_reasoning()
         if (yield from source.accept(self.closing)):
             yield from source.blanks()
+            if self.frame is not None and (yield from source.accept(self.frame[0])):
+                source.left_out = self.frame[1:]
 
     @classmethod
     def begins_in(cls, prompt: str) -> bool:
         return prompt.rstrip().endswith(cls.opening)
+
+
+class GraniteThink(Think):
+    """Granite 3.3."""
+
+    frame = ("<response>", "</response>")
+    recognized_by = ("<response></response>",)
 
 
 class MistralThink(Think):

@@ -75,7 +75,8 @@ QWEN3_CODER: Final = _chatml(
 GRANITE_4: Final = _chatml(_JSON, _JSON_CALL).replace("<|im_start|>", "<|start_of_role|>")
 GRANITE_3: Final = (  # no calls, no results of OpenAI's form
     _FIRST + "<|start_of_role|>system<|end_of_role|>{{ rules }}{% if tools %} Call tools with "
-    "<|tool_call|> and a JSON list.{% endif %}<|end_of_text|>\n{% if tools %}"
+    "<|tool_call|> and a JSON list.{% endif %}{% if thinking %} Use <think></think>, then "
+    "<response></response>.{% endif %}<|end_of_text|>\n{% if tools %}"
     "<|start_of_role|>available_tools<|end_of_role|>" + _TOOLS + "<|end_of_text|>\n{% endif %}"
     "{% for message in turns if message.role in ['user', 'assistant', 'tool_response'] %}"
     "<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content + '' }}<|end_of_text|>\n"

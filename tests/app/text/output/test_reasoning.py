@@ -12,15 +12,17 @@ from app.api.endpoints.output import read_delta
 from app.engine_client.client import TokenChunk
 from app.text.incremental import TableDetokenizer, TextRules, TextStream
 from app.text.output.cohere import Cohere, CohereThink
+from app.text.output.granite import Granite
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.pieces import AnswerPiece, Text, gathered
 from app.text.output.registry import OutputFormats
-from app.text.output.thinking import MistralThink, Think
+from app.text.output.thinking import GraniteThink, MistralThink, Think
 from tests.app.text.output.reading import CUTS, TOOLS, Read, cut, read
 
 THINK = OutputFormats(Hermes, Think)
 COHERE = OutputFormats(Cohere, CohereThink)
+GRANITE = OutputFormats(Granite, GraniteThink)
 HARMONY = OutputFormats(Harmony, HarmonyChannels)
 CALL = '<tool_call>{"name": "now"}</tool_call>'
 CHANNELS = (
@@ -51,6 +53,21 @@ CASES = [
     (THINK, True, "<thin", ("", "<thin", [])),
     (THINK, True, "</think>Yes.", ("Yes.", "", [])),
     (OutputFormats(None, MistralThink), False, "[THINK]Hm[/THINK]Yes.", ("Yes.", "Hm", [])),
+    (
+        GRANITE,
+        False,
+        "<think>Hm</think>\n<response>Hi <b>.</response>",
+        ("Hi <b>.", "Hm", []),
+    ),
+    (
+        GRANITE,
+        False,
+        '<think>Hm</think><response>So.</response><|tool_call|>[{"name": "now"}]',
+        ("So.", "Hm", [("now", {})]),
+    ),
+    (GRANITE, False, "<think>Hm</think><response>cut off</resp", ("cut off</resp", "Hm", [])),
+    (GRANITE, False, "<response>XML</response>", ("<response>XML</response>", "", [])),
+    (GRANITE, False, "<think>Hm</think>Hi</response>", ("Hi</response>", "Hm", [])),
     (COHERE, False, f"{PLAN}{ACTION}", ("", "A\nplan.", [("now", {})])),
     (
         COHERE,

@@ -36,7 +36,7 @@ FORMATS_OF = {
     "gemma_3": ("tool_code", None),
     "command_r7b": ("cohere", "cohere"),
     "phi_4_mini": ("phi4_mini", None),
-    "granite_3": ("granite", None),
+    "granite_3": ("granite", "granite"),
     "granite_4": ("hermes", None),
 }
 
