@@ -78,9 +78,7 @@ class ModelSettings(_Section):
     reasoning_parser: Literal[
         "auto", "none", "cohere", "granite", "harmony", "mistral", "think"
     ] = Field(
-        "auto",
-        description="Format of the model's reasoning; auto: as its chat template shows. none "
-        "leaves it in the text.",
+        "auto", description="How it writes reasoning; auto: as its chat template shows; none: text."
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",

@@ -29,8 +29,10 @@ class MessageWriter(StreamWriter):
         output: OutputPlan,
         *,
         stream: bool,
+        shows_thinking: bool,
     ) -> None:
         super().__init__(1)
+        self._shows_thinking = shows_thinking
         self._generation = generation
         self._parser = next(iter(output.parsers(1, stream=stream)), None)
         self._stream = stream
@@ -58,7 +60,7 @@ class MessageWriter(StreamWriter):
         for piece in pieces:
             if isinstance(piece, CallDelta):
                 self._add_call(piece)
-            else:
+            elif self._shows_thinking or not isinstance(piece, Reasoning):
                 self._add_text(piece)
         if delta.finish_reason is not None:
             self._close_block()

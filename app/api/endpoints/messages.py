@@ -11,7 +11,7 @@ from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id, objective_of
 from app.api.endpoints.conversation import Prompt, prompt_of, template_messages
 from app.api.endpoints.message_writer import MessageWriter
-from app.api.endpoints.output import SWITCHES, plan_output, template_variables
+from app.api.endpoints.output import EFFORT, SWITCHES, plan_output, template_variables
 from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, plan_tool_calls
 from app.api.generation import Generation
 from app.api.http.call import Call
@@ -99,7 +99,15 @@ class Messages:
         call.admit_tokens(len(prompt.tokens))
         stream = bool(body.stream)
         generation = Generation(context, call, [request], rules, stream=stream)
-        writer = MessageWriter(context, message_id, generation, output, stream=stream)
+        asked = body.thinking
+        writer = MessageWriter(
+            context,
+            message_id,
+            generation,
+            output,
+            stream=stream,
+            shows_thinking=not (asked and (asked.type == "disabled" or asked.display == "omitted")),
+        )
         if stream:
             await stream_reply(call, generation, writer)
         else:
@@ -169,7 +177,11 @@ def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
     if wanted == "enabled" and not thinks:
         raise invalid("This model does not write its thinking apart.", "thinking")
     if wanted == "disabled" and thinks:  # whatever its effort would be
-        return template_variables(context, None, "none", "thinking")
+        reads = context.text.template.reads
+        switch = next((name for name in SWITCHES if reads(name)), None)
+        if switch is None:  # it always thinks: as little as it can, and unseen
+            return {EFFORT: "low"} if reads(EFFORT) else {}
+        return {switch: False}
     if given:
         return template_variables(context, None, given, "output_config.effort")
     has_switch = any(context.text.template.reads(name) for name in SWITCHES)

@@ -103,7 +103,7 @@ class Thinking(Strict):
         default=None, description="Accepted and ignored: a hint."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="Accepted and ignored: it is shown whole."
+        default=None, description="summarized: it is shown whole."
     )
 
 

@@ -279,3 +279,26 @@ async def test_messages_of_a_kind_are_lines_of_one_text_or_items_of_their_own(
     else:
         shown = [block[block["type"]] for block in found[0]["content"]]
     assert shown == ["Hm.", "So:", "Or\nnot.", "Yes."]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_clients_need_not_see_what_a_model_thinks(
+    start_server: StartServer, of_family: OfFamily, stream: bool
+) -> None:
+    """gpt-oss always thinks: where thinking is disabled with the least effort."""
+    processor = of_family("gpt_oss")
+    server = await start_server(processor=processor)
+    server.engine.chunk_size = 1000
+    for thinking, effort, is_shown in (
+        ({"type": "disabled"}, "low", False),
+        ({"type": "adaptive", "display": "omitted"}, "medium", False),
+        ({"type": "adaptive"}, "medium", True),
+    ):
+        write(server, processor, ANSWERS["gpt_oss"].partition(" to=functions.add")[0])
+        body = {"model": MODEL, "max_tokens": 100, "messages": HELLO, "thinking": thinking}
+        answer = await server.http.post("/v1/messages", json={**body, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert ("Hm." in answer.text) is is_shown
+        assert "So:" in answer.text
+        prompt = processor.decode(server.engine.seen[-1].prompt, skip_special_tokens=False)
+        assert f"Reasoning: {effort}" in prompt
