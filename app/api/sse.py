@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Final
@@ -190,25 +190,35 @@ class KeepAlive:
     the client's next attempt be queued from the start. has_sent: set by whoever sends.
     """
 
-    __slots__ = ("_call", "_comment", "_task", "has_sent")
+    __slots__ = ("_call", "_comment", "_sleep", "_task", "has_sent")
 
-    def __init__(self, call: Call, comment: bytes) -> None:
+    def __init__(
+        self,
+        call: Call,
+        comment: bytes,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._call = call
         self._comment = comment
+        self._sleep = sleep
         self.has_sent = False
-        self._task = asyncio.create_task(self._watch(call.options.keep_alive_s))
+        watch = self._watch(call.options.keep_alive_s)
+        self._task: asyncio.Task[None] | None = asyncio.create_task(watch)
 
     async def _watch(self, period_s: float) -> None:
         while True:
             self.has_sent = False
-            await asyncio.sleep(period_s)
+            await self._sleep(period_s)
             if not self.has_sent:
                 if not self._call.started:
                     await self._call.start(200, HEADERS)
                 await self._call.send(self._comment)
 
     def stop(self) -> None:
-        self._task.cancel()
+        """Send nothing more."""
+        task, self._task = self._task, None  # it refers to this
+        if task is not None:
+            task.cancel()
 
 
 async def stream_reply(call: Call, generation: Generation, writer: StreamWriter) -> None:
@@ -242,6 +252,8 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
             failure = error if isinstance(error, ApiError) else from_engine(error)
             if not isinstance(error, ApiError | EngineError):
                 _log.exception("request %s failed", call.request_id)
+            if not generation.num_completion_tokens:
+                call.give_back(failure)
             last = writer.failing(failure)
         finally:
             keep_alive.stop()

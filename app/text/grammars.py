@@ -47,6 +47,8 @@ _KEPT: Final[Mapping[str, frozenset[str]]] = {
         | {"patternProperties", "propertyNames", "minProperties", "maxProperties"}
     ),
 }
+_MAY_BE_EMPTY: Final = frozenset({"uri-reference", "uri-template", "json-pointer"})  # formats
+_FAR: Final = 2000  # a `maxLength` that texts of a format do not reach
 _NEVER_KEPT: Final = frozenset(
     {"not", "if", "contains", "uniqueItems", "$dynamicRef"}
     | {"dependentRequired", "dependentSchemas", "dependencies"}
@@ -227,7 +229,7 @@ def _of_types(schema: dict[str, Any]) -> str | None:
     if "string" in types and (found := _of_strings(schema)):
         return found
     if "multipleOf" in schema and ("number" in types or not _is_step(schema)):
-        return f"'multipleOf', but up to {_MAX_STEP} of an integer without bounds"
+        return f"'multipleOf', other than one up to {_MAX_STEP} of an integer without bounds"
     patterns = [schema.get("pattern"), *_keys(schema.get("patternProperties"))]
     if any(isinstance(one, str) and _LOOKAHEAD.search(_CLASS.sub("", one)) for one in patterns):
         return "a pattern's lookahead"
@@ -243,8 +245,18 @@ def _of_strings(schema: dict[str, Any]) -> str | None:
     forms = ["format"] if str(schema.get("format")) in FORMATS else []
     forms += ["pattern"] if "pattern" in schema else []
     bounds = [key for key in ("minLength", "maxLength") if schema.get(key)]
+    if forms == ["format"]:
+        bounds = [key for key in bounds if not _is_beside_format(key, schema)]
     found = [*forms, *bounds[:1]]
     return f"'{found[1]}' beside '{found[0]}'" if len(found) > 1 else None
+
+
+def _is_beside_format(key: str, schema: dict[str, Any]) -> bool:
+    """Whether a text of the format keeps this bound, or hardly any does not: pydantic writes both
+    beside an address (`HttpUrl`)."""
+    if key == "minLength":
+        return bool(schema[key] == 1 and schema["format"] not in _MAY_BE_EMPTY)
+    return isinstance(schema[key], int) and schema[key] >= _FAR
 
 
 def _is_step(schema: dict[str, Any]) -> bool:

@@ -48,9 +48,7 @@ class ResponseWriter(StreamWriter):
 
     def write(self, delta: TextDelta) -> bytes:
         """The events of one delta, opened by `response.created` before the first."""
-        if self._sequence == 0:
-            self._emit("response.created", response=self.response())
-            self._emit("response.in_progress", response=self.response())
+        self._begin()
         pieces: list[AnswerPiece] = [Text(delta.text)] if delta.text else []
         if self._parser is not None:
             pieces = read_delta(self._parser, delta)
@@ -76,7 +74,13 @@ class ResponseWriter(StreamWriter):
         self._emit(f"response.{self._status}", response=self.response(), **timing)
         return self._taken()
 
+    def _begin(self) -> None:
+        if self._sequence == 0:
+            self._emit("response.created", response=self.response())
+            self._emit("response.in_progress", response=self.response())
+
     def failing(self, error: ApiError) -> bytes:
+        self._begin()
         self._status = "failed"
         self._error = {"code": error.code or error.kind, "message": error.message}
         self._emit("response.failed", response=self.response())

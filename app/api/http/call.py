@@ -196,12 +196,16 @@ class Call:
         """Send 200 with this content, which must be small, as it is written at once."""
         await self.reply(200, json.dumps(content, allow_nan=False).encode())
 
-    async def reply_error(self, error: ApiError) -> None:
-        """Send the error object with its status. A prompt that the server has no room for is given
-        back to the key: trying again would otherwise use up its allowance."""
+    def give_back(self, error: ApiError) -> None:
+        """Give a prompt that the server has no room for back to the key: trying again would
+        otherwise use up its allowance."""
         if error.status in (429, 503):
             self.charge(-self._num_admitted)
             self._num_admitted = 0
+
+    async def reply_error(self, error: ApiError) -> None:
+        """Send the error object with its status."""
+        self.give_back(error)
         await self.reply(error.status, error.body(), error.all_headers())
 
 

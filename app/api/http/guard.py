@@ -10,7 +10,6 @@ replicas (or of Serve's Python proxies) those are removed before.
 from __future__ import annotations
 
 import re
-import socket
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.audit import Audit
 from app.api.http.call import Call, ClientGone
-from app.api.http.connections import StalledClients
+from app.api.http.connections import StalledClients, send_at_once
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing, given_key
 from app.api.http.options import ApiOptions
@@ -69,7 +68,7 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = entered(scope, send)
         transport = scope.get(TRANSPORT)
-        head = "/".join(scope.get("path", "").split("/", 3)[:3])
+        head = "/".join(_path_below(scope).split("/", 3)[:3])
         app = self._adapted.get(head, self._app)
         if transport is None or self._stalled is None:
             await app(scope, receive, send)
@@ -81,22 +80,16 @@ class Ingress:
             self._stalled.leave(transport)
 
 
+def _path_below(scope: Scope) -> str:
+    """The path, below the `route_prefix` of the application."""
+    return str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+
+
 def transport_of(send: Send) -> Any:
     """The connection of a server's own `send`; None if it cannot be found.
 
     Needed because ASGI cannot drop a client that stopped reading: closing waits for its buffer."""
     return getattr(getattr(send, "__self__", None), "transport", None)
-
-
-def send_at_once(transport: Any) -> None:
-    """Turn Nagle's algorithm off, which would delay a token until the last one is acknowledged.
-
-    asyncio does so itself, except for listening sockets made without a protocol number, as servers
-    make them: 40 ms were measured between a response's head and its body.
-    """
-    connection = None if transport is None else transport.get_extra_info("socket")
-    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def middlewares() -> list[Middleware]:
@@ -158,7 +151,7 @@ class Guard:
         inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
-            path = scope["path"].removeprefix(scope.get("root_path", ""))  # below a `route_prefix`
+            path = _path_below(scope)
             self._check_host(headers.get(b"host"), path, scope)
             is_preflight = (
                 scope["method"] == "OPTIONS"

@@ -88,6 +88,7 @@ class ApiKeyError(ValueError):
 def read_key(written: str) -> str:
     """The key, from a variable or a file if it names one, without spaces around it. Raises
     ApiKeyError, also where nothing is left."""
+    written = written.strip()
     kind, _, name = written.partition(":")
     if kind == "env":
         key = os.environ.get(name, "").strip()
@@ -98,15 +99,16 @@ def read_key(written: str) -> str:
             reason = getattr(error, "strerror", None) or error
             raise ApiKeyError(f"api.api_keys: {written}: {reason}") from error
     else:
-        key = written.strip()
+        key = written
     if not key:
-        raise ApiKeyError(f"api.api_keys: {written.strip() or repr(written)}: it holds no key")
+        raise ApiKeyError(f"api.api_keys: {written or repr(written)}: it holds no key")
     return key
 
 
 def shown_key(written: str) -> str:
     """What messages call a key of the settings: where it is, else its digest's beginning."""
-    return written if written.startswith(("env:", "file:")) else _named(_digest(written.strip()))
+    written = written.strip()
+    return written if written.startswith(("env:", "file:")) else _named(_digest(written))
 
 
 def _digest(key: str) -> bytes:

@@ -510,8 +510,10 @@ async def test_a_foreseen_refusal_never_reaches_the_engine_and_is_counted(
     assert answer.status_code == 200
 
 
-async def test_refused_requests_leave_nothing_to_a_full_collection(server: Server) -> None:
-    server.engine.refusal = RequestRefused("overloaded", retry_after_s=1.0)
+@pytest.mark.parametrize("status", [200, 429])
+async def test_streams_leave_nothing_to_a_full_collection(server: Server, status: int) -> None:
+    if status != 200:
+        server.engine.refusal = RequestRefused("overloaded", retry_after_s=1.0)
     body = {"model": MODEL, "prompt": "abc", "stream": True}
     await server.http.post("/v1/completions", json=body)
     gc.collect()
@@ -519,7 +521,7 @@ async def test_refused_requests_leave_nothing_to_a_full_collection(server: Serve
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         for _ in range(5):
-            assert (await server.http.post("/v1/completions", json=body)).status_code == 429
+            assert (await server.http.post("/v1/completions", json=body)).status_code == status
         server.engine.seen.clear()
         gc.collect()
         left = Counter(type(found).__name__ for found in gc.garbage)
@@ -527,7 +529,7 @@ async def test_refused_requests_leave_nothing_to_a_full_collection(server: Serve
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert left["Generation"] == left["RequestRefused"] == 0
+    assert left["Generation"] == left["RequestRefused"] == left["Call"] == 0
 
 
 async def test_a_strict_schema_is_kept_or_refused(server: Server) -> None:

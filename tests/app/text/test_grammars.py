@@ -276,6 +276,9 @@ _STRICT: list[tuple[Any, Any, str | None]] = [
     (_TEXT | {"pattern": "^a+$", "minLength": 0}, "b", None),
     (_TEXT | {"format": "date", "maxLength": 3}, "2026-01-01", "'maxLength' beside 'format'"),
     (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'pattern' beside 'format'"),
+    (_TEXT | {"format": "uri", "minLength": 1}, "", None),
+    (_TEXT | {"format": "uri", "minLength": 1, "maxLength": 2083}, "", None),  # `HttpUrl`
+    (_TEXT | {"format": "uri-reference", "minLength": 1}, "", "'minLength' beside 'format'"),
     (_TEXT | {"format": "password", "maxLength": 3}, "abcd", None),
     (_TEXT | {"format": "password", "pattern": "^a$"}, "b", None),
     (_TEXT | {"minLength": 2, "maxLength": 3}, "a", None),

@@ -16,8 +16,8 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.http.audit import Audit
 from app.api.http.errors import ApiError
-from app.api.http.guard import Guard
-from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key
+from app.api.http.guard import Guard, Ingress
+from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key, shown_key
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
 from app.settings.load import parse
@@ -148,6 +148,12 @@ def test_an_empty_key_admits_nobody_and_spaces_around_one_do_not_count() -> None
             ring.admit(given_key(header))
 
 
+def test_a_reference_with_spaces_around_it_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGATO_TEST_KEY", "sesame")
+    assert read_key(" env:LEGATO_TEST_KEY ") == "sesame"
+    assert shown_key(" env:LEGATO_TEST_KEY ") == "env:LEGATO_TEST_KEY"
+
+
 async def test_public_paths_and_probes_are_those_below_a_prefix() -> None:
     options = ApiOptions(api_keys={"sesame": KeyLimits()}, allowed_hosts=("here",))
     guard = Guard(Response("fine"), options, KeyRing(options.api_keys), Audit(), Counter())
@@ -162,6 +168,11 @@ async def test_public_paths_and_probes_are_those_below_a_prefix() -> None:
         ):
             answer = await client.get(path, headers={"host": host})
             assert answer.status_code == status, path
+    adapted = Ingress(Response("fine"), adapted={"/v1/messages": Response("adapted")})
+    transport = httpx.ASGITransport(adapted, root_path="/chat")
+    async with httpx.AsyncClient(transport=transport, base_url="http://here/chat") as client:
+        for path, text in (("/v1/messages/count_tokens", "adapted"), ("/v1/models", "fine")):
+            assert (await client.get(path)).text == text
 
 
 @pytest.mark.parametrize(
