@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,15 @@ pytestmark = pytest.mark.ray
 
 
 @asynccontextmanager
-async def actors_on(device: str, folder: Path, **parallel: Any) -> AsyncGenerator[list[list[Any]]]:
+async def actors_on(
+    device: str, folder: Path, *, sees_all: bool = False, **parallel: Any
+) -> AsyncGenerator[list[list[Any]]]:
+    """sees_all: every rank sees all GPUs, as ranks do that share memory."""
     settings = {"model": {"path": str(folder)}, "parallel": {**parallel, "device": device}}
-    stages = create_stages(resolve(parse(settings)), None)
+    config = resolve(parse(settings))
+    if sees_all:
+        config = replace(config, stage=replace(config.stage, symmetric_memory=True))
+    stages = create_stages(config, None)
     try:
         yield stages
     finally:
@@ -66,7 +73,7 @@ async def test_a_graph_enters_the_device_of_a_lone_rank(
     ray_cluster: None, tiny_model: Callable[..., Path]
 ) -> None:
     """Also where Ray has been told not to set CUDA_VISIBLE_DEVICES."""
-    async with actors_on("cuda", tiny_model("llama"), symmetric_memory=True) as stages:
+    async with actors_on("cuda", tiny_model("llama"), sees_all=True) as stages:
         assert await asked(stages, devices) == [("cuda:0", "cuda:0")]
 
 
