@@ -51,9 +51,12 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
         raise SettingsError(f"model.chat_template: {text.template_problem}")
     if text.template_problem is not None:
         notify(f"{folder}: {text.template_problem}; chats are refused, completions are answered")
-    if model.sampling_defaults == "model" and (defaults := sampling_defaults(folder)):
-        text.sampling_defaults = defaults
-        _log.info("%s: requests over HTTP sample with %s unless they say", folder, defaults)
+    if model.sampling_defaults == "model":
+        text.sampling_defaults, wrong = sampling_defaults(folder)
+        for problem in wrong:
+            _log.warning("not recommended to requests: %s", problem)
+        if found := text.sampling_defaults:
+            _log.info("%s: requests over HTTP sample with %s unless they say", folder, found)
     text.grammars.warm()  # while engines load, because later it would take cores from the steps
     return text
 

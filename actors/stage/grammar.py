@@ -222,7 +222,7 @@ class GrammarMasks:
     def _compile(self, grammar: Grammar) -> Any:
         compiler = self._get_compiler()
         try:
-            return compile_grammar(compiler, grammar.kind, grammar.text)
+            return compile_grammar(compiler, grammar.kind, grammar.text, self._vocab_size)
         except (RuntimeError, ValueError, TypeError) as bad:
             raise ValueError(f"{grammar.kind} cannot be compiled: {bad}") from bad
 

@@ -21,6 +21,8 @@ FORMATS: Final = frozenset(
     | {"uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
 )
 _CHAR: Final = r'[^"\\\x00-\x1f]'  # of a JSON string, unescaped
+_MOST_REPEATED: Final = 128
+_MOST_COMPARED: Final = 4_000_000  # states times tokens; some 0.2 s a million
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
@@ -49,14 +51,15 @@ class MaskTime:
         self._over_s = max(0.0, self._over_s + self.clock() - begin_s - self.FAIR_S)
 
 
-def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
-    """Compile a grammar's kind and text; raises what xgrammar raises, ValueError among them."""
+def compile_grammar(compiler: Any, kind: str, text: str, vocab_size: int = 1) -> Any:
+    """Compile a grammar's kind and text; raises what xgrammar raises, ValueError among them.
+    vocab_size: of its tokenizer, for `bounds_as_patterns`."""
     match kind:
         case "json_object":
             return compiler.compile_json_schema(_ANY_OBJECT, **_LAYOUT)
         case "json_schema":
-            schema = json.dumps(bounds_as_patterns(json.loads(text)), ensure_ascii=False)
-            return compiler.compile_json_schema(schema, **_LAYOUT)
+            schema = bounds_as_patterns(json.loads(text), vocab_size)
+            return compiler.compile_json_schema(json.dumps(schema, ensure_ascii=False), **_LAYOUT)
         case "regex":
             return compiler.compile_regex(text)
         case "ebnf":
@@ -66,43 +69,67 @@ def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
     raise ValueError(f"grammar kind {kind!r} is unknown")
 
 
-def bounds_as_patterns(schema: Any) -> Any:
-    """The schema with minLength and maxLength of strings written as patterns.
+class _Room:
+    """States of patterns that a grammar has room for: xgrammar compares each with every token. A
+    repetition of more than 128 it does not compile, but finds its tokens anew for each mask."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._num_left = _MOST_COMPARED // vocab_size
+
+    def takes(self, num_states: int) -> bool:
+        if num_states > min(_MOST_REPEATED, self._num_left):
+            return False
+        self._num_left -= num_states
+        return True
+
+
+def bounds_as_patterns(schema: Any, vocab_size: int = 1) -> Any:
+    """The schema with minLength and maxLength of strings written as patterns, or left out where
+    they are too large for a vocabulary of this size.
 
     xgrammar (0.2.8; its issue 800) allows raw control characters in strings with such bounds, which
-    is not JSON; strings with a pattern are right.
+    is not JSON; strings with a pattern are right. With bounds of some hundred, its masks would take
+    tens of milliseconds, and so would each step.
     """
+    return _rewritten(schema, _Room(vocab_size))
+
+
+def _rewritten(schema: Any, room: _Room) -> Any:
     if isinstance(schema, list):
-        return [bounds_as_patterns(one) for one in schema]
+        return [_rewritten(one, room) for one in schema]
     if not isinstance(schema, dict):
         return schema
     changed: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED_SCHEMAS and isinstance(value, dict):
-            changed[key] = {name: bounds_as_patterns(one) for name, one in value.items()}
+            changed[key] = {name: _rewritten(one, room) for name, one in value.items()}
         else:
-            changed[key] = value if key in _VALUES else bounds_as_patterns(value)
+            changed[key] = value if key in _VALUES else _rewritten(value, room)
     has_form = "pattern" in schema or str(schema.get("format")) in FORMATS
-    pattern = None if has_form else _pattern_of_bounds(schema)
-    if pattern is not None:
+    if not has_form and (bounds := _bounds(schema)) is not None:
         changed.pop("minLength", None)
         changed.pop("maxLength", None)
-        changed["pattern"] = pattern
+        if pattern := _pattern(*bounds, room):
+            changed["pattern"] = pattern
     return changed
 
 
-def _pattern_of_bounds(schema: dict[str, Any]) -> str | None:
-    """A pattern for a string schema's bounds; None where it has none, or invalid ones."""
+def _bounds(schema: dict[str, Any]) -> tuple[int, int | None] | None:
+    """The least and the most characters of a string schema; None where it has no valid bounds."""
     if "string" not in (schema.get("type"), *_listed(schema.get("type"))):
         return None
     low, high = schema.get("minLength", 0), schema.get("maxLength")
-    if type(low) is not int or low < 0:
+    if type(low) is not int or low < 0 or (high is None and not low):
         return None
-    if high is None:
-        return f"^{_CHAR}{{{low},}}$" if low else None
-    if type(high) is not int or high < low:
-        return None
-    return f"^{_CHAR}{{{low},{high}}}$"
+    return None if high is not None and (type(high) is not int or high < low) else (low, high)
+
+
+def _pattern(low: int, high: int | None, room: _Room) -> str | None:
+    if high is not None and room.takes(high):
+        return f"^{_CHAR}{{{low},{high}}}$"
+    if low > 1 and not room.takes(low):
+        low = 1
+    return f"^{_CHAR}{{{low},}}$" if low else None
 
 
 def _listed(value: Any) -> list[Any]:

@@ -82,8 +82,11 @@ def sampling_params(
 
     max_tokens is within what the context leaves. An unseeded request gets a random seed.
     """
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise invalid("stream_options needs stream: true.", "stream_options")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise invalid("continuous_usage_stats needs include_usage: true.", "stream_options")
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens is more than the {max_tokens} tokens allowed.", "min_tokens")

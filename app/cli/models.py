@@ -44,8 +44,11 @@ def check(
         found = model_folder(name, with_weights=True)
         described = check_folder(found, tensor_ranks, stages)
         check_templates(str(found))
-        recommended = ", ".join(f"{k} {v}" for k, v in sampling_defaults(found).items())
+        defaults, wrong = sampling_defaults(found)
+        recommended = ", ".join(f"{k} {v}" for k, v in defaults.items())
         typer.echo(f"{folder}: ok. {described}")
+        for problem in wrong:
+            typer.echo(f"Not recommended to requests: {problem}")
         if recommended:
             typer.echo(f"Unless requests or `model.sampling_defaults` say otherwise: {recommended}")
     except ValueError as error:

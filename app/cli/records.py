@@ -240,7 +240,7 @@ def _end(row: Row) -> str:
     """How a request ended that was not answered to its end; "" if it was."""
     if row["status"] == 200:
         return "were left by their client" if row["reason"] == "disconnect" else ""
-    return "were refused" if row["status"] < 500 else "failed"
+    return "were refused" if row["status"] < 500 and row["ttft_s"] is None else "failed"
 
 
 _Number = tuple[Path, str, int]  # a step's, by the replica's folder too: each numbers its own

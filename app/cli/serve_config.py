@@ -25,6 +25,9 @@ from app.settings.model_folder import SettingsError, hub_model, pin_models, read
 from app.settings.models import engine_groups, entry_of, is_fleet, parse_each, resolve_each
 from app.settings.schema import Settings
 
+_OF_A_DEVICE = ("parallel.backend: ", "kv.dtype: ", "model.quantization: ")
+_NO_GPU = "torch finds no GPU here; where one will be, write `parallel.device: cuda`"
+
 
 def load_config(target: Path) -> dict[str, Any]:
     """A Serve config from a YAML file, which may hold `args` alone; for a model folder, a GGUF file
@@ -146,7 +149,12 @@ def _check_files(settings: Settings, resolved: EngineConfig, whole: bool) -> Non
 
         device = settings.parallel.device
         on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-        check_whole(resolved.stage, adapters, on_cpu=on_cpu)
+        try:
+            check_whole(resolved.stage, adapters, on_cpu=on_cpu)
+        except ValueError as error:
+            if device == "auto" and str(error).startswith(_OF_A_DEVICE):
+                raise SettingsError(f"{error} ({_NO_GPU})") from error
+            raise
         load_tokenizer(resolved.stage.model_path)
 
 

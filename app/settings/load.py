@@ -7,7 +7,7 @@ Configuration flows one way: YAML -> `Settings` (validated, unknown keys refused
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
+from app.settings.effects import shares_memory, without_effect
 from app.settings.fleet import FleetSettings
 from app.settings.messages import in_section, message_of
 from app.settings.model_folder import (
@@ -34,7 +35,6 @@ from app.settings.schema import (
     ModelSettings,
     ParallelSettings,
     Settings,
-    fields_of,
 )
 
 logger = logging.getLogger("legato.settings")
@@ -43,22 +43,6 @@ logger = logging.getLogger("legato.settings")
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
 _CONSTANT_BUDGETS = ("fixed", "throttled")
-# A setting that is not at its default, and what it has no effect without, or with a value of.
-_WITHOUT = (
-    ("kv.disk_cache_path", "kv.disk_cache_gib"),
-    ("kv.shared_cache_path", "kv.shared_cache_gib"),
-    ("kv.direct_gib", "kv.shared_cache_gib"),
-    ("telemetry.events", "telemetry.directory"),
-    ("telemetry.events_gib", "telemetry.events"),
-)
-_WITH = (
-    ("kv.host_cache_gib", "kv.prefix_cache", False),
-    ("kv.disk_cache_gib", "kv.prefix_cache", False),
-    ("kv.shared_cache_gib", "kv.prefix_cache", False),
-    ("kv.swap_gib", "scheduling.swap", "never"),
-    ("model.seed", "model.load_format", "auto"),
-    ("parallel.gpus_per_rank", "parallel.device", "cpu"),
-)
 
 
 def parse(args: Mapping[str, Any]) -> Settings:
@@ -70,12 +54,15 @@ def parse(args: Mapping[str, Any]) -> Settings:
         raise SettingsError("; ".join(lines)) from error
 
 
-def resolve(settings: Settings) -> EngineConfig:
+def resolve(settings: Settings, shared: Container[str] = ()) -> EngineConfig:
     """Frozen engine settings from validated ones and the model's description.
 
-    Raises SettingsError naming an invalid setting.
+    shared: keys that other models have too, and which may be without effect on this one. Raises
+    SettingsError naming an invalid setting.
     """
-    _check_effects(settings)
+    for key, why in without_effect(settings):
+        if key not in shared:
+            raise SettingsError(f"{key}: {why}")
     if settings.parallel.device == "auto":  # not yet decided (`app.main.build_app`)
         parallel = settings.parallel.model_copy(update={"device": "cpu"})
         settings = settings.model_copy(update={"parallel": parallel})
@@ -87,11 +74,8 @@ def resolve(settings: Settings) -> EngineConfig:
         _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
     gpus = parallel.gpus_per_rank
-    gpus = float(parallel.device == "cuda") if gpus is None else gpus
+    gpus = float(parallel.device == "cuda") if gpus is None or parallel.device == "cpu" else gpus
     accelerator = _accelerator(parallel, gpus)
-    if parallel.symmetric_memory and (parallel.device != "cuda" or parallel.tensor_ranks == 1):
-        needed = "parallel.device: cuda and parallel.tensor_ranks above 1"
-        raise SettingsError(f"parallel.symmetric_memory: needs {needed}")
     is_triton = parallel.device == "cuda" and parallel.backend in ("auto", "triton")
     if not parallel.one_launch_attention and not is_triton:
         needed = "parallel.device: cuda and parallel.backend: triton or auto"
@@ -159,7 +143,7 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: DecoderConfig
         seed=model.seed,
         cuda_graphs=parallel.cuda_graphs,
         graph_tokens=parallel.graph_tokens,
-        symmetric_memory=parallel.symmetric_memory,
+        symmetric_memory=shares_memory(parallel),
         one_launch_attention=parallel.one_launch_attention,
         max_adapters=0 if adapters is None else adapters.max_adapters,
         max_adapter_rank=0 if adapters is None else adapters.max_rank,
@@ -190,24 +174,6 @@ def _kv_memory(kv: KVSettings, fraction: float, fleet: FleetSettings | None) -> 
         kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, disk,
         kv.shared_cache_gib, shared, between_nodes, kv.direct_gib,
     )  # fmt: skip
-
-
-def _check_effects(settings: Settings) -> None:
-    """Raises SettingsError for a setting that another one leaves without effect."""
-
-    def value(key: str, default: bool = False) -> Any:
-        section = getattr(settings, key.partition(".")[0])
-        name = key.partition(".")[2]
-        return fields_of(type(section))[name].default if default else getattr(section, name)
-
-    for key, other in _WITHOUT:
-        if value(key) != value(key, default=True) and not value(other):
-            raise SettingsError(f"{key}: has no effect without `{other}`")
-    for key, other, off in _WITH:
-        if value(key) not in (0, value(key, default=True)) and value(other) == off:
-            raise SettingsError(f"{key}: has no effect with `{other}: {str(off).lower()}`")
-    if settings.kv.memory_fraction is not None and settings.kv.memory_gib is not None:
-        raise SettingsError("kv.memory_fraction: has no effect with `kv.memory_gib`")
 
 
 def _check_predictions(settings: Settings, scheduler: SchedulerConfig) -> None:

@@ -99,26 +99,29 @@ def read_template(file: str | None) -> str | None:
         raise SettingsError(f"model.chat_template: {file}: {reason}") from error
 
 
-def sampling_defaults(folder: str | Path) -> dict[str, float]:
+def sampling_defaults(folder: str | Path) -> tuple[dict[str, float], list[str]]:
     """The sampling parameters that a model's generation_config.json recommends, by their names in
-    requests. Raises SettingsError for one that no request may have."""
+    requests, and what is wrong with those that no request may have. Raises SettingsError for a file
+    that cannot be read."""
     from pydantic import ValidationError
 
     from app.api.schema.common import DEFAULTS, SamplingFields
 
-    file = Path(folder) / "generation_config.json"
+    file, found, wrong = Path(folder) / "generation_config.json", dict[str, float](), list[str]()
     try:
         said = read_json(file) if file.is_file() else {}
-        found = SamplingFields.model_validate({key: said[key] for key in DEFAULTS if key in said})
     except ModelError as error:
         raise SettingsError(f"model.path: {error}") from error
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise SettingsError(
-            f"model.path: {file}: {wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']} "
-            "(`model.sampling_defaults: openai` leaves the file's recommendations out)"
-        ) from error
-    return {key: value for key in DEFAULTS if (value := getattr(found, key)) is not None}
+    for name in DEFAULTS:
+        try:
+            value = getattr(SamplingFields.model_validate({name: said.get(name)}), name)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            wrong.append(f"{name} {problem['input']!r} of {file}: {problem['msg']}")
+        else:
+            if value is not None:
+                found[name] = value
+    return found, wrong
 
 
 def read_cost_model(path: str) -> dict[str, Any]:

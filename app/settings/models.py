@@ -24,6 +24,7 @@ from typing import Any, Final
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import Role
 from app.paths import locate
+from app.settings.effects import without_effect
 from app.settings.load import parse, resolve
 from app.settings.model_folder import SettingsError, hub_model
 from app.settings.schema import Settings
@@ -105,14 +106,32 @@ def parse_each(args: Mapping[str, Any]) -> list[Settings]:
 
 
 def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
-    """`app.settings.load.resolve` for every model."""
+    """`app.settings.load.resolve` for every model. What all of several share may be without effect
+    on some of them, but not on all."""
     found = []
-    for number, settings in enumerate(parse_each(args)):
+    each = parse_each(args)
+    idle = [dict(without_effect(settings)) for settings in each]
+    for key, why in idle[0].items():
+        if len(idle) > 1 and all(key in one for one in idle[1:]):
+            raise SettingsError(f"{key}: {why}, in every one of `models`")
+    for number, settings in enumerate(each):
         try:
-            found.append(resolve(settings))
+            found.append(resolve(settings, _shared_keys(args, number)))
         except SettingsError as error:
             raise SettingsError(f"{entry_of(args, number)}{error}") from error
     return found
+
+
+def _shared_keys(args: Mapping[str, Any], number: int) -> set[str]:
+    """Keys that this model has from beside `models` alone."""
+    if "models" not in args:
+        return set()
+    entry, keys = args["models"][number], set()
+    for section, shared in args.items():
+        own = entry.get(section, {})
+        if section in OWN and isinstance(shared, Mapping) and isinstance(own, Mapping):
+            keys |= {f"{section}.{name}" for name in shared if name not in own}
+    return keys
 
 
 def entry_of(args: Mapping[str, Any], number: int) -> str:

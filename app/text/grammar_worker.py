@@ -30,7 +30,10 @@ from app.text.template_worker import serve_jobs
 _MEMORY_BYTES: Final = 1 << 30
 _NUM_TRIED: Final = 48  # tokens, of each length
 _NO_TEXT: Final = "no text matches it"
-_SLOW: Final = "what may follow takes too long to find: it matches a text in too many ways"
+_SLOW: Final = (
+    "what may follow takes too long to find: it matches a text in too many ways, or repeats "
+    "something more than 128 times"
+)
 
 
 def main(model_path: str) -> None:
@@ -47,13 +50,15 @@ def main(model_path: str) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
-            grammar = compile_grammar(compiler, job["kind"], job["text"])
-            error = trial.complaint(lambda: xgrammar.GrammarMatcher(grammar))
+            grammar = compile_grammar(compiler, job["kind"], job["text"], info.vocab_size)
+            complaint = trial.complaint(lambda: xgrammar.GrammarMatcher(grammar))
         except MemoryError:
             return {"error": "it needs too much memory to compile"}
         except Exception as error:  # the library raises its own and the runtime's kinds
             return {"error": _readable(str(error))}
-        return {"ok": True} if error is None else {"error": error}
+        if complaint is None:
+            return {"ok": True}
+        return {"error": complaint, "is_measured": complaint == _SLOW}
 
     serve_jobs(answer)
 

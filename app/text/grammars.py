@@ -165,8 +165,9 @@ class GrammarChecker:
             return _Verdict(f"does not compile within {self._limit_s:g} s", self._soon())
         except WorkerDied:
             return _Verdict("needs too much memory to compile", self._soon())
-        error = answer.get("error")
-        return _Verdict(None if error is None else str(error))
+        if (error := answer.get("error")) is None:
+            return _Verdict(None)
+        return _Verdict(str(error), self._soon() if answer.get("is_measured") else math.inf)
 
     def _soon(self) -> float:
         """Until when a verdict holds that a busy machine may have spoken."""
@@ -253,7 +254,7 @@ def _of_strings(schema: dict[str, Any]) -> str | None:
 
 def _is_beside_format(key: str, schema: dict[str, Any]) -> bool:
     """Whether a text of the format keeps this bound, or hardly any does not: pydantic writes both
-    beside an address (`HttpUrl`)."""
+    beside an address (HttpUrl)."""
     if key == "minLength":
         return bool(schema[key] == 1 and schema["format"] not in _MAY_BE_EMPTY)
     return isinstance(schema[key], int) and schema[key] >= _FAR

@@ -59,12 +59,6 @@ class StreamOptions(Strict):
     )
     include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
 
-    @model_validator(mode="after")
-    def _has_effect(self) -> Self:
-        if self.continuous_usage_stats and not self.include_usage:
-            raise ValueError("continuous_usage_stats needs include_usage: true")
-        return self
-
 
 class Slo(Strict):
     """Latency asked of this one request (extension)."""

@@ -270,6 +270,9 @@ def test_what_no_cpu_computes_is_refused_where_the_ranks_have_one(
     check_models(_config(tmp_path, {**changes, "parallel": on["cuda"]}), whole=True)
     with pytest.raises(SettingsError, match=f"^{message}"):
         check_models(_config(tmp_path, {**changes, "parallel": on["cpu"]}), whole=True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingsError, match=rf"^{message}.*\(torch finds no GPU here; where one"):
+        check_models(_config(tmp_path, changes), whole=True)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -138,3 +138,35 @@ def test_the_example_is_two_engines_behind_a_front() -> None:
     assert args["listen"] == "127.0.0.1:8123"
     named = {deployment["name"] for deployment in config["applications"][0]["deployments"]}
     assert named == set(deployments(args))
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "key"),
+    [
+        ({"kv": {"memory_fraction": 0.5}}, {"kv": {"memory_gib": 1}}, "kv.memory_fraction"),
+        ({"kv": {"swap_gib": 1}}, {"scheduling": {"swap": "never"}}, "kv.swap_gib"),
+        (
+            {"parallel": {"gpus_per_rank": 0.5, "device": "cuda"}},
+            {"parallel": {"device": "cpu"}},
+            "parallel.gpus_per_rank",
+        ),
+        (
+            {"parallel": {"device": "cuda", "tensor_ranks": 2, "symmetric_memory": True}},
+            {"parallel": {"tensor_ranks": 1}},
+            "parallel.symmetric_memory",
+        ),
+    ],
+)
+def test_what_is_shared_may_be_without_effect_on_some(
+    shared: dict[str, Any], own: dict[str, Any], key: str
+) -> None:
+    models = [{"model": {"path": DEMO, "name": name}} for name in "ab"]
+    one, other = resolve_each({**shared, "models": [models[0], {**models[1], **own}]})
+    assert one.gpus_per_rank >= other.gpus_per_rank
+    assert not other.stage.symmetric_memory
+    with pytest.raises(SettingsError, match=rf"^{key}: .*, in every one of `models`"):
+        resolve_each({**shared, "models": [{**model, **own} for model in models]})
+    section, name = key.split(".")
+    again = {**own, section: {**own.get(section, {}), name: shared[section][name]}}
+    with pytest.raises(SettingsError, match=rf"^models\.1: {key}: "):
+        resolve_each({**shared, "models": [models[0], {**models[1], **again}]})

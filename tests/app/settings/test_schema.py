@@ -236,25 +236,6 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
             {"scheduling": {"admission": "predictive"}, "engine": {"calibrate": False}},
             "scheduling.admission: predictive needs `engine.calibrate` or `scheduling.cost_model`",
         ),
-        ({"telemetry": {"events": True}}, "telemetry.events: has no effect without `telemetry.dir"),
-        ({"telemetry": {"events_gib": 3}}, "events_gib: has no effect without `telemetry.events`"),
-        ({"kv": {"disk_cache_path": "x"}}, "kv.disk_cache_path: has no effect without `kv.disk_"),
-        (
-            {"kv": {"host_cache_gib": 1, "prefix_cache": False}},
-            "kv.host_cache_gib: has no effect with `kv.prefix_cache: false`",
-        ),
-        (
-            {"kv": {"memory_gib": 1, "memory_fraction": 0.5}},
-            "kv.memory_fraction: has no effect with `kv.memory_gib`",
-        ),
-        (
-            {"kv": {"swap_gib": 1}, "scheduling": {"swap": "never"}},
-            "kv.swap_gib: has no effect with `scheduling.swap: never`",
-        ),
-        (
-            {"model": {"path": DEMO, "seed": 7}},
-            "model.seed: has no effect with `model.load_format: auto`",
-        ),
         ({"parallel": {"cpus_per_rank": math.inf}}, "parallel.cpus_per_rank: "),
         ({"parallel": {"threads_per_rank": 257}}, "parallel.threads_per_rank: "),
         ({"kv": {"swap_gib": math.inf}}, "kv.swap_gib: "),
@@ -274,11 +255,6 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
         ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
         ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
-        ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
-        (
-            {"parallel": {"symmetric_memory": True, "device": "cuda"}},
-            "symmetric_memory: needs parallel.device: cuda and parallel.tensor_ranks above 1",
-        ),
         (
             {"parallel": {"one_launch_attention": False}},
             "one_launch_attention: has no effect without parallel.device: cuda",

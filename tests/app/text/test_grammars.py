@@ -236,6 +236,55 @@ def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
     }
 
 
+_BOUNDED: Any = {"type": "string"}
+
+
+@pytest.fixture(scope="module")
+def many_tokens() -> xgrammar.TokenizerInfo:
+    """As many as large models have, most of them words of two syllables."""
+    parts = [a + b for a in "bcdfghjklmnpqrstvwxz" for b in "aeiouy"]
+    words = {f"{lead}{a}{b}" for lead in ("", " ", " S") for a in parts for b in parts}
+    texts = [*map(chr, range(32, 127)), '", "', '": ', '"}', *sorted(words)]
+    return xgrammar.TokenizerInfo(
+        [text.encode() for text in texts] + [b""],
+        vocab_type=xgrammar.VocabType.RAW,
+        stop_token_ids=[len(texts)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "longest"),
+    [
+        (_BOUNDED, None),
+        (_BOUNDED | {"maxLength": 20}, 20),
+        (_BOUNDED | {"maxLength": 500}, None),
+        (_BOUNDED | {"minLength": 1, "maxLength": 500}, None),
+        (_BOUNDED | {"minLength": 200}, None),
+    ],
+    ids=str,
+)
+def test_bounds_do_not_make_masks_slow(
+    many_tokens: xgrammar.TokenizerInfo, schema: Any, longest: int | None
+) -> None:
+    """Masks of a repetition of more than 128 take tens of milliseconds: such a bound is left out."""
+    compiler = xgrammar.GrammarCompiler(many_tokens, max_threads=1)
+    text = json.dumps({"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    compiled = compile_grammar(compiler, "json_schema", text, many_tokens.vocab_size)
+    trial = Trial(many_tokens.decoded_vocab, many_tokens.stop_token_ids)
+    assert trial.complaint(lambda: xgrammar.GrammarMatcher(compiled)) is None
+    matcher = xgrammar.GrammarMatcher(compiled)
+    assert matcher.accept_string('{"a": "' + "x" * (longest or 999))
+    assert matcher.accept_string("x") is (longest is None)
+
+
+def test_bounds_share_what_a_grammar_has_room_for() -> None:
+    word = {"type": "string", "maxLength": 50}
+    first, second, small = bounds_as_patterns([word, word, {**word, "maxLength": 5}], 50_000)
+    assert first["pattern"].endswith("{0,50}$")
+    assert second == {"type": "string"}
+    assert small["pattern"].endswith("{0,5}$")
+
+
 @pytest.mark.parametrize("format_", [{}, {"format": "password"}])
 @pytest.mark.parametrize(
     ("text", "follows"),
@@ -277,7 +326,7 @@ _STRICT: list[tuple[Any, Any, str | None]] = [
     (_TEXT | {"format": "date", "maxLength": 3}, "2026-01-01", "'maxLength' beside 'format'"),
     (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'pattern' beside 'format'"),
     (_TEXT | {"format": "uri", "minLength": 1}, "", None),
-    (_TEXT | {"format": "uri", "minLength": 1, "maxLength": 2083}, "", None),  # `HttpUrl`
+    (_TEXT | {"format": "uri", "minLength": 1, "maxLength": 2083}, "", None),  # HttpUrl
     (_TEXT | {"format": "uri-reference", "minLength": 1}, "", "'minLength' beside 'format'"),
     (_TEXT | {"format": "password", "maxLength": 3}, "abcd", None),
     (_TEXT | {"format": "password", "pattern": "^a$"}, "b", None),

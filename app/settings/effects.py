@@ -1,0 +1,51 @@
+"""Settings that another one leaves without effect: refused, as nobody should believe in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from app.settings.schema import ParallelSettings, Settings, fields_of
+
+# A setting that is not at its default, and what it has no effect without, or with a value of.
+_WITHOUT = (
+    ("kv.disk_cache_path", "kv.disk_cache_gib"),
+    ("kv.shared_cache_path", "kv.shared_cache_gib"),
+    ("kv.direct_gib", "kv.shared_cache_gib"),
+    ("telemetry.events", "telemetry.directory"),
+    ("telemetry.events_gib", "telemetry.events"),
+)
+_WITH = (
+    ("kv.host_cache_gib", "kv.prefix_cache", False),
+    ("kv.disk_cache_gib", "kv.prefix_cache", False),
+    ("kv.shared_cache_gib", "kv.prefix_cache", False),
+    ("kv.swap_gib", "scheduling.swap", "never"),
+    ("model.seed", "model.load_format", "auto"),
+    ("parallel.gpus_per_rank", "parallel.device", "cpu"),
+)
+
+
+def without_effect(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Each setting that is written and does nothing, by its key, and why."""
+
+    def value(key: str, default: bool = False) -> Any:
+        section = getattr(settings, key.partition(".")[0])
+        name = key.partition(".")[2]
+        return fields_of(type(section))[name].default if default else getattr(section, name)
+
+    for key, other in _WITHOUT:
+        if value(key) != value(key, default=True) and not value(other):
+            yield key, f"has no effect without `{other}`"
+    for key, other, off in _WITH:
+        if value(key) not in (0, value(key, default=True)) and value(other) == off:
+            yield key, f"has no effect with `{other}: {str(off).lower()}`"
+    if settings.kv.memory_fraction is not None and settings.kv.memory_gib is not None:
+        yield "kv.memory_fraction", "has no effect with `kv.memory_gib`"
+    if settings.parallel.symmetric_memory and not shares_memory(settings.parallel):
+        needed = "parallel.device: cuda and parallel.tensor_ranks above 1"
+        yield "parallel.symmetric_memory", f"needs {needed}"
+
+
+def shares_memory(parallel: ParallelSettings) -> bool:
+    """Whether the ranks of a stage reduce through symmetric memory."""
+    return parallel.symmetric_memory and parallel.device == "cuda" and parallel.tensor_ranks > 1
