@@ -111,15 +111,18 @@ class EngineConfig:
     def num_blocks(self, infos: Sequence[StageInfo], *, is_rebuild: bool = False) -> int:
         """Blocks of the KV cache that fit every rank, by what the ranks report of their memory.
 
-        Raises ValueError if `kv.memory_gib` does not fit a GPU; not in a rebuild, when the memory
-        of the stages before may not be free yet.
+        Raises ValueError if `kv.memory_gib` does not fit a GPU, or a rank's part of one leaves no
+        room; not in a rebuild, when the memory of the stages before may not be free yet.
         """
+        is_start = not (is_rebuild or self.is_rebuild)
         if self.kv.gib is not None:
             rooms = [int(self.kv.gib * GIB)] * len(infos)
         else:
             # On CPUs each reports what it shares with the ranks of its node as free.
             on_cpu = self.stage.device == "cpu"
             part = 1 / len(infos) if on_cpu else min(1.0, self.gpus_per_rank or 1.0)
+            if is_start and part < 1:
+                self._check_part(part, infos)
             direct_bytes = int(self.kv.direct_gib * GIB)
             shares = [int(info.room_bytes(part) * self.kv.fraction) for info in infos]
             rooms = [max(0, share - direct_bytes) for share in shares]
@@ -127,10 +130,21 @@ class EngineConfig:
         # No more than all requests at full length can be used, also if fewer run for now.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
         num_blocks = max(2, min(*counts, self.scheduler.most_requests * length + 1))
-        if self.kv.gib is not None and not (is_rebuild or self.is_rebuild):
+        if self.kv.gib is not None and is_start:
             for info in infos:
                 self._check_room(info.available_bytes, num_blocks * info.kv_block_bytes)
         return num_blocks
+
+    def _check_part(self, part: float, infos: Sequence[StageInfo]) -> None:
+        """What is meant for Ray's count only would silently leave the smallest cache."""
+        for info in infos:
+            part_bytes = int(info.device_bytes * part)
+            if info.device_bytes and part_bytes <= info.own_bytes:
+                raise ValueError(
+                    f"parallel.gpus_per_rank: a part of {part_bytes / GIB:.2f} GiB, but the "
+                    f"weights and the largest step take {info.own_bytes / GIB:.2f} GiB "
+                    "(kv.memory_gib sets a cache without regard to parts)"
+                )
 
     def _check_room(self, free_bytes: int, cache_bytes: int) -> None:
         direct_bytes = int(self.kv.direct_gib * GIB)

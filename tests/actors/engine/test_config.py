@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.engine.config import EngineConfig, KVMemory
+from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import StageInfo, StageSpec
 
@@ -77,7 +77,29 @@ def test_replicas_of_one_gpu_have_the_same_cache_in_whichever_order_they_start()
     assert found == [630, 630]
     late = replace(info, available_bytes=100 << 20)  # others have taken more than their part
     assert config.num_blocks([late]) == 90
-    assert config.num_blocks([replace(info, own_bytes=1100 << 20)]) == 2
+
+
+def test_a_part_of_a_gpu_that_does_not_hold_the_weights_is_refused() -> None:
+    """As where `gpus_per_rank` is meant for Ray's count only: requests would find two blocks."""
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=8)
+    config = EngineConfig(
+        StageSpec("somewhere", device="cuda"), scheduler, KVMemory(fraction=0.9), gpus_per_rank=0.1
+    )
+    roomy = StageInfo(
+        64, 100, 2048, "float32", "triton", 1 << 20, 60 * GIB, (2,), 10**6,
+        device_bytes=80 * GIB, own_bytes=6 * GIB,
+    )  # fmt: skip
+    full = replace(roomy, own_bytes=16 * GIB)
+    most = 8 * 256 + 1
+    assert config.num_blocks([roomy, roomy]) == 1843
+    problem = "a part of 8.00 GiB, but the weights and the largest step take 16.00 GiB"
+    with pytest.raises(ValueError, match=rf"^parallel\.gpus_per_rank: {problem} "):
+        config.num_blocks([roomy, full])
+    assert config.num_blocks([full], is_rebuild=True) == 2
+    assert replace(config, is_rebuild=True).num_blocks([full]) == 2
+    for whole in (0.0, 1.0, 2.0):
+        assert replace(config, gpus_per_rank=whole).num_blocks([full]) == most
+    assert replace(config, kv=KVMemory(gib=40.0)).num_blocks([full]) == most
 
 
 def test_a_cache_beyond_the_free_memory_is_refused_on_gpus_and_noted_on_cpus(
