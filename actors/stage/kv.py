@@ -19,10 +19,10 @@ def _ignore(block: int) -> None:
 
 
 @contextlib.contextmanager
-def _names(key: str) -> Iterator[None]:
+def _names(key: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch's, of several lines on a GPU
+    except errors as error:  # torch's, of several lines on a GPU
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
 
 
@@ -48,19 +48,21 @@ class KVCache:
     ) -> None:
         """Raises ValueError naming the setting of what does not fit."""
         self._backend = backend
+        self._device = device
+        self._on_gpu = device.type == "cuda"
         self.layers: Sequence[KVLayer] = []
-        with _names("kv.memory_gib, kv.memory_fraction"):
+        # On a GPU the backend also compiles and runs kernels, whose errors no size mends.
+        errors = (torch.OutOfMemoryError,) if self._on_gpu else (OSError, RuntimeError)
+        with _names("kv.memory_gib, kv.memory_fraction", *errors):
             self.layers = backend.allocate_kv(
                 num_layers, num_blocks, block_size, shape, dtype, device
             )
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
-        self._device = device
-        self._on_gpu = device.type == "cuda"
         self._host: list[torch.Tensor] = []  # (blocks of a part, layers, ...) each
         if num_host_blocks and self.layers:
             step = blocks_of_part(num_host_blocks, self.block_bytes, self._on_gpu)
             begins = range(0, num_host_blocks, step)
-            with _names("kv.swap_gib"):
+            with _names("kv.swap_gib", OSError, RuntimeError):
                 self._host = [self._places(min(step, num_host_blocks - i)) for i in begins]
 
     def wait_for_memory(self, limit_s: float) -> None:

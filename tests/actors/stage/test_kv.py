@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from actors.scheduling.plan import StepPlan
 from actors.stage import kv
 from actors.stage.kv import KVCache, blocks_of_part
-from kernels.interface import AttentionShape
+from kernels.interface import AttentionShape, KVLayer
 from kernels.torch.attention import TorchKVLayer
 from kernels.torch.backend import TorchBackend
 
@@ -25,6 +27,28 @@ def test_a_cache_that_does_not_fit_is_refused_by_its_setting() -> None:
     most = 1 << 40
     with pytest.raises(ValueError, match=r"^kv\.memory_gib, kv\.memory_fraction: .*allocate"):
         KVCache(TorchBackend(), 2, most, 3, 4, SHAPE, torch.float32, torch.device("cpu"))
+
+
+class FailingBackend(TorchBackend):
+    """Of a GPU, which this machine need not have."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def allocate_kv(self, *sizes: Any) -> list[KVLayer]:
+        raise self._error
+
+
+def test_of_a_gpu_only_want_of_memory_is_blamed_on_the_size_of_the_cache() -> None:
+    """Its backend also compiles and runs kernels while it makes the cache."""
+    gpu = torch.device("cuda")
+    full = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+    with pytest.raises(ValueError, match=r"^kv\.memory_gib, kv\.memory_fraction: .*of memory\.$"):
+        KVCache(FailingBackend(full), 2, 3, 0, 4, SHAPE, torch.float32, gpu)
+    for error in (RuntimeError("CUDA error: no kernel image"), OSError("no compiler")):
+        with pytest.raises(type(error), match=f"^{error}$"):
+            KVCache(FailingBackend(error), 2, 3, 0, 4, SHAPE, torch.float32, gpu)
 
 
 @pytest.mark.parametrize("block_bytes", [1 << 21, 7 << 18, 3 << 29])
