@@ -15,7 +15,7 @@ from kernels.interface import Backend
 _log = logging.getLogger(__name__)
 
 
-class BackendError(RuntimeError):
+class BackendError(ValueError):
     """The requested backend cannot run here; the message says why."""
 
 

@@ -172,6 +172,13 @@ def first_line(error: ray.exceptions.RayError) -> str:
     return str(getattr(error, "cause", None) or error).partition("\n")[0]
 
 
+def cause_in_words(error: Exception) -> str:
+    """Of stages that do not start. A ValueError is written for whoever runs the server, and begins
+    with the setting or file at fault; others say little without their type."""
+    cause = getattr(error, "cause", None) or error
+    return str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
+
+
 async def load_stages(stages: Sequence[Sequence[Any]]) -> list[StageInfo]:
     """Load every rank of every stage; their reports, stage after stage."""
     addresses = await asyncio.gather(*[_meeting_place(ranks) for ranks in stages])

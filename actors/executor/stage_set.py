@@ -15,6 +15,7 @@ import ray
 from actors.engine.config import GIB, EngineConfig
 from actors.executor.kv_tier import tier_specs
 from actors.executor.placement import (
+    cause_in_words,
     create_stages,
     current_group,
     find_stages,
@@ -161,7 +162,7 @@ class StageSet:
                 limit = f"{self._config.load_timeout_s:.0f} s"
                 raise StagesFailed(f"loading took over {limit}") from error
             if isinstance(error, ray.exceptions.RayTaskError | ValueError):
-                raise StagesFailed(str(getattr(error, "cause", error))) from error
+                raise StagesFailed(cause_in_words(error)) from error
             if isinstance(error, ray.exceptions.RayError):
                 raise StageDied(f"a stage died while loading: {type(error).__name__}") from error
             raise
@@ -206,7 +207,7 @@ class StageSet:
             if isinstance(error, StagesFailed):
                 raise
             if isinstance(error, ray.exceptions.RayTaskError):
-                raise StagesFailed(str(error.cause)) from error
+                raise StagesFailed(cause_in_words(error)) from error
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             has_died = isinstance(error, ray.exceptions.ActorDiedError)
             raise (StageDied if has_died else StagesFailed)(message) from error

@@ -78,7 +78,7 @@ class RankGroup:
 
     def use_symmetric_memory(self, dtype: torch.dtype, hidden_size: int) -> None:
         """From now on all-reduce small tensors of this type through symmetric memory. Every rank
-        calls this; with one rank it does nothing. Raises RuntimeError naming the setting."""
+        calls this; with one rank it does nothing. Raises ValueError naming the setting."""
         if self._group is not None:
             store = dist.PrefixStore("symmetric", self._store)
             name = f"legato/{self._address}"
@@ -87,7 +87,7 @@ class RankGroup:
                     name, self._group, store, dtype, hidden_size, self._device
                 )
             except RuntimeError as error:  # torch's own say nothing of what asked for it
-                raise RuntimeError(f"parallel.symmetric_memory: {error}") from error
+                raise ValueError(f"parallel.symmetric_memory: {error}") from error
 
     def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
         """Ranks' columns side by side on rank 0; None elsewhere. Shapes are equal on all ranks."""

@@ -14,6 +14,7 @@ from actors.engine.config import GIB, KVMemory
 from actors.executor.stage_set import StageDied, StagesFailed
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
+from kernels.registry import BackendError
 from tests.actors.executor.paper_ranks import (
     ENDLESS,
     Cluster,
@@ -126,12 +127,15 @@ async def test_stages_that_die_while_they_load_are_started_again(
     ("answers", "message"),
     [
         ({"load": raised(ValueError("model.safetensors: cut off"))}, "model.safetensors: cut off"),
+        ({"load": raised(KeyError("layers"))}, "^KeyError: 'layers'$"),
+        ({"load": raised(BackendError("parallel.backend: none"))}, "^parallel.backend: none$"),
         ({"load": ENDLESS}, "loading took over 0 s"),
         ({"load_adapter": "no adapter_config.json"}, "no adapter_config.json"),
         ({"load_adapter": ENDLESS}, "folder: not loaded within 0 s"),
         ({"allocate": raised(ValueError("kv.swap_gib: too large"))}, r"^kv\.swap_gib: too large$"),
         ({"allocate": OSError("no socket")}, "^the stages could not be connected: OSError: no soc"),
-        ({"open_tier": raised(OSError("kv.disk_cache_path: read-only"))}, "^kv.disk_cache_path"),
+        ({"allocate": raised(RuntimeError("no kernel image"))}, "^RuntimeError: no kernel image$"),
+        ({"open_tier": raised(ValueError("kv.disk_cache_path: no"))}, "^kv.disk_cache_path: no$"),
     ],
 )
 async def test_stages_that_cannot_start_say_why_and_end(

@@ -187,7 +187,7 @@ def fail_to_meet(rank: int, address: str, answers: Any) -> None:
     group = RankGroup(rank, 2, address, torch.device("cpu", 0))  # both ranks on one device
     try:
         group.use_symmetric_memory(torch.float32, 64)
-    except RuntimeError as error:
+    except ValueError as error:
         answers.put(("error", rank, str(error)))
     del operators
 
