@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -60,15 +60,10 @@ class DraftModel:
         progress: Callable[[float], None],
     ) -> None:  # fmt: skip
         """spec: of the served model's rank. Raises ModelError naming the setting."""
-        assert spec.draft_model_path is not None
         if spec.device != "cpu":
             raise ModelError("speculation.model: draft models run on the CPU only")
-        alone = replace(
-            spec, model_path=spec.draft_model_path, stage=0, num_stages=1, rank=0, tensor_ranks=1,
-            group_address=None, max_adapters=0, ignored_config_keys=(),
-        )  # fmt: skip
         try:
-            self._model = model = load_model(alone, progress)
+            self._model = model = load_model(spec.of_draft_model(), progress)
         except (ModelError, BackendError) as bad:
             raise ModelError(f"speculation.model: {bad}") from bad
         if model.config.vocab_size != served.config.vocab_size:

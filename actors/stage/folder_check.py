@@ -48,20 +48,21 @@ def check_description(spec: StageSpec) -> None:
 def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]], *, on_cpu: bool) -> None:
     """Check what `check_description` does, and also unknown keys, the weights' names and shapes,
     and adapters, which are called by their names; where ranks compute on the CPU, also whether a
-    backend does."""
+    backend does. Raises ValueError likewise."""
     import torch
 
     from actors.stage.loaded_model import choose_backend
     from actors.stage.weights.adapter_folder import read_adapter_config
     from actors.stage.weights.folder import open_folder
-    from kernels.registry import BackendError
 
-    config = _describe(spec, refuse_unknown=True)
+    config, draft_config = _describe(spec, refuse_unknown=True)
     if on_cpu:
-        try:
-            choose_backend(spec, config)
-        except BackendError as error:
-            raise ModelError(str(error)) from error
+        choose_backend(spec, config)
+        if draft_config is not None:
+            try:
+                choose_backend(spec.of_draft_model(), draft_config)
+            except ValueError as error:
+                raise ModelError(f"speculation.model: {error}") from error
     if spec.hub_model is None:  # else each rank downloads weights on its own node
         try:
             with open_folder(Path(spec.model_path), config, spec, torch.float32):
@@ -75,7 +76,8 @@ def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]], *, on_cpu
             raise ModelError(f"adapters.paths.{name}: {error}") from error
 
 
-def _describe(spec: StageSpec, refuse_unknown: bool) -> DecoderConfig:
+def _describe(spec: StageSpec, refuse_unknown: bool) -> tuple[DecoderConfig, DecoderConfig | None]:
+    """Of the model and of the one that drafts for it, if there is one."""
     try:
         config = load_config(
             Path(spec.model_path), spec.ignored_config_keys, refuse_unknown=refuse_unknown
@@ -86,12 +88,12 @@ def _describe(spec: StageSpec, refuse_unknown: bool) -> DecoderConfig:
         split(config, spec)
     except ModelError as error:
         raise ModelError(f"parallel.tensor_ranks: {error}") from error
-    if spec.draft_model_path is not None:
-        try:
-            load_config(Path(spec.draft_model_path), refuse_unknown=refuse_unknown)
-        except ModelError as error:
-            raise ModelError(f"speculation.model: {error}") from error
-    return config
+    if spec.draft_model_path is None:
+        return config, None
+    try:
+        return config, load_config(Path(spec.draft_model_path), refuse_unknown=refuse_unknown)
+    except ModelError as error:
+        raise ModelError(f"speculation.model: {error}") from error
 
 
 def check_config(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Backends with which a token has the same bits in any batch, so also beside drafts.
 BATCH_INVARIANT = ("cpu",)
@@ -75,6 +75,14 @@ class StageSpec:
     @property
     def is_last(self) -> bool:
         return self.stage == self.num_stages - 1
+
+    def of_draft_model(self) -> StageSpec:
+        """Of the model that drafts: unsharded, in one rank of the last stage."""
+        assert self.draft_model_path is not None
+        return replace(
+            self, model_path=self.draft_model_path, stage=0, num_stages=1, rank=0, tensor_ranks=1,
+            group_address=None, max_adapters=0, ignored_config_keys=(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

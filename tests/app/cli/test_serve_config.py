@@ -26,6 +26,7 @@ from app.cli.serve_keys import OURS, health_paths
 from app.settings import device
 from app.settings.model_folder import SettingsError
 from app.settings.models import parse_each
+from tests.actors.stage.greedy_reference import skip_unless_available
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
 
@@ -272,6 +273,19 @@ def test_what_no_cpu_computes_is_refused_where_the_ranks_have_one(
         check_models(_config(tmp_path, {**changes, "parallel": on["cpu"]}), whole=True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingsError, match=rf"^{message}.*\(torch finds no GPU here; where one"):
+        check_models(_config(tmp_path, changes), whole=True)
+
+
+def test_a_draft_model_that_no_backend_computes_is_refused(tmp_path: Path) -> None:
+    """As the served model, whose heads have kernels, would be."""
+    skip_unless_available("cpu")
+    demo = json.loads(Path("configs/models/demo/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(demo | {"head_dim": 20}))
+    on_cpu = {"backend": "cpu", "device": "cpu"}
+    changes = {"speculation": {"model": "HERE"}, "parallel": on_cpu}
+    check_models(_config(tmp_path, changes))
+    problem = r"speculation\.model: parallel\.backend: backend 'cpu' is not available: head_dim"
+    with pytest.raises(SettingsError, match=f"^{problem}"):
         check_models(_config(tmp_path, changes), whole=True)
 
 
