@@ -20,9 +20,9 @@ from app.terminal import LastingConsole
 _PARTS = ("imports", "Ray", "Serve", "model")
 
 
-def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> None:
-    """On standard output, because the user may want to copy from it. ends_s: see `ready_in`."""
-    args = config["applications"][0]["args"]
+def show_banner(args: dict[str, Any], address: str, ends_s: list[float]) -> None:
+    """On standard output, because the user may want to copy from it. args, address: of one
+    application. ends_s: see `ready_in`."""
     each = parse_each(args)
     name = served_name(each[0])
     message = {"role": "user", "content": "Hello!"}

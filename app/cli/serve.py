@@ -34,7 +34,7 @@ from app.cli.serve_config import (
     set_address,
 )
 from app.cli.serve_deploy import deploy, deploy_again
-from app.cli.serve_keys import health_paths, prefix_of
+from app.cli.serve_keys import first_of_ours, health_paths, prefix_of
 from app.cli.start_failure import cause_of
 from app.paths import DEMO_CONFIG
 from app.ray_environment import DRAIN_S, set_environment
@@ -139,7 +139,8 @@ def _run(
             problem = "interrupted"
     guards.append(guard := _guard(ray.get_runtime_context().get_session_name()))
     if problem is None and not done.is_set():
-        show_banner(config, address + (prefix_of(config["applications"][0]) or ""), ends_s)
+        shown = first_of_ours(config["applications"])
+        show_banner(shown["args"], address + (prefix_of(shown) or ""), ends_s)
         while asked.get():
             config = deploy_again(client, config, read, num_cpus)
     if problem is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +18,13 @@ def prefix_of(application: Mapping[str, Any]) -> str | None:
     """What the paths of its routes begin with, "" at the root; None where only handles reach it."""
     prefix = application.get("route_prefix", "/")
     return None if prefix is None else str(prefix).rstrip("/")
+
+
+def first_of_ours(applications: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first of Legato's applications that HTTP reaches; the first of all where there is none,
+    as it may wrap Legato's."""
+    reached = (a for a in applications if a["import_path"] == OURS and prefix_of(a) is not None)
+    return next(reached, applications[0])
 
 
 def health_paths(config: Mapping[str, Any]) -> list[str]:

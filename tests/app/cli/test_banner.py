@@ -39,8 +39,7 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     models = [{"model": {"path": "configs/models/demo", "name": name}} for name in ("a", "b")]
     models[0]["adapters"] = {"max_adapters": 1, "paths": {"c": "folder"}}
     args = {"models": models, "api": {"api_keys": {"env:A_KEY": {}}}}
-    config = {"applications": [{"args": args}]}
-    banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
+    banner.show_banner(args, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
     assert asked == [(name, "Bearer secrét".encode()) for name in ("a", "b")]
     shown = capsys.readouterr().out
     assert "serves a, c, b at" in shown
@@ -61,6 +60,5 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.Mo
     args = {"model": {"path": "configs/models/demo"}}
     with os.fdopen(writer, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        config = {"applications": [{"args": args}]}
-        banner.show_banner(config, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
+        banner.show_banner(args, "http://127.0.0.1:1", [1.0, 2.0, 3.0, 4.0])
         stdout.flush()  # as Python does at the end

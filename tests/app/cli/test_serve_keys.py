@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.serve_config import load_config
-from app.cli.serve_keys import check_serve_keys
+from app.cli.serve_keys import OURS, check_serve_keys, first_of_ours
 from app.settings.model_folder import SettingsError
 
 pytestmark = pytest.mark.ray  # the keys are those of Ray Serve's schema
@@ -88,6 +88,21 @@ def test_a_module_that_comes_with_the_runtime_env_is_not_looked_for() -> None:
     runtime_env = {"working_dir": "https://example.org/theirs.zip"}
     config["applications"][0] |= {"import_path": "theirs:app", "runtime_env": runtime_env}
     check_serve_keys(config)
+
+
+@pytest.mark.parametrize(
+    ("applications", "shown"),
+    [
+        ([("theirs:app", "/"), (OURS, None), (OURS, "/llm"), (OURS, "/other")], 2),
+        ([("theirs:app", None), (OURS, "/")], 1),
+        ([("wraps:ours", "/llm")], 0),
+    ],
+)
+def test_the_banner_is_of_the_first_of_ours_that_http_reaches(
+    applications: list[tuple[str, str | None]], shown: int
+) -> None:
+    found = [{"import_path": path, "route_prefix": prefix} for path, prefix in applications]
+    assert first_of_ours(found) is found[shown]
 
 
 def test_config_check_says_so(tmp_path: Path) -> None:
