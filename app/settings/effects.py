@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from app.settings.schema import ParallelSettings, Settings, fields_of
+from app.settings.schema import Settings, fields_of
 
 # A setting that is not at its default, and what it has no effect without, or with a value of.
 _WITHOUT = (
@@ -41,11 +41,7 @@ def without_effect(settings: Settings) -> Iterator[tuple[str, str]]:
             yield key, f"has no effect with `{other}: {str(off).lower()}`"
     if settings.kv.memory_fraction is not None and settings.kv.memory_gib is not None:
         yield "kv.memory_fraction", "has no effect with `kv.memory_gib`"
-    if settings.parallel.symmetric_memory and not shares_memory(settings.parallel):
+    parallel = settings.parallel
+    if parallel.symmetric_memory and (parallel.device != "cuda" or parallel.tensor_ranks == 1):
         needed = "parallel.device: cuda and parallel.tensor_ranks above 1"
         yield "parallel.symmetric_memory", f"needs {needed}"
-
-
-def shares_memory(parallel: ParallelSettings) -> bool:
-    """Whether the ranks of a stage reduce through symmetric memory."""
-    return parallel.symmetric_memory and parallel.device == "cuda" and parallel.tensor_ranks > 1

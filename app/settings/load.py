@@ -7,7 +7,7 @@ Configuration flows one way: YAML -> `Settings` (validated, unknown keys refused
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
-from app.settings.effects import shares_memory, without_effect
+from app.settings.effects import without_effect
 from app.settings.fleet import FleetSettings
 from app.settings.messages import in_section, message_of
 from app.settings.model_folder import (
@@ -54,15 +54,13 @@ def parse(args: Mapping[str, Any]) -> Settings:
         raise SettingsError("; ".join(lines)) from error
 
 
-def resolve(settings: Settings, shared: Container[str] = ()) -> EngineConfig:
+def resolve(settings: Settings) -> EngineConfig:
     """Frozen engine settings from validated ones and the model's description.
 
-    shared: keys that other models have too, and which may be without effect on this one. Raises
-    SettingsError naming an invalid setting.
+    Raises SettingsError naming an invalid setting.
     """
     for key, why in without_effect(settings):
-        if key not in shared:
-            raise SettingsError(f"{key}: {why}")
+        raise SettingsError(f"{key}: {why}")
     if settings.parallel.device == "auto":  # not yet decided (`app.main.build_app`)
         parallel = settings.parallel.model_copy(update={"device": "cpu"})
         settings = settings.model_copy(update={"parallel": parallel})
@@ -74,7 +72,7 @@ def resolve(settings: Settings, shared: Container[str] = ()) -> EngineConfig:
         _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
     gpus = parallel.gpus_per_rank
-    gpus = float(parallel.device == "cuda") if gpus is None or parallel.device == "cpu" else gpus
+    gpus = float(parallel.device == "cuda") if gpus is None else gpus
     accelerator = _accelerator(parallel, gpus)
     is_triton = parallel.device == "cuda" and parallel.backend in ("auto", "triton")
     if not parallel.one_launch_attention and not is_triton:
@@ -143,7 +141,7 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: DecoderConfig
         seed=model.seed,
         cuda_graphs=parallel.cuda_graphs,
         graph_tokens=parallel.graph_tokens,
-        symmetric_memory=shares_memory(parallel),
+        symmetric_memory=parallel.symmetric_memory,
         one_launch_attention=parallel.one_launch_attention,
         max_adapters=0 if adapters is None else adapters.max_adapters,
         max_adapter_rank=0 if adapters is None else adapters.max_rank,

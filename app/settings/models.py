@@ -8,8 +8,8 @@
         adapters: {max_adapters: 2, paths: {pirate: adapters/pirate}}
     scheduling: {max_requests: 64}   # of every model without its own
 
-An entry is like `args`; missing keys are taken from the level of `models`. Each model has its own
-engines, the deployment `engine_deployment(name)`.
+An entry is like `args`; missing keys are taken from the level of `models`, where they have an
+effect. Each model has its own engines, the deployment `engine_deployment(name)`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,37 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
             whole[key] = {**beside, **own} if both else own  # type: ignore[dict-item]
         whole["fleet"] = {} if whole["fleet"] is None else whole["fleet"]
         expanded.append(whole)
+    _leave_out_idle(expanded, shared, entries)
     return expanded
+
+
+def _leave_out_idle(
+    expanded: Sequence[dict[str, Any]], shared: Mapping[str, Any], entries: Sequence[Any]
+) -> None:
+    """Leave out what a model has from the level of `models` alone and what is without effect on it,
+    as long as it has one on another model."""
+    idle = []
+    for whole, entry in zip(expanded, entries, strict=True):
+        try:
+            found = dict(without_effect(parse(whole)))
+        except SettingsError:  # told where it is parsed
+            return
+        idle.append({key: found[key] for key in found.keys() & _keys_from(shared, entry)})
+    for key, why in idle[0].items():
+        if all(key in one for one in idle):
+            raise SettingsError(f"{key}: {why}, in every one of `models`")
+    for whole, keys in zip(expanded, idle, strict=True):
+        for section, _, name in (key.partition(".") for key in keys):
+            whole[section] = {key: own for key, own in whole[section].items() if key != name}
+
+
+def _keys_from(shared: Mapping[str, Any], entry: Mapping[str, Any]) -> set[str]:
+    keys = set()
+    for section, beside in shared.items():
+        own = entry.get(section, {})
+        if section in OWN and isinstance(beside, Mapping) and isinstance(own, Mapping):
+            keys |= {f"{section}.{name}" for name in beside if name not in own}
+    return keys
 
 
 def parse_each(args: Mapping[str, Any]) -> list[Settings]:
@@ -106,32 +136,14 @@ def parse_each(args: Mapping[str, Any]) -> list[Settings]:
 
 
 def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
-    """`app.settings.load.resolve` for every model. What all of several share may be without effect
-    on some of them, but not on all."""
+    """`app.settings.load.resolve` for every model."""
     found = []
-    each = parse_each(args)
-    idle = [dict(without_effect(settings)) for settings in each]
-    for key, why in idle[0].items():
-        if len(idle) > 1 and all(key in one for one in idle[1:]):
-            raise SettingsError(f"{key}: {why}, in every one of `models`")
-    for number, settings in enumerate(each):
+    for number, settings in enumerate(parse_each(args)):
         try:
-            found.append(resolve(settings, _shared_keys(args, number)))
+            found.append(resolve(settings))
         except SettingsError as error:
             raise SettingsError(f"{entry_of(args, number)}{error}") from error
     return found
-
-
-def _shared_keys(args: Mapping[str, Any], number: int) -> set[str]:
-    """Keys that this model has from beside `models` alone."""
-    if "models" not in args:
-        return set()
-    entry, keys = args["models"][number], set()
-    for section, shared in args.items():
-        own = entry.get(section, {})
-        if section in OWN and isinstance(shared, Mapping) and isinstance(own, Mapping):
-            keys |= {f"{section}.{name}" for name in shared if name not in own}
-    return keys
 
 
 def entry_of(args: Mapping[str, Any], number: int) -> str:

@@ -31,6 +31,11 @@ _CLOSING: Final = ("<|end|>", "<|call|>", "<|return|>")
 _CHANNELS: Final = tuple(f"<|channel|>{name}" for name in ("analysis", "commentary", "final"))
 _ENDS: Final = (*_CLOSING, "<|start|>", *_CHANNELS)
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
+# Or the beginning of one.
+_HEADER: Final = re.compile(
+    r"(<\|start\|>\s*\w*)?\s*(to=[\w.-]*)?\s*(<\|channel\|>\s*\w*)?\s*(to=[\w.-]*)?\s*"
+    r"(<\|constrain\|>)?\s*\w*\s*(<[^>]*)?"
+)
 _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
 
 
@@ -53,10 +58,14 @@ class HarmonyChannels(ReasoningFormat):
                 out.part = AnswerPart.ANSWER
                 if not (yield from source.shown_until(_HEADS, out.text)):
                     return
+            start = source.at
             try:
                 header, _ = yield from source.until("<|message|>")
-            except Broken:  # cut off within a header, which is not text
-                source.at = len(source.text)
+            except Broken:  # cut off within a header, or a text that speaks of one
+                rest, source.at = source.text[start:], len(source.text)
+                if not _HEADER.fullmatch(rest):
+                    out.part = AnswerPart.ANSWER
+                    out.text(rest)
                 return
             yield from _message(source, out, header)
             yield from source.accept(*_CLOSING)

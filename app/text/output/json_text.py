@@ -122,6 +122,7 @@ def json_arguments(source: Source, draft: Draft) -> Reading[None]:
             draft.argument(key, (yield from json_value(source)))
 
         yield from json_object(source, argument)
+        draft.is_whole = True
         return
     given = loads((yield from json_value(source)))
     if isinstance(given, str):

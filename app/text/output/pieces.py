@@ -152,6 +152,7 @@ class Draft:
         self._num_sent = 0
         self._index: int | None = None  # set once the call is announced
         self.reached = source.at  # the end of its last complete argument
+        self.is_whole = False  # all its arguments are read; what may follow adds none
 
     @property
     def name(self) -> str | None:
@@ -194,7 +195,8 @@ class Draft:
         if self._index is None:
             return False
         self._finish()
-        self._pieces.cut(self._index)
+        if not self.is_whole:
+            self._pieces.cut(self._index)
         return True
 
     def _finish(self) -> None:

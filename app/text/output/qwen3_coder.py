@@ -58,10 +58,13 @@ class Qwen3Coder(ToolFormat):
         yield from source.expect(">")
         while True:
             yield from source.blanks()
-            if (yield from source.expect("<parameter=", "</function>")) == "</function>":
+            found = yield from source.expect("<parameter=", *self.closing)
+            if found != "<parameter=":
                 break
             yield from self._parameter(source, draft)
         draft.close()
+        if found == "</tool_call>":  # models leave the inner tag out
+            return
         yield from source.blanks()
         yield from source.accept("</tool_call>")
 

@@ -48,7 +48,6 @@ def test_each_is_refused(args: dict[str, Any], message: str) -> None:
     assert message in f"{key}: {why}"
     with pytest.raises(SettingsError, match=f"^{key}: "):
         resolve(settings)
-    assert resolve(settings, shared={key})  # by models for which it has one
 
 
 def test_defaults_and_what_works_are_none() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.cli.serve_config import load_config, num_cpus_of, set_address
-from app.settings.load import parse
+from app.settings.load import parse, resolve
 from app.settings.model_folder import SettingsError
 from app.settings.models import (
     engine_groups,
@@ -161,12 +161,14 @@ def test_what_is_shared_may_be_without_effect_on_some(
     shared: dict[str, Any], own: dict[str, Any], key: str
 ) -> None:
     models = [{"model": {"path": DEMO, "name": name}} for name in "ab"]
-    one, other = resolve_each({**shared, "models": [models[0], {**models[1], **own}]})
-    assert one.gpus_per_rank >= other.gpus_per_rank
-    assert not other.stage.symmetric_memory
+    args = {**shared, "models": [models[0], {**models[1], **own}]}
+    section, name = key.split(".")
+    first, second = expand(args)
+    assert first[section][name] == shared[section][name]
+    assert name not in second[section]
+    assert resolve_each(args) == [resolve(parse(first)), resolve(parse(second))]
     with pytest.raises(SettingsError, match=rf"^{key}: .*, in every one of `models`"):
         resolve_each({**shared, "models": [{**model, **own} for model in models]})
-    section, name = key.split(".")
     again = {**own, section: {**own.get(section, {}), name: shared[section][name]}}
     with pytest.raises(SettingsError, match=rf"^models\.1: {key}: "):
         resolve_each({**shared, "models": [models[0], {**models[1], **again}]})

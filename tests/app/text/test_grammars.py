@@ -266,7 +266,7 @@ def many_tokens() -> xgrammar.TokenizerInfo:
 def test_bounds_do_not_make_masks_slow(
     many_tokens: xgrammar.TokenizerInfo, schema: Any, longest: int | None
 ) -> None:
-    """Masks of a repetition of more than 128 take tens of milliseconds: such a bound is left out."""
+    """Masks of a repetition of more than 128 take tens of milliseconds: a bound is left out."""
     compiler = xgrammar.GrammarCompiler(many_tokens, max_threads=1)
     text = json.dumps({"type": "object", "properties": {"a": schema}, "required": ["a"]})
     compiled = compile_grammar(compiler, "json_schema", text, many_tokens.vocab_size)

@@ -148,6 +148,7 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PLOT],
     ),
     ("qwen3_coder", "<tool_call><function=now></function> and more", "and more", [NOW]),
+    ("qwen3_coder", "<tool_call><function=now></tool_call> and more", " and more", [NOW]),
     (  # values of other types than the tool declares
         "qwen3_coder",
         "<function=add><parameter=a>one</parameter></function>"
@@ -183,6 +184,13 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("harmony", " to=functions", " to=functions", []),
     ("harmony", "\n<|channel|>final<|message|>Hi", "Hi", []),
+    (
+        "harmony",  # a text that speaks of a head
+        "<|channel|>final<|message|>In Harmony <|channel|>analysis marks reasoning. More.",
+        "In Harmony <|channel|>analysis marks reasoning. More.",
+        [],
+    ),
+    ("harmony", "to=functions.add is how it calls.", "to=functions.add is how it calls.", []),
 ]
 
 # Format, and an answer that is text as a whole.

@@ -87,7 +87,6 @@ def test_a_body_of_harmony_that_is_no_call_is_text(body: str, shown: str) -> Non
             "Hm.",
         ),
         ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x', ', "b": "x'),
-        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', ""),
         ("llama3_json", '{"name": "add", "parameters": {"a": 1,}}', None),
         ("pythonic", "[add(a=1, b=c)]", None),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, b}', None),
@@ -107,6 +106,21 @@ def test_a_streamed_call_that_breaks_off_keeps_its_whole_arguments(
     parser.push(list(answer))
     parser.finish()
     assert (parser.cut_calls, parser.calls_tools) == ({0}, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}, "why": 2}</tool_call>'),
+        ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1} so<|call|>'),
+    ],
+)
+def test_a_slip_behind_whole_arguments_cuts_no_streamed_call(name: str, answer: str) -> None:
+    parser = FORMATS[name].parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
+    text, _, calls = gathered([*parser.push(list(answer)), *parser.finish()])
+    assert (text, calls) == ("", [("add", '{"a": 1}')])
+    assert (parser.cut_calls, parser.calls_tools) == (set(), True)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
