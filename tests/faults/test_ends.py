@@ -151,10 +151,11 @@ def test_a_batch_that_runs_keeps_no_server_and_leaves_no_file(
     folder = tmp_path / "batches"
     url = "/v1/completions"
     with running(tmp_path, {**settings, "batches": {"directory": str(folder)}}) as server:
-        body = {"model": server.model, "prompt": "a", "max_tokens": 400, "ignore_eos": True}
+        body = {"model": server.model, "prompt": "a", "ignore_eos": True}
         lines = [
-            json.dumps({"custom_id": str(n), "method": "POST", "url": url, "body": body})
+            json.dumps({"custom_id": str(n), "method": "POST", "url": url, "body": one})
             for n in range(2000)
+            for one in [{**body, "max_tokens": 400 if n else 1}]
         ]
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
