@@ -90,7 +90,7 @@ def trial(dashboard: str, port: int, file: Path) -> None:
 
 
 def main() -> None:
-    head = {"num_cpus": 8, "resources": {"front": 2}, "include_dashboard": True}
+    head = {"num_cpus": 16, "resources": {"front": 2}, "include_dashboard": True}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         with TemporaryDirectory() as folder:
