@@ -100,7 +100,10 @@ def main() -> None:
     env = {"env_vars": {"PYTHONPATH": ROOT}}
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", runtime_env=env)
     try:
-        with tempfile.TemporaryDirectory(prefix="legato-split-") as folder:
+        # Engines write to their caches in it until they are shut down below.
+        with tempfile.TemporaryDirectory(
+            prefix="legato-split-", ignore_cleanup_errors=True
+        ) as folder:
             client = serve_start(proxy_location="Disabled")
             together = asyncio.run(streams_under(client, folder, "colocated", 1))
             divided = asyncio.run(streams_under(client, folder, "split", 2))
