@@ -23,7 +23,8 @@ def _names(key: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:  # torch's, of several lines on a GPU
-        raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{key}: {first}") from error
 
 
 def blocks_of_part(num_blocks: int, block_bytes: int, are_pinned: bool) -> int:

@@ -46,6 +46,8 @@ def test_of_a_gpu_only_want_of_memory_is_blamed_on_the_size_of_the_cache() -> No
     full = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
     with pytest.raises(ValueError, match=r"^kv\.memory_gib, kv\.memory_fraction: .*of memory\.$"):
         KVCache(FailingBackend(full), 2, 3, 0, 4, SHAPE, torch.float32, gpu)
+    with pytest.raises(ValueError, match=r"memory_fraction: OutOfMemoryError$"):  # without a word
+        KVCache(FailingBackend(torch.OutOfMemoryError()), 2, 3, 0, 4, SHAPE, torch.float32, gpu)
     for error in (RuntimeError("CUDA error: no kernel image"), OSError("no compiler")):
         with pytest.raises(type(error), match=f"^{error}$"):
             KVCache(FailingBackend(error), 2, 3, 0, 4, SHAPE, torch.float32, gpu)
