@@ -26,7 +26,7 @@ _LIMITED = {
 
 
 class _GrammarFields(Strict):
-    kind: Literal["json_object", "json_schema", "regex", "ebnf", "choice"]
+    kind: Literal["json_object", "json_schema", "strict_json_schema", "regex", "ebnf", "choice"]
     text: str
 
 

@@ -33,10 +33,12 @@ pytestmark = pytest.mark.ray  # not started, but imported by name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARED = [Requirement(line) for line in PROJECT["dependencies"]]
-BOUNDED = {"ray", "torch", "transformers", "starlette", "uvicorn", "uvloop", "typer", "xgrammar"}
+BOUNDED = {"ray", "torch", "transformers", "starlette", "uvicorn", "uvloop", "typer"}
+BOUNDED |= {"xgrammar", "llguidance"}
 
 # What is called or overridden -> the parameters that are passed, and the file that relies on it.
 PROTOCOL, SERVER = "app/api/http/connections.py", "app/api/http/http_server.py"
+EBNF, GUIDANCE = (f"actors/stage/grammars/{name}.py" for name in ("ebnf", "guidance"))
 STAGES = "actors/transport/graph_pipeline.py"
 HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
 NODE = "ray._private.node:Node"
@@ -63,24 +65,20 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
     "uvloop:new_event_loop": ((), "actors/engine/scheduler.py"),
     "typer.core:TyperGroup.get_command": (("ctx", "cmd_name"), "app/bench/command.py"),
     "typer.core:TyperGroup.list_commands": (("ctx",), "app/bench/command.py"),
-    "xgrammar:TokenizerInfo.from_huggingface": (
-        ("vocab_size", "stop_token_ids"),
-        "actors/stage/grammar.py",
-    ),
-    "xgrammar:GrammarCompiler": (
-        ("max_threads", "cache_enabled", "cache_limit_bytes"),
-        "actors/stage/grammar.py, app/text/grammar_worker.py",
-    ),
-    "xgrammar:GrammarCompiler.compile_json_schema": (
-        ("any_whitespace", "separators"),
-        "actors/stage/grammar_kinds.py",
-    ),
-    "xgrammar:GrammarCompiler.compile_regex": ((), "actors/stage/grammar_kinds.py"),
-    "xgrammar:GrammarCompiler.compile_grammar": ((), "actors/stage/grammar_kinds.py"),
-    "xgrammar:GrammarMatcher.accept_token": ((), "actors/stage/grammar.py"),
-    "xgrammar:GrammarMatcher.fill_next_token_bitmask": ((), "actors/stage/grammar.py"),
-    "xgrammar:GrammarMatcher.is_terminated": ((), "actors/stage/grammar.py"),
-    "xgrammar:allocate_token_bitmask": ((), "actors/stage/grammar.py"),
+    "xgrammar:TokenizerInfo": (("vocab_type", "stop_token_ids"), EBNF),
+    "xgrammar:TokenizerInfo.from_huggingface": ((), "actors/stage/grammars/compiler.py"),
+    "xgrammar:GrammarCompiler": (("max_threads", "cache_limit_bytes"), EBNF),
+    "xgrammar:GrammarCompiler.compile_grammar": ((), EBNF),
+    "xgrammar:GrammarMatcher.accept_token": ((), EBNF),
+    "xgrammar:GrammarMatcher.fill_next_token_bitmask": ((), EBNF),
+    "xgrammar:GrammarMatcher.is_terminated": ((), EBNF),
+    "xgrammar:GrammarMatcher.rollback": ((), EBNF),
+    "llguidance:LLTokenizer": (("eos_token",), GUIDANCE),
+    "llguidance:LLMatcher": (("log_level", "limits"), GUIDANCE),
+    "llguidance:LLMatcher.unsafe_compute_mask_ptr": ((), GUIDANCE),
+    "llguidance:LLMatcher.try_consume_tokens": ((), GUIDANCE),
+    "llguidance:LLMatcher.deep_copy": ((), GUIDANCE),
+    "llguidance:regex_to_lark": (("use_ascii",), GUIDANCE),
     "ray.serve._private.api:serve_start": (("http_options", "proxy_location"), "app/cli/serve.py"),
     "ray.job_config:JobConfig._serialize": ((), "app/cli/local_ray.py"),
     "ray.serve.context:ReplicaContext": (("_deployment_config",), "app/batch_service.py"),

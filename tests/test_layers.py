@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "kernels transport stage.spec",
     ),
     "stage": (
-        "actors/stage/{*,cuda/*}.py",
+        "actors/stage/{*,cuda/*,grammars/*}.py",
         "kernels vocabulary transport stage.spec stage.model stage.tier",
     ),
     "engine.config": ("actors/engine/config.py", "vocabulary stage.spec"),

@@ -44,7 +44,8 @@ class Objective:
 class Grammar:
     """A constraint on the output text.
 
-    kind: "json_object", "json_schema", "regex", "ebnf" or "choice".
+    kind: "json_object", "json_schema", "strict_json_schema", "regex", "ebnf" or "choice". What of a
+    schema cannot be kept is left out of account, or refused where it is strict.
     text: the schema, pattern, grammar, or a JSON list of choices.
     """
 

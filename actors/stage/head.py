@@ -23,7 +23,7 @@ from actors.stage.extra_outputs import (
     token_logprobs,
     with_prompts,
 )
-from actors.stage.grammar import GrammarMasks
+from actors.stage.grammars.masks import GrammarMasks
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import Columns, InputBatch
 from actors.stage.landing import await_queue

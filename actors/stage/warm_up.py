@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 _NEEDED_TO_LOAD = ("actors.stage.runner", "kernels.cpu.backend")
-_NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
+_NEEDED_BY_GRAMMARS = ("llguidance", "xgrammar", "transformers.models.auto.tokenization_auto")
 
 
 def import_all(with_grammars: bool, when_idle: bool) -> None:

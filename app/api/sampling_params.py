@@ -12,10 +12,9 @@ from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import DEFAULTS, SamplingFields
-from app.text.grammars import GrammarBusy, GrammarInvalid, first_not_kept
+from app.text.grammars import GrammarBusy, GrammarInvalid
 
 SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
-_MAX_STRICT_CHARS: Final = 1 << 17  # of a schema: more would hold the event loop for too long
 LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
 _DRAWS: Final = ("top_k", "top_p", "min_p")  # matter where a token is drawn
 
@@ -202,22 +201,9 @@ def _from_response_format(request: SamplingFields) -> Grammar | None:
 
 
 def schema_grammar(schema: Mapping[str, Any], strict: bool | None, param: str) -> Grammar:
-    """The constraint of a schema within `param`; 400 where it is strict and cannot be kept."""
-    text = dump(schema, f"{param}.schema")
-    if not strict:
-        return Grammar("json_schema", text)
-    if len(text) > _MAX_STRICT_CHARS:
-        lost: str | None = f"more than {_MAX_STRICT_CHARS} characters"
-    else:
-        lost = first_not_kept(schema)
-    if lost is not None:
-        raise invalid(
-            f"'{param}' is strict, but the output cannot be held to {lost}: leave that out, or "
-            "'strict'.",
-            f"{param}.schema",
-            "invalid_grammar",
-        )
-    return Grammar("json_schema", text)
+    """The constraint of a schema within `param`."""
+    kind = "strict_json_schema" if strict else "json_schema"
+    return Grammar(kind, dump(schema, f"{param}.schema"))
 
 
 def _needed(value: Any, name: str) -> Any:

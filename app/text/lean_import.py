@@ -25,10 +25,10 @@ def import_tokenizers_alone() -> None:
 
 
 def import_grammars_alone() -> None:
-    """Import xgrammar and transformers' tokenizers without torch, for a process that compiles
-    grammars and applies none: 2 s of a processor, not 6.
+    """Import xgrammar and transformers' tokenizers without torch, for a process that only tries
+    grammars: 2 s of a processor, not 6.
 
-    xgrammar needs torch for its token bitmasks only, whose functions do not work here. Does nothing
+    xgrammar needs torch for functions of token bitmasks only, which do not work here. Does nothing
     where torch or transformers is imported already.
     """
     if "torch" in sys.modules or "transformers" in sys.modules:

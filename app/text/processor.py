@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from actors.stage.grammar_tokenizer import read_tokenizer
+from actors.stage.grammars.tokenizer import read_tokenizer, special_ids
+from actors.stage.grammars.vocabulary import token_bytes_table
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate, TemplateBroken, TemplateBusy
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.output.hermes import Hermes
 from app.text.output.registry import choose_formats
-from app.text.vocabulary import token_bytes_table
 
 # Tokenizing runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
 _INLINE_CHARS: Final = 512
@@ -58,7 +58,7 @@ class TextProcessor:
             self._backend.no_truncation()
             self._backend.no_padding()
         self.vocab_size = len(tokenizer)
-        self.special_ids = _special_ids(tokenizer)
+        self.special_ids = special_ids(tokenizer)
         self.eos_token_ids: tuple[int, ...] = (
             () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         )
@@ -297,13 +297,6 @@ def load_tokenizer(folder: str) -> Any:
             f"model.path: {folder}/tokenizer.json or tokenizer_config.json cannot be read: "
             f"{type(error).__name__}: {line}"
         ) from error
-
-
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens with a name such as `eos_token`, and those that the tokenizer marks as special."""
-    added = tokenizer.added_tokens_decoder.items()
-    marked = (token_id for token_id, token in added if token.special)
-    return frozenset((*tokenizer.all_special_ids, *marked))
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, str]:

@@ -18,7 +18,7 @@ from app.text.chat_template import ChatTemplate
 from app.text.processor import TextProcessor
 from app.text.worker import KillableWorker
 from tests.app.api.hand_engine import HandEngine, logprobs_of
-from tests.app.text.tiny_tokenizer import wordpiece_folder
+from tests.tiny_tokenizers import wordpiece_folder
 
 THE, HOUSE, PLURAL, END = 6, 4, 5, 8
 

@@ -24,7 +24,7 @@ from app.api.http.options import ApiOptions
 from app.engine_client.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.app.api.hand_engine import HandEngine
-from tests.app.text.tiny_tokenizer import byte_level_folder
+from tests.tiny_tokenizers import byte_level_folder
 
 MODEL = "tiny"
 

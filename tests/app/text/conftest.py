@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.text.processor import TextProcessor
-from tests.app.text.tiny_tokenizer import byte_level_folder
+from tests.tiny_tokenizers import byte_level_folder
 
 
 @pytest.fixture(scope="session")

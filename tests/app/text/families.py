@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tests.app.text.tiny_tokenizer import byte_level_folder
+from tests.tiny_tokenizers import byte_level_folder
 
 _FIRST: Final = (
     "{%- if messages[0].role == 'system' %}{% set rules = messages[0].content %}"

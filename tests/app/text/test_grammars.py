@@ -8,34 +8,19 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import xgrammar
-from jsonschema import Draft202012Validator
-from transformers import AutoTokenizer
 
 from actors.scheduling.request import Grammar
-from actors.stage.grammar_kinds import (
-    FORMATS,
-    bounds_as_patterns,
-    compile_grammar,
-    ebnf_of_choices,
-)
+from actors.stage.grammars.compiler import GrammarCompiler
 from app.text.grammar_worker import Trial
-from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid, first_not_kept
-from tests.app.text.tiny_tokenizer import byte_level_folder
+from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
+from tests.tiny_tokenizers import byte_level_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(byte_level_folder(Path(tmp_path_factory.mktemp("grammar"))))
-
-
-@pytest.fixture(scope="module")
-def compiler(folder: str) -> xgrammar.GrammarCompiler:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +35,7 @@ def checker(folder: str) -> Iterator[GrammarChecker]:
     [
         Grammar("json_object", ""),
         Grammar("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}}}'),
+        Grammar("json_schema", '{"type": "array", "uniqueItems": true}'),
         Grammar("regex", "[a-c]{2,3}x?"),
         Grammar("ebnf", 'root ::= "a" root | "b"'),
         Grammar("choice", '["yes", "n\\"o\\n", "caf\\u00e9"]'),
@@ -64,6 +50,7 @@ async def test_good_grammars_compile(checker: GrammarChecker, grammar: Grammar) 
     [
         Grammar("json_schema", '{"type": "nonsense"}'),
         Grammar("json_schema", "{"),
+        Grammar("strict_json_schema", '{"type": "array", "uniqueItems": true}'),
         Grammar("regex", "(["),
         Grammar("ebnf", "root ::= missing"),
         Grammar("nonsense", ""),
@@ -118,15 +105,14 @@ def test_a_trial_follows_a_grammar_and_measures_it(
     folder: str, pattern: str, num_slow: int, is_slow: bool
 ) -> None:
     """By a clock that goes on by 10 ms for each of its first measurements."""
-    info = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(folder))
-    grammar = xgrammar.GrammarCompiler(info).compile_regex(pattern)
+    compiler = GrammarCompiler.of_folder(Path(folder))
     readings = itertools.count()
     trial = Trial(
-        info.decoded_vocab,
-        info.stop_token_ids,
+        compiler.texts,
+        compiler.stop_token_ids,
         clock=lambda: 0.01 * min(next(readings), 2 * num_slow),
     )
-    complaint = trial.complaint(lambda: xgrammar.GrammarMatcher(grammar))
+    complaint = trial.complaint(compiler.compile(Grammar("regex", pattern)))
     assert (complaint is not None) == is_slow
 
 
@@ -205,211 +191,3 @@ async def test_requests_with_the_same_grammar_wait_for_one_compilation(folder: s
     assert isinstance(outcomes[0], asyncio.CancelledError)
     assert outcomes[1:-1] == [None] * 94
     assert isinstance(outcomes[-1], GrammarBusy)
-
-
-def test_choices_are_escaped() -> None:
-    assert ebnf_of_choices(['a"b\\c\n']) == 'root ::= "a\\"b\\\\c\\n"'
-
-
-def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
-    word = {"type": "string", "minLength": 1, "maxLength": 3}
-    schema = {
-        "properties": {"const": word, "maxLength": {"type": "integer"}},
-        "anyOf": [{"type": ["string", "null"], "maxLength": 2}, {"const": word}],
-        "items": {"type": "string", "minLength": 2},
-        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
-        "not": {"type": "string", "maxLength": "2"},
-    }
-    char = r'[^"\\\x00-\x1f]'
-    assert bounds_as_patterns(schema) == {
-        "properties": {
-            "const": {"type": "string", "pattern": f"^{char}{{1,3}}$"},
-            "maxLength": {"type": "integer"},
-        },
-        "anyOf": [
-            {"type": ["string", "null"], "pattern": f"^{char}{{0,2}}$"},
-            {"const": word},
-        ],
-        "items": {"type": "string", "pattern": f"^{char}{{2,}}$"},
-        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
-        "not": {"type": "string", "maxLength": "2"},
-    }
-
-
-_BOUNDED: Any = {"type": "string"}
-
-
-@pytest.fixture(scope="module")
-def many_tokens() -> xgrammar.TokenizerInfo:
-    """As many as large models have, most of them words of two syllables."""
-    parts = [a + b for a in "bcdfghjklmnpqrstvwxz" for b in "aeiouy"]
-    words = {f"{lead}{a}{b}" for lead in ("", " ", " S") for a in parts for b in parts}
-    texts = [*map(chr, range(32, 127)), '", "', '": ', '"}', *sorted(words)]
-    return xgrammar.TokenizerInfo(
-        [text.encode() for text in texts] + [b""],
-        vocab_type=xgrammar.VocabType.RAW,
-        stop_token_ids=[len(texts)],
-    )
-
-
-@pytest.mark.parametrize(
-    ("schema", "longest"),
-    [
-        (_BOUNDED, None),
-        (_BOUNDED | {"maxLength": 20}, 20),
-        (_BOUNDED | {"maxLength": 500}, None),
-        (_BOUNDED | {"minLength": 1, "maxLength": 500}, None),
-        (_BOUNDED | {"minLength": 200}, None),
-    ],
-    ids=str,
-)
-def test_bounds_do_not_make_masks_slow(
-    many_tokens: xgrammar.TokenizerInfo, schema: Any, longest: int | None
-) -> None:
-    """Masks of a repetition of more than 128 take tens of milliseconds: a bound is left out."""
-    compiler = xgrammar.GrammarCompiler(many_tokens, max_threads=1)
-    text = json.dumps({"type": "object", "properties": {"a": schema}, "required": ["a"]})
-    compiled = compile_grammar(compiler, "json_schema", text, many_tokens.vocab_size)
-    trial = Trial(many_tokens.decoded_vocab, many_tokens.stop_token_ids)
-    assert trial.complaint(lambda: xgrammar.GrammarMatcher(compiled)) is None
-    matcher = xgrammar.GrammarMatcher(compiled)
-    assert matcher.accept_string('{"a": "' + "x" * (longest or 999))
-    assert matcher.accept_string("x") is (longest is None)
-
-
-def test_bounds_share_what_a_grammar_has_room_for() -> None:
-    word = {"type": "string", "maxLength": 50}
-    first, second, small = bounds_as_patterns([word, word, {**word, "maxLength": 5}], 50_000)
-    assert first["pattern"].endswith("{0,50}$")
-    assert second == {"type": "string"}
-    assert small["pattern"].endswith("{0,5}$")
-
-
-@pytest.mark.parametrize("format_", [{}, {"format": "password"}])
-@pytest.mark.parametrize(
-    ("text", "follows"),
-    [
-        ('"ab"', True),
-        ('"é猫🙂"', True),
-        ('"a"', False),
-        ('"abcd"', False),
-        ('"a\tb"', False),
-        ('"a\x00b"', False),
-        ('"a\\"', False),
-        (' "ab"', False),
-    ],
-)
-def test_bounded_strings_are_json(
-    compiler: xgrammar.GrammarCompiler, format_: dict[str, str], text: str, follows: bool
-) -> None:
-    schema = {"type": "string", "minLength": 2, "maxLength": 3, **format_}
-    compiled = compile_grammar(compiler, "json_schema", json.dumps(schema))
-    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
-    assert (matcher.accept_string(text) and matcher.is_terminated()) == follows
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-_INT: Any = {"type": "integer"}
-_TEXT: Any = {"type": "string"}
-# A schema, a value that breaks it, and why the grammar takes the value all the same; None: it does
-# not.
-_STRICT: list[tuple[Any, Any, str | None]] = [
-    (_TEXT | {"pattern": "^(?!b)[ab]$"}, "b", "a pattern's lookahead"),
-    (_TEXT | {"pattern": "^[(?=]$"}, "x", None),
-    (_TEXT | {"pattern": r"^\(?!a$"}, "x", None),
-    (_TEXT | {"pattern": "^a+$", "maxLength": 1}, "aa", "'maxLength' beside 'pattern'"),
-    (_TEXT | {"pattern": "^a+$", "minLength": 2}, "a", "'minLength' beside 'pattern'"),
-    (_TEXT | {"pattern": "^a+$", "minLength": 0}, "b", None),
-    (_TEXT | {"format": "date", "maxLength": 3}, "2026-01-01", "'maxLength' beside 'format'"),
-    (_TEXT | {"format": "date", "pattern": "^a$"}, "2026-01-01", "'pattern' beside 'format'"),
-    (_TEXT | {"format": "uri", "minLength": 1}, "", None),
-    (_TEXT | {"format": "uri", "minLength": 1, "maxLength": 2083}, "", None),  # HttpUrl
-    (_TEXT | {"format": "uri-reference", "minLength": 1}, "", "'minLength' beside 'format'"),
-    (_TEXT | {"format": "password", "maxLength": 3}, "abcd", None),
-    (_TEXT | {"format": "password", "pattern": "^a$"}, "b", None),
-    (_TEXT | {"minLength": 2, "maxLength": 3}, "a", None),
-    ({"type": ["string", "null"], "maxLength": 1}, "ab", None),
-    ({"maxLength": 1}, "ab", "'maxLength' without a 'type'"),
-    (_INT | {"multipleOf": 5}, 7, None),
-    (_INT | {"multipleOf": 1024}, 7, None),
-    ({"type": ["integer", "null"], "multipleOf": 5}, 7, None),
-    (_INT | {"multipleOf": 2000}, 7, "'multipleOf'"),
-    (_INT | {"multipleOf": 5, "minimum": 0}, 7, "'multipleOf'"),
-    ({"type": "number", "multipleOf": 0.5}, 0.7, "'multipleOf'"),
-    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 2}, 2, None),
-    (_INT | {"exclusiveMinimum": 0, "maximum": 7}, 8, None),
-    ({"minimum": 3}, 2, "'minimum' without a 'type'"),
-    ({"type": "array", "items": _INT, "minItems": 2}, [1], None),
-    ({"type": "array", "items": _INT, "uniqueItems": True}, [1, 1], "'uniqueItems'"),
-    ({"type": "array", "items": _INT, "uniqueItems": False}, ["a"], None),
-    ({"type": "array", "items": _INT, "contains": {"const": 1}}, [2], "'contains'"),
-    ({"type": "array", "prefixItems": [_INT], "items": False}, [1, 2], None),
-    ({"items": _INT}, ["a"], None),
-    (_object(a=_INT) | {"required": ["a"]}, {}, None),
-    ({"properties": {"a": _INT}, "required": ["a"]}, {"a": "b"}, None),
-    (_object(a=_INT, b=_INT) | {"minProperties": 1}, {}, None),
-    ({"type": "object", "additionalProperties": _INT, "maxProperties": 1}, {"a": 1, "b": 2}, None),
-    ({"type": "object", "patternProperties": {"^a$": _INT}, "required": ["a"]}, {}, "'required'"),
-    (
-        {"type": "object", "patternProperties": {"^(?!b).$": _INT}, "additionalProperties": False},
-        {"b": 1},
-        "a pattern's lookahead",
-    ),
-    (
-        {"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": _INT},
-        {"ab": 1},
-        None,
-    ),
-    (
-        {"type": "object", "properties": {"b": _INT}, "propertyNames": {"pattern": "^a$"}},
-        {"b": 1},
-        "'propertyNames' beside 'properties'",
-    ),
-    (
-        _object(a=_INT, b=_INT) | {"dependentRequired": {"a": ["b"]}},
-        {"a": 1},
-        "'dependentRequired'",
-    ),
-    (_object(a=_INT, b=_INT) | {"if": {"required": ["a"]}, "then": False}, {"a": 1}, "'if'"),
-    (_object(a={"not": {"const": 1}}), {"a": 1}, "'not'"),
-    ({"anyOf": [_INT | {"minimum": 3}, _TEXT]}, 2, None),
-    ({"anyOf": [_INT, _TEXT], "minimum": 3}, 2, "'minimum' beside 'anyOf'"),
-    ({"type": "integer", "anyOf": [{"const": 1}, _INT]}, "a", None),
-    ({"type": "string", "anyOf": [{"title": "any"}]}, 1, "'type' beside 'anyOf'"),
-    ({"allOf": [_INT | {"minimum": 3}]}, 2, None),
-    ({"allOf": [_INT, {"minimum": 3}]}, 2, "an 'allOf' of several schemas"),
-    ({"oneOf": [_object(k={"const": c}) | {"required": ["k"]} for c in "ab"]}, {"k": "c"}, None),
-    ({"type": "string", "enum": ["a", "bc"]}, "b", None),
-    ({"type": "string", "enum": ["a", "bc"], "maxLength": 1}, "bc", "'maxLength' beside 'enum'"),
-    ({"$defs": {"i": _INT}, "$ref": "#/$defs/i", "title": "I"}, "a", None),
-    ({"$defs": {"i": _INT}, "$ref": "#/$defs/i", "minimum": 3}, 2, "'minimum' beside '$ref'"),
-    ({"$defs": {"i": _INT | {"$anchor": "x"}}, "$ref": "#x"}, "a", "the $ref '#x'"),
-    (
-        {"$defs": {"i": {"type": "number", "multipleOf": 0.5}}, "items": {"$ref": "#/$defs/i"}},
-        [0.7],
-        "'multipleOf'",
-    ),
-]
-
-
-def test_formats_are_known(compiler: xgrammar.GrammarCompiler) -> None:
-    for name in (*FORMATS, "password", "iri", "idn-email", "regex"):
-        schema = json.dumps({"type": "string", "format": name})
-        matcher = xgrammar.GrammarMatcher(compile_grammar(compiler, "json_schema", schema))
-        assert matcher.accept_string('"a b%(') == (name not in FORMATS), name
-
-
-@pytest.mark.parametrize(("schema", "value", "lost"), _STRICT)
-def test_what_a_grammar_does_not_keep_of_a_schema_is_known(
-    compiler: xgrammar.GrammarCompiler, schema: Any, value: Any, lost: str | None
-) -> None:
-    assert not Draft202012Validator(schema).is_valid(value)
-    compiled = compile_grammar(compiler, "json_schema", json.dumps(schema))
-    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
-    breaks_it = matcher.accept_string(json.dumps(value)) and matcher.is_terminated()
-    found = first_not_kept(schema)
-    assert (found or "").startswith(lost or "")
-    assert breaks_it == (found is not None) == (lost is not None)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.text.incremental import PrefixDetokenizer, TableDetokenizer
 from app.text.processor import TextProcessor
-from tests.app.text.tiny_tokenizer import byte_level_folder, sentencepiece_folder, wordpiece_folder
+from tests.tiny_tokenizers import byte_level_folder, sentencepiece_folder, wordpiece_folder
 
 BYTES = [bytes([byte]) for byte in range(256)]
 

@@ -40,7 +40,7 @@ from app.text.lean_import import import_grammars_alone
 import_grammars_alone()
 import xgrammar
 from pathlib import Path
-from actors.stage.grammar_tokenizer import read_tokenizer
+from actors.stage.grammars.tokenizer import read_tokenizer
 info = xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(Path(sys.argv[1])))
 compiler = xgrammar.GrammarCompiler(info, max_threads=1)
 matcher = xgrammar.GrammarMatcher(compiler.compile_regex("[ab]+"))

@@ -12,7 +12,7 @@ import pytest
 
 from app.text.chat_template import TemplateBusy
 from app.text.processor import TextProcessor, TokenizerError, load_tokenizer
-from tests.app.text.tiny_tokenizer import byte_level_folder
+from tests.tiny_tokenizers import byte_level_folder
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from actors.stage.gguf_folder import model_folder
-from actors.stage.grammar_tokenizer import read_tokenizer
+from actors.stage.grammars.tokenizer import read_tokenizer
 from actors.stage.models.config import ModelError
 from tests.actors.stage.weights.gguf_files import write
 

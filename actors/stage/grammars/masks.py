@@ -1,4 +1,4 @@
-"""Constrained output: which tokens a request's grammar allows next (xgrammar).
+"""Constrained output: which tokens a request's grammar allows next.
 
 Each constrained request has a matcher. Sampling does not advance it: when the next mask is needed,
 it is brought level with the tokens of the stage's persistent batch, back over drafts that were
@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,21 +22,20 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import DEAD_END, SLOW_GRAMMAR
 from actors.scheduling.request import Grammar
-from actors.stage.grammar_kinds import MaskTime, compile_grammar
-from actors.stage.grammar_tokenizer import read_tokenizer
+from actors.stage.grammars.compiler import GrammarCompiler
+from actors.stage.grammars.matcher import MaskTime, Matcher
 
 _MAX_COMPILED = 256
 _MOST_BEGINNINGS = 64  # of a forced text that are tokens
-_MAX_COMPILER_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
-class _Matcher:
+class _Held:
     """seen: the output tokens that it was shown. The matcher has taken the first `num_taken`: all,
     or those up to the grammar's end or a token that breaks it. ended: only end tokens may follow.
     """
 
-    matcher: Any
+    matcher: Matcher
     time: MaskTime
     seen: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_taken: int = 0
@@ -52,13 +50,15 @@ class _Matcher:
             self._go_back(common)
         for token in output[common:].tolist():
             begin_s = self.time.clock()
-            is_taken = not self.ended and self.matcher.accept_token(token)
+            is_taken = not self.ended and self.matcher.take(token)
             self.time.add(begin_s)
+            if self.matcher.is_lost:
+                self.time.end()
             if self.time.is_up:
                 return  # no mask is made any more
             if is_taken:
                 self.num_taken += 1
-                self.ended = self.matcher.is_terminated()
+                self.ended = self.matcher.is_over
             else:
                 # A wrong draft, or an output from outside (a client's, replayed), which alone can
                 # disagree with the masks made here: that one request ends.
@@ -67,10 +67,10 @@ class _Matcher:
 
     def _go_back(self, num_tokens: int) -> None:
         if self.num_taken > num_tokens:
-            self.matcher.rollback(self.num_taken - num_tokens)
+            self.matcher.go_back(self.num_taken - num_tokens)
             self.num_taken, self.ended = num_tokens, False
         elif self.num_taken == num_tokens:  # it was broken by the token after these
-            self.ended = self.matcher.is_terminated()
+            self.ended = self.matcher.is_over
 
 
 class GrammarMasks:
@@ -96,16 +96,15 @@ class GrammarMasks:
         # Held while one is compiled, which takes up to seconds. The cache is read without it: a
         # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
-        self._compiler: Any = None
-        self._texts: list[bytes] = []  # of each token, once there is a compiler
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self.matchers: dict[int, _Matcher] = {}
+        self._compiler: GrammarCompiler | None = None
+        self._compiled: OrderedDict[Grammar, Callable[[], Matcher]] = OrderedDict()
+        self.matchers: dict[int, _Held] = {}
         # Of the running requests' grammars: those with the same one are too slow together, or many
         # of them would each take the whole time in one step.
         self._times: WeakValueDictionary[Grammar, MaskTime] = WeakValueDictionary()
 
-    def compile(self, grammar: Grammar) -> Any:
-        """Compile, or find in the cache. Raises ValueError for what is not a grammar."""
+    def compile(self, grammar: Grammar) -> Callable[[], Matcher]:
+        """Compile, or find in the cache: gives new matchers. Raises ValueError where it is none."""
         compiled = self._find(grammar)
         if compiled is None:
             with self._compiling:
@@ -118,36 +117,41 @@ class GrammarMasks:
                             self._compiled.popitem(last=False)
         return compiled
 
-    def _find(self, grammar: Grammar) -> Any:
+    def _find(self, grammar: Grammar) -> Callable[[], Matcher] | None:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:
                 self._compiled.move_to_end(grammar)
             return compiled
 
-    def mask(
-        self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
-    ) -> torch.Tensor | None:
-        """int32 bit mask over the vocabulary of what may follow `output`; None allows all.
+    def mask(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> torch.Tensor:
+        """int32 bit mask over the vocabulary of what may follow `output`.
 
         After the grammar's end only the end tokens are allowed, and no token once its masks have
         taken too long.
         """
-        import xgrammar
-
         held = self._level(request_id, grammar, output)
-        bits_1W = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if held.time.is_up:
-            return bits_1W[0].zero_()
-        if held.ended:
-            words_W = bits_1W[0].zero_().numpy().view(np.uint32)
+        if held.ended and not held.time.is_up:
+            words_W = np.zeros(-(-self._vocab_size // 32), np.uint32)
             for token in self._eos:
                 words_W[token // 32] |= np.uint32(1 << token % 32)
-            return bits_1W[0]
-        begin_s = self._clock()
-        is_restricted = held.matcher.fill_next_token_bitmask(bits_1W)
+        else:
+            words_W = self._mask(held)
+        return torch.from_numpy(words_W.view(np.int32))
+
+    def _mask(self, held: _Held) -> NDArray[np.uint32]:
+        """No token where its time is up."""
+        if held.time.is_up:
+            return np.zeros(-(-self._vocab_size // 32), np.uint32)
+        begin_s = held.time.clock()
+        words_W = held.matcher.mask()
         held.time.add(begin_s)
-        return bits_1W[0] if is_restricted else None
+        if held.matcher.is_lost:
+            held.time.end()
+            words_W.fill(0)
+        if behind := self._vocab_size % 32:  # bits may be set behind the last token
+            words_W[-1] &= np.uint32((1 << behind) - 1)
+        return words_W
 
     def why_nothing(self, request_id: int) -> int:
         """What stands in the place of a token where this request's last mask has none."""
@@ -155,10 +159,7 @@ class GrammarMasks:
 
     def allows_some(self, bits_W: torch.Tensor) -> bool:
         """Whether this mask has a token: a grammar may come to where nothing can follow."""
-        words_W = bits_W.numpy().view(np.uint32)
-        behind = self._vocab_size % 32  # xgrammar may set bits behind the last token
-        last = words_W[-1] & np.uint32((1 << behind) - 1) if behind else words_W[-1]
-        return bool(last or words_W[:-1].any())
+        return bool(bits_W.any())
 
     def forced(
         self, request_id: int, grammar: Grammar, output: NDArray[np.int32], count: int
@@ -170,84 +171,49 @@ class GrammarMasks:
         Tokens are tried one by one, because a grammar may force a text without end."""
         held = self._level(request_id, grammar, output)
         tokens: list[int] = []
-        while len(tokens) < count and not (
-            held.ended or held.time.is_up or held.matcher.is_terminated()
-        ):
-            begin_s = self._clock()
-            token = self._only(held.matcher)
-            is_taken = token is not None and held.matcher.accept_token(token)
-            held.time.add(begin_s)
-            if token is None or not is_taken:
+        while len(tokens) < count and not (held.ended or held.time.is_up or held.matcher.is_over):
+            token = self._only(held)
+            if token is None or not held.matcher.take(token):
                 break
             tokens.append(token)
         if tokens:
-            held.matcher.rollback(len(tokens))
+            held.matcher.go_back(len(tokens))
         return tuple(tokens)
 
-    def _only(self, matcher: Any) -> int | None:
+    def _only(self, held: _Held) -> int | None:
         """The longest token that may follow, if the others are its beginnings."""
-        import xgrammar
-
-        bits_1W = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if not matcher.fill_next_token_bitmask(bits_1W):
-            return None  # all may follow
-        words_W = bits_1W[0].numpy().view(np.uint32)
-        if behind := self._vocab_size % 32:  # xgrammar may set bits behind the last token
-            words_W[-1] &= np.uint32((1 << behind) - 1)
+        words_W = self._mask(held)
         used = np.flatnonzero(words_W)
         if not 0 < used.size <= _MOST_BEGINNINGS:
             return None
         bits = np.unpackbits(words_W[used].view(np.uint8), bitorder="little").reshape(-1, 32)
         words, places = np.nonzero(bits)
         allowed = (used[words] * 32 + places).tolist()
-        texts = [self._texts[token] for token in allowed]
+        known = self._get_compiler().texts
+        texts = [known[token] for token in allowed]
         longest = max(texts, key=len)
         if not longest or not all(text and longest.startswith(text) for text in texts):
             return None
         return int(allowed[texts.index(longest)])
 
-    def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
+    def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Held:
         """The request's matcher, having seen exactly this output, unless its time is up."""
-        import xgrammar
-
         held = self.matchers.get(request_id)
         if held is None:
             spent = self._times.setdefault(grammar, MaskTime(self._clock))
-            held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)), spent)
+            held = _Held(self.compile(grammar)(), spent)
             self.matchers[request_id] = held
         if not held.time.is_up:
             held.level(output)
         return held
 
-    def _compile(self, grammar: Grammar) -> Any:
-        compiler = self._get_compiler()
-        try:
-            return compile_grammar(compiler, grammar.kind, grammar.text, self._vocab_size)
-        except (RuntimeError, ValueError, TypeError) as bad:
-            raise ValueError(f"{grammar.kind} cannot be compiled: {bad}") from bad
+    def _compile(self, grammar: Grammar) -> Callable[[], Matcher]:
+        return self._get_compiler().compile(grammar)
 
-    def _get_compiler(self) -> Any:
+    def _get_compiler(self) -> GrammarCompiler:
         """Built at the first grammar: reading the tokenizer costs about a second."""
         if self._compiler is None:
-            import xgrammar
-
-            try:
-                tokenizer = read_tokenizer(self._folder)
-            except (OSError, ValueError) as bad:
-                if isinstance(bad, OSError) and bad.errno is not None:
-                    raise  # no memory, no files: nothing is known of the folder
-                raise ValueError(f"{self._folder} has no tokenizer for grammars: {bad}") from bad
-            # The front stops at the tokenizer's end token, too, whatever the model's files list.
-            own = tokenizer.eos_token_id
-            if own is not None and own < self._vocab_size and own not in self._eos:
-                self._eos = (*self._eos, int(own))
-            if not self._eos:
-                raise ValueError("the model names no end-of-sequence token: grammars cannot end")
-            info = xgrammar.TokenizerInfo.from_huggingface(
-                tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
-            )
-            self._texts = info.decoded_vocab
-            self._compiler = xgrammar.GrammarCompiler(
-                info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
-            )
+            compiler = GrammarCompiler.of_folder(self._folder, self._vocab_size, self._eos)
+            self._eos = compiler.stop_token_ids
+            self._compiler = compiler
         return self._compiler

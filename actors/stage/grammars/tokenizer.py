@@ -36,6 +36,13 @@ def read_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens with a name such as `eos_token`, and those that the tokenizer marks as special."""
+    added = tokenizer.added_tokens_decoder.items()
+    marked = (token_id for token_id, token in added if token.special)
+    return frozenset((*tokenizer.all_special_ids, *marked))
+
+
 def _is_general(folder: Path) -> bool:
     """Whether tokenizer.json is the whole tokenizer: other classes change it when it is read."""
     if (folder / GGUF_LINK).is_symlink():

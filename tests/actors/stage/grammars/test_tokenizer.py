@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto
 
-from actors.stage.grammar_tokenizer import _WITH_OWN_CLASS, _is_general, read_tokenizer
+from actors.stage.grammars.tokenizer import _WITH_OWN_CLASS, _is_general, read_tokenizer
 from tests.tiny_models import write_tokenizer
 
-DEMO = Path(__file__).parents[3] / "configs/models/demo"
+DEMO = Path(__file__).parents[4] / "configs/models/demo"
 GENERAL = "PreTrainedTokenizerFast"
 CLASSES = (GENERAL, "TokenizersBackend", "Qwen2TokenizerFast", "GPT2Tokenizer", "LlamaTokenizer")
 

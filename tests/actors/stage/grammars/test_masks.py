@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 
 from actors.scheduling.plan import DEAD_END, SLOW_GRAMMAR, RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import Grammar, Request, SamplingParams
-from actors.stage.grammar import GrammarMasks
-from actors.stage.grammar_kinds import MaskTime
+from actors.stage.grammars.masks import GrammarMasks
+from actors.stage.grammars.matcher import MaskTime
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
 from tests.actors.stage.test_speculation import BASE, NUM_BLOCKS, serve
@@ -94,8 +94,11 @@ def test_end_outranks_min_tokens(tiny_model: Callable[..., Path]) -> None:
     assert all(len(output) == 3 and output[-1] in STOPS for output in outputs)
 
 
+DEAD = 'root ::= [a-c] [a-c] [a-c] dead\ndead ::= dead "x"'
+
+
 def test_a_dead_end_is_told_from_an_overflow(tiny_model: Callable[..., Path]) -> None:
-    params = sampling(Grammar("regex", r"[a-c]{3}[^\s\S]"), stop_token_ids=(*STOPS, DEAD_END))
+    params = sampling(Grammar("ebnf", DEAD), stop_token_ids=(*STOPS, DEAD_END))
     tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
     for output in MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params):
         assert output[-1] == DEAD_END

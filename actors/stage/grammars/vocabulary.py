@@ -3,14 +3,14 @@
 Byte-level BPE (GPT-2, Llama 3, Qwen) and byte-fallback SentencePiece (Llama 2, Mistral, Yi) both
 let a token be turned into bytes without looking at its neighbors; then detokenizing is a table
 look-up and an incremental UTF-8 decoder. Tokenizers of another make get no table and take the
-slower path of `detokenizer.PrefixDetokenizer`.
+slower path of `app.text.incremental.PrefixDetokenizer`.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -69,19 +69,32 @@ def token_bytes_table(backend: TokenizerBackend, special: Collection[int]) -> li
     is trusted; leading blanks, which SentencePiece drops at the start of a text, are not compared.
     """
     description = json.loads(backend.to_str())
+    to_bytes = _way_to_bytes(description)
+    if to_bytes is None:
+        return None
+    table = _table(backend, to_bytes)
+    added = [entry["id"] for entry in description.get("added_tokens", ())]
+    return table if _agrees(backend, table, special, added) else None
+
+
+def bytes_of_tokens(backend: TokenizerBackend) -> list[bytes]:
+    """As `token_bytes_table`, unchecked, and of any make: at worst the names of the tokens."""
+    return _table(backend, _way_to_bytes(json.loads(backend.to_str())) or _byte_fallback)
+
+
+def _way_to_bytes(description: Any) -> Callable[[str], bytes] | None:
     kinds = _decoder_kinds(description.get("decoder"))
     if "ByteLevel" in kinds:
-        to_bytes = _byte_level
-    elif "ByteFallback" in kinds:
-        to_bytes = _byte_fallback
-    else:
-        return None
+        return _byte_level
+    return _byte_fallback if "ByteFallback" in kinds else None
+
+
+def _table(backend: TokenizerBackend, to_bytes: Callable[[str], bytes]) -> list[bytes]:
     vocab = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocab.values(), default=-1) + 1)
     for token, token_id in vocab.items():  # decoders treat an added token like any other
         table[token_id] = to_bytes(token)
-    added = [entry["id"] for entry in description.get("added_tokens", ())]
-    return table if _agrees(backend, table, special, added) else None
+    return table
 
 
 def _agrees(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from app.text.vocabulary import byte_level_alphabet
+from actors.stage.grammars.vocabulary import byte_level_alphabet
 
 MERGES = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("Ġ", "the"), ("Ã", "©")]
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>")

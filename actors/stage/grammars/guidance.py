@@ -1,0 +1,150 @@
+"""JSON schemas, regular expressions and choices by llguidance: it keeps nearly all of JSON Schema,
+needs milliseconds for a grammar and mostly well below one for a mask, and has limits for both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.stage.grammars.json_schema import prepared
+from actors.stage.grammars.matcher import Matcher
+
+# Tokens are masked, never forced: a forced text is found by trying, and only to be drafted.
+_HEAD: Final = '%llguidance {"no_forcing": true}\nstart: '
+# JSON is written on one line, as json.dumps does. Where any whitespace is allowed, a small model
+# may write blanks for ever and the value never ends; and each blank costs a token's time.
+_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Of one mask or token: some 5 ms. A state of the lexer takes 1 to 2 kB.
+_LIMITS: Final[dict[str, Any]] = {
+    "step_max_items": 20_000,
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 20_000,
+}
+_DEAD_END: Final = "NoExtensionBias"  # begins its error where nothing can follow
+_PREFIX: Final = re.compile(r"^(error: |(at )?\d+\(\d+\): |failed to compile JSON schema: )+")
+_ASCII: Final = "dws"  # classes of a pattern that have letters of ASCII alone
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+    unk_token_id = None
+
+    def __init__(self, texts: Sequence[bytes], special: Collection[int], end: int) -> None:
+        self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(texts)]
+        self.special_token_ids = sorted(
+            {*special, *(i for i, text in enumerate(texts) if not text)}
+        )
+        self.eos_token_id = end
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return []  # only forced texts are tokenized
+
+
+class GuidanceCompiler:
+    """texts: bytes of each token, empty for special ones."""
+
+    def __init__(self, texts: Sequence[bytes], stop_token_ids: Sequence[int]) -> None:
+        from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
+
+        vocabulary = _Vocabulary(texts, stop_token_ids, stop_token_ids[0])
+        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(stop_token_ids))
+        self._num_words = -(-len(texts) // 32)
+        self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
+
+    def compile(self, kind: str, text: str) -> Callable[[], Matcher]:
+        """Gives matchers of a grammar. Raises ValueError where it is none."""
+        from llguidance import LLMatcher
+
+        first = LLMatcher(
+            self._tokenizer, _HEAD + _rule(kind, text), log_level=0, limits=self._limits
+        )
+        if first.is_error():
+            raise ValueError(_reason(first.get_error()))
+        return lambda: _GuidanceMatcher(first.deep_copy(), self._num_words)
+
+
+class _GuidanceMatcher:
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self._matcher, self._num_words = matcher, num_words
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._matcher.is_error()) and not self._matcher.get_error().startswith(
+            _DEAD_END
+        )
+
+    def mask(self) -> NDArray[np.uint32]:
+        words_W = np.zeros(self._num_words, np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+            words_W.fill(0)  # in place of the end tokens
+        return words_W
+
+    def take(self, token: int) -> bool:
+        return bool(self._matcher.try_consume_tokens([token]))
+
+    def go_back(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+
+def _rule(kind: str, text: str) -> str:
+    match kind:
+        case "json_object":
+            return _json_rule({"type": "object"}, is_strict=False)
+        case "json_schema" | "strict_json_schema":
+            return _json_rule(json.loads(text), is_strict=kind == "strict_json_schema")
+        case "regex":
+            return _regex_rule(text)
+        case "choice":
+            return _regex_rule("|".join(map(_literal, _choices(text))))
+    raise ValueError(f"grammar kind {kind!r} is unknown")
+
+
+def _json_rule(schema: Any, is_strict: bool) -> str:
+    """lenient: what cannot be kept is left out of account, which else is an error."""
+    options = {**_LAYOUT, "coerce_one_of": True, "lenient": not is_strict}
+    schema = prepared(schema, is_strict)
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": options}
+    else:  # true, false, or no schema
+        schema = {"allOf": [schema], "x-guidance": options}
+    return "%json " + json.dumps(schema)
+
+
+def _regex_rule(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return f"/{regex_to_lark(pattern, use_ascii=_ASCII)}/"
+
+
+def _literal(text: str) -> str:
+    """
+    >>> _literal("a b")
+    'a\\\\x20b'
+    """
+    return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)
+
+
+def _reason(error: str) -> str:
+    """The line that says what is wrong, of those that show where."""
+    lines = [line for line in error.splitlines() if line.startswith("error: ")] or [error.strip()]
+    return _PREFIX.sub("", lines[0].splitlines()[0])[:300]
+
+
+def _choices(text: str) -> list[str]:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
+        raise ValueError("choices must be a non-empty JSON list of strings")
+    return choices
