@@ -208,7 +208,7 @@ FAMILIES: dict[str, Family] = {
         {
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
-            "n_positions": 1024,
+            "max_position_embeddings": 1024,
             "tie_word_embeddings": True,
         },
         {

@@ -115,6 +115,15 @@ def test_command_r_reaches_as_far_as_it_says(tmp_path: Path) -> None:
     assert load_config(_folder(tmp_path, "Llama-3.1", model_max_length=9999)).max_model_len < 9999
 
 
+def test_gpt2_may_have_its_length_by_the_name_of_llama(tmp_path: Path) -> None:
+    """As all its sizes, of which transformers reads either name."""
+    config = json.loads((_folder(tmp_path, "GPT-2") / "config.json").read_text())
+    del config["n_positions"]
+    for more, length in (({}, 1024), ({"max_position_embeddings": 96}, 96)):
+        (tmp_path / "config.json").write_text(json.dumps(config | more))
+        assert load_config(tmp_path).max_model_len == length
+
+
 def test_neutral_values() -> None:
     assert all(is_neutral("key", value) for value in (None, False, 0, 0.0, 1.0, [], {}, ""))
     assert not any(is_neutral("key", value) for value in (True, 1, 2.0, "none", [0]))
