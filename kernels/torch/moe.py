@@ -32,7 +32,10 @@ def mixed(x_TH: torch.Tensor, experts: Experts, weighted: Weighted) -> torch.Ten
     logits_TK, ids_TK = (
         experts.router.forward_f32(x_TH).float().topk(experts.experts_per_token, dim=-1)
     )
-    scales_TK = torch.sigmoid(logits_TK).to(x_TH.dtype)
+    # The sigmoid, as a softmax beside 0: torch's own rounds the last elements of a tensor otherwise
+    # than those before, so that a token's bits would depend on the batch.
+    pairs_TK2 = torch.stack((logits_TK, torch.zeros_like(logits_TK)), -1)
+    scales_TK = pairs_TK2.softmax(-1)[..., 0].to(x_TH.dtype)
     routed_TKH = x_TH[:, None] * scales_TK[..., None]
     x_XH = torch.cat((routed_TKH, x_TH[:, None]), 1).flatten(0, 1)
     last_T1 = ids_TK.new_full((len(x_TH), 1), len(experts.downs) - 1)
