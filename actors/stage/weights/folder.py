@@ -109,6 +109,9 @@ def _open_scaled(
     stored = config.quantization_config or {}
     file = checkpoint.folder / "config.json"
     scheme = read_scheme(stored, f"{file}: {config.quantization_key}")
+    if config.names.transposed:  # no tool writes one, and rows would be taken for columns
+        method = stored["quant_method"]
+        raise ModelError(f"{file}: {method} folders of {config.architecture} are not supported")
     weights = ScaledWeights(checkpoint, scheme, shapes, dtype, spec.tensor_ranks, spec.quantization)
     if not weights.layers:
         raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantized")

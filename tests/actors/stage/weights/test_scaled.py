@@ -229,3 +229,11 @@ def test_rounded_activations_are_warned_of(
     scaled_folders.write(tmp_path, "w8a8")
     check_folder(tmp_path)
     assert "was made for rounded activations" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["w8a8", "w4a16", "deepseek"])
+def test_layers_stored_as_in_by_out_are_refused(tmp_path: Path, method: str) -> None:
+    """Square ones would fit and give other tokens."""
+    scaled_folders.write(tmp_path, method, "gpt2")
+    with pytest.raises(ModelError, match=r"config\.json: .* folders of GPT2LMHeadModel are not"):
+        check_folder(tmp_path)
