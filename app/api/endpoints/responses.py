@@ -20,6 +20,7 @@ from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
     checked_grammar,
+    dump,
     requested_grammar,
     sampling_params,
     schema_grammar,
@@ -55,6 +56,7 @@ class Responses:
     async def __call__(self, call: Call) -> None:
         body = await call.read_json(ResponseRequest)
         context = self._context.of(body.model)
+        _check_repeated(body)
         tools = _plan(body, context)
         grammar, param = tools.constrain(*_grammar(body))
         effort = None if body.reasoning is None else body.reasoning.effort
@@ -82,6 +84,13 @@ class Responses:
             await stream_reply(call, generation, writer)
         else:
             await whole_reply(call, generation, writer, writer.response)
+
+
+def _check_repeated(body: ResponseRequest) -> None:
+    """Raises 400 for what the answer could not repeat: numbers that JSON does not have."""
+    dump([tool.model_dump() for tool in body.tools or []], "tools")
+    if body.text is not None and body.text.format is not None:
+        dump(body.text.format.schema_, "text.format.schema")
 
 
 def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:

@@ -247,6 +247,31 @@ async def test_malformed_bodies(server: Server, content: bytes, param: str | Non
     check(answer, 400, param)
 
 
+FUNCTION = b'{"type": "function", "name": "f", "%s": {"a": 1e999}}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (b'"tools": [%s]' % (FUNCTION % b"output_schema"), "tools"),
+        (
+            b'"tools": [%s, {"type": "function", "name": "g"}], "tool_choice": {"type": '
+            b'"allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}'
+            % (FUNCTION % b"parameters"),
+            "tools",
+        ),
+        (b'"text": {"format": {"type": "text", "schema": {"a": [NaN]}}}', "text.format.schema"),
+    ],
+)
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_response_is_asked_to_repeat_no_number_that_json_lacks(
+    server: Server, fields: bytes, param: str, stream: bytes
+) -> None:
+    """Of tools that the model does not see as well."""
+    body = b'{"model": "tiny", "input": "a", "stream": %s, %s}' % (stream, fields)
+    check(await server.http.post("/v1/responses", content=body, headers=JSON), 400, param)
+
+
 @pytest.mark.parametrize("given", [{}, {"regex": None}, {"regex": "a", "json": {}}])
 async def test_structured_outputs_are_of_one_kind(server: Server, given: Any) -> None:
     body = {"model": MODEL, "prompt": "a", "structured_outputs": given}
