@@ -58,6 +58,8 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
     f"{HTTP}.on_message_begin": ((), PROTOCOL),
     f"{HTTP}.on_headers_complete": ((), PROTOCOL),
     f"{HTTP}.send_400_response": (("msg",), PROTOCOL),
+    f"{HTTP}._should_upgrade": ((), PROTOCOL),
+    f"{HTTP}.handle_websocket_upgrade": ((), PROTOCOL),
     "starlette.applications:Starlette": (
         ("routes", "middleware", "exception_handlers"),
         "app/api/application.py",

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.http.errors import ApiError
-from app.api.http.refusals import overloaded, send_last
+from app.api.http.refusals import overloaded, send_last, without_offer
 
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
@@ -93,6 +93,7 @@ class RequestProtocol(HttpToolsProtocol):
     _is_half_closed = False
     _num_interim = 0
     _num_head_bytes = 0
+    _offer_end = 0  # in the data, of a head that offers another protocol
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -110,6 +111,8 @@ class RequestProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
+        if self._should_upgrade():
+            return  # it comes again
         self._in_head, self._is_body_read = False, False
         self._expect_head(False)
         now = formatdate(usegmt=True).encode()
@@ -140,10 +143,21 @@ class RequestProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         super().data_received(data)
+        while self._offer_end:
+            data, self._offer_end = without_offer(self) + data[self._offer_end :], 0
+            super().data_received(data)
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(ApiError(431, f"The head is larger than {MAX_HEAD_BYTES} bytes."))
+
+    def _should_upgrade(self) -> bool:
+        """Whether the parser takes what follows for another protocol's: the body would be lost, so
+        the head is read again. Java's client offers HTTP/2 with its first request."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def handle_websocket_upgrade(self) -> None:
+        (self._offer_end,) = getattr(sys.exception(), "args", (0,))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open: who has sent its request may close its own side and
@@ -254,8 +268,7 @@ class StalledClients:
 
     def leave(self, transport: Any) -> None:
         """The answer has ended; the part of it that is still in the buffer is watched."""
-        found = self._connections.get(transport)
-        if found is not None:
+        if (found := self._connections.get(transport)) is not None:
             found.num_answers -= 1
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:

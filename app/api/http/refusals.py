@@ -1,4 +1,4 @@
-"""Answers to connections that cannot be served, before any application."""
+"""Answers to connections that cannot be served, before any application, and offers declined."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.http.errors import ApiError
 
@@ -43,6 +45,18 @@ def send_last(transport: asyncio.Transport, error: ApiError) -> None:
     transport.write("\r\n".join([*lines, "", ""]).encode() + body)
     transport.write_eof()
     asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+
+
+def without_offer(protocol: HttpToolsProtocol) -> bytes:
+    """The head that was read last, without its offer of another protocol, for a parser anew: none
+    is spoken here, and a server may pass over it."""
+    parser = protocol.parser
+    version = parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), protocol.url, version)]
+    lines += [b"%b: %b" % pair for pair in protocol.headers if pair[0] != b"upgrade"]
+    protocol.parser = type(parser)(protocol)
+    protocol.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return b"\r\n".join([*lines, b"", b""])
 
 
 class Refused(asyncio.Protocol):

@@ -57,6 +57,57 @@ class Late:
         await send({"type": "http.response.body", "body": b"half", "more_body": False})
 
 
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path and the body, one answer a line."""
+    message, body = await receive(), b""
+    while message["more_body"]:
+        body += message["body"]
+        message = await receive()
+    answer = b"%b %b\n" % (scope["path"].encode(), body + message["body"])
+    head = [(b"content-length", str(len(answer)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": answer, "more_body": False})
+
+
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+
+
+FRAMED = {
+    "length": b"Content-Length: 5\r\n\r\nhello",
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("body", FRAMED)
+@pytest.mark.parametrize("step", [1, 100, 1 << 16])
+async def test_the_offer_of_another_protocol_costs_a_request_nothing(body: str, step: int) -> None:
+    """Java's client offers HTTP/2 with its first request, a body among it: however that arrives,
+    and whatever follows on the connection, the answer is that of a request without the offer."""
+    post = b"POST /%d HTTP/1.1\r\nHost: x\r\n" + H2C + FRAMED[body]
+    get = b"GET /3 HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    assert await _answers(post % 1 + post % 2 + get, step) == [b"/1 hello", b"/2 hello", b"/3 "]
+    old = b"POST /1 HTTP/1.0\r\n" + H2C + FRAMED["length"]
+    assert await _answers(old, step) == [b"/1 hello"]
+
+
+async def _answers(sent: bytes, step: int) -> list[bytes]:
+    """What `echo` answers to these bytes, of which so many are sent at a time."""
+    port = free_port()
+    server = HttpServer(echo, HOST, port)
+    await server.open()
+    try:
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            for begin in range(0, len(sent), step):
+                writer.write(sent[begin : begin + step])
+                await asyncio.sleep(0)
+            answers = await reader.read()
+            writer.close()
+    finally:
+        await server.close()
+    return [line for line in answers.split(b"\n") if line.startswith(b"/")]
+
+
 async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answers() -> None:
     port = free_port()
     old, new = Slow(b"old"), Slow(b"new")
