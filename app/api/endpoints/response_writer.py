@@ -95,9 +95,10 @@ class ResponseWriter(StreamWriter):
             parser = self._parser
             num_reasoning = 0 if parser is None else parser.num_reasoning_tokens
             prompt, answer = generation.num_prompt_tokens, generation.num_completion_tokens
+            cached = {"cached_tokens": generation.num_cached_tokens, "cache_write_tokens": 0}
             usage = {
                 "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+                "input_tokens_details": cached,
                 "output_tokens": answer,
                 "output_tokens_details": {"reasoning_tokens": num_reasoning},
                 "total_tokens": prompt + answer,

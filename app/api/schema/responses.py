@@ -266,6 +266,7 @@ class ResponseRequest(SamplingFields):
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
+    cache_write_tokens: int = Field(description="0: no prompt costs more for being cached.")
 
 
 class OutputTokensDetails(BaseModel):

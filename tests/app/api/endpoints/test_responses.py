@@ -31,6 +31,7 @@ async def test_response_object(server: Server) -> None:
     assert answer.status == "completed"
     assert answer.usage is not None
     assert answer.usage.output_tokens == len("Hellö".encode()) + 1
+    type(answer).model_validate_json(answer.to_json(), strict=True)  # nothing of it is missing
     assert (answer.temperature, answer.metadata) == (0.5, {"a": "b"})
     shown = await server.http.post(
         "/detokenize", json={"tokens": list(server.engine.seen[-1].prompt)}
