@@ -79,6 +79,8 @@ class Slack:
             if view.step_id != ours:
                 if tbt_s < others_tbt_s:
                     others_tbt_s = tbt_s
+                if smooth != 1.0 and (entry := self._due.get(view.request_id)) is not None:
+                    seen[view.request_id] = entry
                 continue
             if tbt_s < ours_tbt_s:
                 ours_tbt_s = tbt_s

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate, count, pairwise
+from statistics import median
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.budgets.slack import INITIAL_SHARE, MOST_SHARE, KeptShare, due_after
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Event, Execute, StepDone, Submit
+from actors.scheduling.plan import StepResult
+from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.actors.scheduling.modeled import modeled
 
 
 def test_at_smoothness_one_every_gap_is_bounded() -> None:
@@ -100,3 +114,96 @@ def test_what_was_gained_beyond_the_first_share_is_for_a_queue(forgives: bool) -
     for _ in range(500):
         kept.note(False, taken=1.0)
     assert kept.for_queue(0) == kept.for_queue(1) == kept.value == kept.least
+
+
+# ---- steps that take as long as predicted --------------------------------------------------
+
+ARRIVAL_S = 1.0  # of the prompts
+_EVERYTHING = {  # of every objective may be used, however little the longest steps gain
+    "first_share": 1.0, "headroom": 0.0, "miss_cost": 0.0, "allowed_misses": 0.0,
+    "efficiency": 1.0, "ease": 1.0, "pace": 0.0,
+}  # fmt: skip
+
+
+def _gaps_beside_prompts(
+    num_stages: int,
+    objectives_s: Sequence[float],
+    late_s: float = 0.0,
+    smoothness: float = 1.0,
+    settings: Mapping[str, object] = MappingProxyType({}),
+) -> dict[float, list[list[float]]]:
+    """By objective: the gaps of each stream, as shares of it, while two long prompts are computed.
+
+    Every stage takes as long as the profile says, and answers come `late_s` later."""
+    model = CostModel(
+        "linear", ((1, 0.003), (2001, 0.203)), num_stages=num_stages, decode_kv_s=1e-7,
+        transfer_s=((1, 0.001), (2, 0.001)), kv_tokens=64_000, max_model_len=4096,
+    )  # fmt: skip
+    config = modeled(
+        model, budget="adaptive", budget_options={**_EVERYTHING, "smoothness": smoothness},
+        tbt_s=0.06, max_step_tokens=4096, delivery_s=0.0, **settings,
+    )  # fmt: skip
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    own_s = [objectives_s[number % len(objectives_s)] for number in range(12)]
+    events: list[tuple[float, int, Event]] = []
+    for number, tbt_s in enumerate(own_s):
+        goal = Objective(tbt_s=tbt_s)
+        prompt = (1,) * (20 + 37 * number)
+        request = Request(number, prompt, SamplingParams(1000), 0.02 * number, objective=goal)
+        events.append((request.arrival_s, number, Submit(request)))
+    for number in (12, 13):
+        request = Request(number, (2,) * 3000, SamplingParams(1), ARRIVAL_S)
+        events.append((ARRIVAL_S, number, Submit(request)))
+    came_s: dict[int, list[float]] = {number: [] for number in range(14)}
+    free_s, order = [0.0] * num_stages, count(14)
+    while not came_s[13]:
+        now_s, _, event = heappop(events)
+        if isinstance(event, StepDone):
+            for request_id, _ in event.result.tokens:
+                came_s[request_id].append(now_s)
+        for plan in [i.plan for i in core.handle(event, now_s) if isinstance(i, Execute)]:
+            arrives_s, times = now_s, []
+            for stage in range(num_stages):
+                begin_s = max(arrives_s, free_s[stage])
+                free_s[stage] = begin_s + model.stage_s(Mix.of(plan.slices))
+                times.append((begin_s, free_s[stage]))
+                arrives_s = free_s[stage] + 0.001
+            tokens = tuple((part.request_id, 9) for part in plan.named_slices if part.samples)
+            done = StepDone(StepResult(plan.step_id, tokens, stage_times_s=tuple(times)))
+            heappush(events, (free_s[-1] + late_s, next(order), done))
+    gaps: dict[float, list[list[float]]] = {tbt_s: [] for tbt_s in objectives_s}
+    for number, tbt_s in enumerate(own_s):
+        beside = [at_s for at_s in came_s[number] if at_s > ARRIVAL_S]
+        gaps[tbt_s].append([(after - before) / tbt_s for before, after in pairwise(beside)])
+    return gaps
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "objectives_s", "late_s", "settings"),
+    [
+        (1, (0.06,), 0.0, {}),
+        (1, (0.06,), 0.004, {}),
+        (1, (0.06, 0.045), 0.0, {"lookahead": True}),
+        (2, (0.06,), 0.0, {}),
+        (2, (0.06, 0.045), 0.0, {}),
+        (2, (0.06,), 0.0, {"micro_batches": "uniform"}),
+        (3, (0.06,), 0.0, {}),
+        (3, (0.09, 0.06), 0.0, {}),
+    ],
+)
+def test_where_steps_take_as_long_as_predicted_gaps_are_as_long_as_allowed(
+    num_stages: int, objectives_s: tuple[float, ...], late_s: float, settings: dict[str, object]
+) -> None:
+    """No longer, and hardly shorter: prompts get all the time that the streams do not need."""
+    gaps = _gaps_beside_prompts(num_stages, objectives_s, late_s, 1.0, settings)
+    tightest = [gap for stream in gaps[min(objectives_s)] for gap in stream]
+    assert max(gap for streams in gaps.values() for stream in streams for gap in stream) < 1.001
+    assert median(tightest) > 0.99
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_longer_gap_uses_what_earlier_tokens_saved(num_stages: int) -> None:
+    for stream in _gaps_beside_prompts(num_stages, (0.06,), smoothness=2.0)[0.06]:
+        assert 1.99 < max(stream) < 2.001
+        behind = [total - number for number, total in enumerate(accumulate(stream), start=1)]
+        assert max(behind) < 1.001  # what was saved before
