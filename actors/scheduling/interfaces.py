@@ -30,10 +30,7 @@ class RequestView(Protocol):
         ...
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens known: prompt and outputs."""
-        ...
-
+    def num_tokens(self) -> int: ...  # known: prompt and outputs
     @property
     def num_computed_tokens(self) -> int:
         """Tokens computed or in flight; below `num_tokens` while the (re)prefill is unfinished."""
@@ -64,6 +61,8 @@ class StepView(Protocol):
     def shape(self) -> StepShape: ...
     @property
     def planned_at_s(self) -> float: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
     @property
     def predicted_s(self) -> float | None: ...
 

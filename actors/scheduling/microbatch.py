@@ -25,7 +25,7 @@ def prefill_share(engine: EngineView, depth: int, num_tokens: int) -> int:
     Everything computable now and the prompts' tokens in flight, spread over the pipeline: of what
     is left alone, a lone prompt would get half, a quarter, an eighth.
     """
-    computing = sum([n for step in engine.in_flight for _, n in step.shape.prefills])
+    computing = sum([step.num_prompt_tokens for step in engine.in_flight])
     total = pending_tokens(engine) + computing + len(engine.decoding)
     return max(-(-total // depth), num_tokens + _LEAST_PREFILL)
 

@@ -254,6 +254,10 @@ class InFlight:
     drafted: Sequence[Drafted] = ()  # members of `sampled`
     predicted_s: float | None = None  # by the cost model, where there is one
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.num_tokens - self.num_decode_tokens
+
     def members(self) -> list[RequestState]:
         return [*self.sampled, *(state for state, _ in self.partial)]
 

@@ -215,10 +215,11 @@ class Predictor:
         An adaptive budget uses less than they allow. This is measurable only with a backlog of
         prompts; otherwise steps are short because prompts are.
         """
-        shapes = [step.shape for step in engine.in_flight if step.shape.prefills]
+        # Among the prefills of a shape are decodes with drafts
+        shapes = [step.shape for step in engine.in_flight if step.num_prompt_tokens]
         if self.step_tokens is not None or not shapes or not pending_tokens(engine):
             return 1.0
-        tokens = sum([shape.num_tokens - shape.num_decodes for shape in shapes])
+        tokens = sum([step.num_prompt_tokens for step in engine.in_flight])
         rate = tokens / max(sum([self.cost.step_s(shape) for shape in shapes]), 1e-6)
         seen = Mix(shapes[-1].num_decodes, shapes[-1].decode_context_tokens)
         chunk, step_s = self._full_step(seen, self.tightest_s(engine))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from types import MappingProxyType
 
@@ -14,12 +13,10 @@ from hypothesis import strategies as st
 
 from actors.scheduling.budgets.slack import INITIAL_SHARE, MOST_SHARE, KeptShare, due_after
 from actors.scheduling.build import build_core
-from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import Event, Execute, StepDone, Submit
-from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.actors.scheduling.exact_stages import ExactStages
 from tests.actors.scheduling.modeled import modeled
 
 
@@ -131,10 +128,9 @@ def _gaps_beside_prompts(
     late_s: float = 0.0,
     smoothness: float = 1.0,
     settings: Mapping[str, object] = MappingProxyType({}),
+    num_streams: int = 12,
 ) -> dict[float, list[list[float]]]:
-    """By objective: the gaps of each stream, as shares of it, while two long prompts are computed.
-
-    Every stage takes as long as the profile says, and answers come `late_s` later."""
+    """By objective: the gaps of each stream, as shares of it, while long prompts are computed."""
     model = CostModel(
         "linear", ((1, 0.003), (2001, 0.203)), num_stages=num_stages, decode_kv_s=1e-7,
         transfer_s=((1, 0.001), (2, 0.001)), kv_tokens=64_000, max_model_len=4096,
@@ -144,36 +140,21 @@ def _gaps_beside_prompts(
         tbt_s=0.06, max_step_tokens=4096, delivery_s=0.0, **settings,
     )  # fmt: skip
     core = build_core(config, cost_model=OnlineCostModel(model))
-    own_s = [objectives_s[number % len(objectives_s)] for number in range(12)]
-    events: list[tuple[float, int, Event]] = []
-    for number, tbt_s in enumerate(own_s):
-        goal = Objective(tbt_s=tbt_s)
-        prompt = (1,) * (20 + 37 * number)
-        request = Request(number, prompt, SamplingParams(1000), 0.02 * number, objective=goal)
-        events.append((request.arrival_s, number, Submit(request)))
-    for number in (12, 13):
-        request = Request(number, (2,) * 3000, SamplingParams(1), ARRIVAL_S)
-        events.append((ARRIVAL_S, number, Submit(request)))
-    came_s: dict[int, list[float]] = {number: [] for number in range(14)}
-    free_s, order = [0.0] * num_stages, count(14)
-    while not came_s[13]:
-        now_s, _, event = heappop(events)
-        if isinstance(event, StepDone):
-            for request_id, _ in event.result.tokens:
-                came_s[request_id].append(now_s)
-        for plan in [i.plan for i in core.handle(event, now_s) if isinstance(i, Execute)]:
-            arrives_s, times = now_s, []
-            for stage in range(num_stages):
-                begin_s = max(arrives_s, free_s[stage])
-                free_s[stage] = begin_s + model.stage_s(Mix.of(plan.slices))
-                times.append((begin_s, free_s[stage]))
-                arrives_s = free_s[stage] + 0.001
-            tokens = tuple((part.request_id, 9) for part in plan.named_slices if part.samples)
-            done = StepDone(StepResult(plan.step_id, tokens, stage_times_s=tuple(times)))
-            heappush(events, (free_s[-1] + late_s, next(order), done))
+    own_s = [objectives_s[number % len(objectives_s)] for number in range(num_streams)]
+    requests = [
+        Request(
+            number, (1,) * (20 + 37 * number), SamplingParams(1000), 0.02 * number,
+            objective=Objective(tbt_s=tbt_s),
+        )
+        for number, tbt_s in enumerate(own_s)
+    ]  # fmt: skip
+    requests += [Request(n, (2,) * 3000, SamplingParams(1), ARRIVAL_S) for n in (98, 99)]
+    stages = ExactStages(core, model, requests, late_s)
+    while 99 not in stages.came_s:
+        stages.advance()
     gaps: dict[float, list[list[float]]] = {tbt_s: [] for tbt_s in objectives_s}
     for number, tbt_s in enumerate(own_s):
-        beside = [at_s for at_s in came_s[number] if at_s > ARRIVAL_S]
+        beside = [at_s for at_s in stages.came_s[number] if at_s > ARRIVAL_S]
         gaps[tbt_s].append([(after - before) / tbt_s for before, after in pairwise(beside)])
     return gaps
 
@@ -199,6 +180,19 @@ def test_where_steps_take_as_long_as_predicted_gaps_are_as_long_as_allowed(
     tightest = [gap for stream in gaps[min(objectives_s)] for gap in stream]
     assert max(gap for streams in gaps.values() for stream in streams for gap in stream) < 1.001
     assert median(tightest) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "objectives_s"), [(2, (0.06,)), (2, (0.2, 0.03)), (3, (0.2, 0.05, 0.2))]
+)
+def test_a_step_leaves_time_for_the_streams_of_other_micro_batches(
+    num_stages: int, objectives_s: tuple[float, ...]
+) -> None:
+    """Each stream is a micro-batch of its own; where there are too few, prompts are beside them."""
+    gaps = _gaps_beside_prompts(num_stages, objectives_s, num_streams=len(objectives_s))
+    tightest = [gap for stream in gaps[min(objectives_s)] for gap in stream]
+    assert max(tightest) < 1.001
+    assert median(tightest) > 0.9
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -1,0 +1,53 @@
+"""Where steps take as long as the cost model says, first tokens come when they are predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.scheduling.admission.forecast import Predictor
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.scheduling.exact_stages import ExactStages
+from tests.actors.scheduling.modeled import modeled
+
+MODEL = CostModel(
+    "linear", ((1, 0.003), (2001, 0.203)), decode_kv_s=1e-7, kv_tokens=64_000, max_model_len=4096
+)
+NOW_S = 1.0
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup"])
+@pytest.mark.parametrize("budget", ["auto", "fixed"])
+@pytest.mark.parametrize(
+    ("num_streams", "max_tokens", "num_prompts"),
+    [(0, 1, 0), (0, 1, 3), (1, 600, 3), (8, 600, 0), (8, 600, 3), (20, 150, 4)],
+)
+def test_a_first_token_comes_when_it_is_predicted(
+    num_streams: int, max_tokens: int, num_prompts: int, budget: str, drafter: str
+) -> None:
+    """Behind prompts that came just before, which a step that runs may have begun or not; also
+    where all places are taken."""
+    config = modeled(
+        MODEL, budget=budget, token_budget=256 if budget == "fixed" else None, drafter=drafter,
+        max_requests=20, tbt_s=0.06, max_step_tokens=4096,
+    )  # fmt: skip
+    core = build_core(config, cost_model=(cost := OnlineCostModel(MODEL)))
+    requests = [
+        Request(number, (1,) * (60 + number), SamplingParams(max_tokens), 0.02 * number)
+        for number in range(num_streams)
+    ]
+    requests += [
+        Request(100 + number, (2,) * 1500, SamplingParams(60), NOW_S - 0.001)
+        for number in range(num_prompts)
+    ]
+    requests.append(Request(999, (3,) * 1000, SamplingParams(2), NOW_S))
+    stages = ExactStages(core, MODEL, requests)
+    while stages.next_s < NOW_S:
+        stages.advance()
+    predictor = Predictor.build(config, cost)
+    predicted_s = max(predictor.waits_s(1000, predictor.situation(core.view, NOW_S)))
+    while 999 not in stages.came_s:
+        stages.advance()
+    assert 0.85 < predicted_s / (stages.came_s[999][0] - NOW_S) < 1.05
