@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from actors.scheduling.budgets.adapter_loads import UNPROMISED_LOAD_S, least_load_s, load_s
 from actors.scheduling.budgets.background import BackgroundRoom
-from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Pace, Slack, TimeOutside
-from actors.scheduling.budgets.step_sizes import LOOK_EVERY, SizeChoice, StepSizes, add_chunk
+from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, Slack, TimeOutside
+from actors.scheduling.budgets.step_sizes import LOOK_EVERY, Pace, SizeChoice, StepSizes, add_chunk
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.delays import ArrivalCost, WayToClient
 from actors.scheduling.cost.mix import Mix

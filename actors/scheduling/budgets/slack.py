@@ -1,4 +1,4 @@
-"""The time that the next step may take, by due tokens and what is in flight; the pace of prefill.
+"""The time that the next step may take, by due tokens and what is in flight.
 
 A deadline schedule (token k of a stream is due k objectives after the first) lets early tokens pay
 for later ones. Without a limit a stream far ahead could be stalled for seconds, which the objective
@@ -19,10 +19,8 @@ from actors.scheduling.plan import StepShape
 NO_STEP = -2  # the `step_id` of no request, not even of one that has had no step
 SENT = 16  # stages usually send each other one part in so many of the longest step
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
-LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
 INITIAL_SHARE, LEAST_SHARE, MOST_SHARE = 0.9, 0.7, 0.95  # of `KeptShare`
 IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
-FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
 @dataclass(slots=True)
@@ -42,6 +40,9 @@ class Slack:
     clock: PipelineClock = field(init=False)
     _send_s: float = field(init=False)  # to the next stage, of a step of usual size
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
+    # Decodes for which this step has no place, and when the first of their tokens is due
+    _left_out: Mix = field(default_factory=Mix)
+    _left_out_due_s: float = math.inf
 
     def __post_init__(self) -> None:
         self.clock = PipelineClock(self.cost)
@@ -60,8 +61,11 @@ class Slack:
         if self.tightest_s == math.inf and default_s is not None:
             self.tightest_s = default_s
         limit_s = clock.room_s(due_s, send_s) if due_s < math.inf else math.inf
+        longest_s = others_tbt_s * self.smoothness
+        if self._left_out.num_decodes:
+            clock.follows(self._left_out, self._left_out_due_s - longest_s)
         if others_tbt_s < math.inf and clock.ends:
-            room_s = clock.room_before_others_s(others_tbt_s * self.smoothness, send_s)
+            room_s = clock.room_before_others_s(longest_s, send_s)
             limit_s = min(limit_s, room_s)
         return limit_s
 
@@ -71,6 +75,7 @@ class Slack:
         clock, smooth, default_s = self.clock, self.smoothness, self.tbt_s
         busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
         seen: dict[int, tuple[float, float]] = {}
+        self._left_out, self._left_out_due_s = Mix(), math.inf
         due_s = ours_tbt_s = others_tbt_s = math.inf
         for view in engine.decoding:
             tbt_s = view.request.objective.tbt_s or default_s
@@ -79,6 +84,8 @@ class Slack:
             if view.step_id != ours:
                 if tbt_s < others_tbt_s:
                     others_tbt_s = tbt_s
+                if view.num_computed_tokens < view.num_tokens:  # nor in flight
+                    self._leave_out(view, tbt_s, engine.now_s)
                 if smooth != 1.0 and (entry := self._due.get(view.request_id)) is not None:
                     seen[view.request_id] = entry
                 continue
@@ -97,6 +104,17 @@ class Slack:
                 due_s = next_s
         self._due = seen
         return due_s, ours_tbt_s, others_tbt_s
+
+    def _leave_out(self, view: RequestView, tbt_s: float, now_s: float) -> None:
+        """Its token comes after this step. One that is late anyway, since it lacks memory, say,
+        shortens no step."""
+        if view.last_token_s is None:
+            return
+        due_s = view.last_token_s + tbt_s * self.smoothness
+        if due_s > now_s:
+            self._left_out.num_decodes += 1
+            self._left_out.decode_kv_tokens += view.num_tokens
+            self._left_out_due_s = min(self._left_out_due_s, due_s)
 
     def _banked_s(
         self, view: RequestView, last_s: float, tbt_s: float, seen: dict[int, tuple[float, float]]
@@ -213,36 +231,6 @@ class TimeOutside:
         return self._recent.at(0.5)
 
 
-@dataclass(slots=True)
-class Pace:
-    """Prefill as fast as decodes free places: prompts computed earlier would only wait for one.
-
-    Searches the balance (prompt tokens per output token, and some advance while places are left):
-    a step without prefill, because waiting prompts find no free place, shows that prefill was too
-    fast and lowers the pace; every other step raises it a little. In equilibrium about one step in
-    ten is without prefill.
-    """
-
-    change: float  # as a share, per step; 0: no pacing
-    max_step_tokens: int
-    max_requests: int
-    tokens: float = math.inf  # from the first step on between the least worth it and the most
-
-    def next_tokens(self, engine: EngineView) -> int:
-        """Call once per planning: most prefill tokens of the step."""
-        if not self.change:
-            return self.max_step_tokens
-        running = len(engine.decoding) + len(engine.prefilling)
-        used_blocks = engine.num_blocks - engine.num_free_blocks
-        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
-        if engine.num_waiting and used >= FULL and not engine.prefilling:
-            self.tokens *= 1.0 - 9.0 * self.change
-        elif engine.num_waiting:
-            self.tokens *= 1.0 + self.change
-        self.tokens = min(float(self.max_step_tokens), max(self.tokens, LEAST_PACED_TOKENS))
-        return int(self.tokens)
-
-
 class PipelineClock:
     """When each stage will be free, by the predicted times of the steps in flight.
 
@@ -288,6 +276,11 @@ class PipelineClock:
         # A prompt that ends in this step decodes in the next.
         alone = Mix(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
         return step, frees, profile.stage_s(alone) * self._cost.ratio(alone)
+
+    def follows(self, decodes: Mix, since_s: float) -> None:
+        """These decodes wait since then, and come before those in flight."""
+        alone_s = self._cost.profile.stage_s(decodes) * self._cost.ratio(decodes)
+        self.ends.insert(0, (since_s, alone_s))
 
     def room_s(self, due_s: float, send_s: float) -> float:
         """Longest stage time of a step planned now whose last stage must end by due_s."""

@@ -1,4 +1,4 @@
-"""At which numbers of tokens steps best end."""
+"""At which numbers of tokens steps best end; the pace of prefill."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import cached_property
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import EngineView
 
 APART = 1.12  # sizes to choose from
 DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
@@ -21,6 +22,8 @@ LEAST_HAND_OVER, HAND_OVER_EFFICIENCY = 512, 0.95
 # As `efficiency`, of steps of the background alone, for which a live request that comes waits.
 BACKGROUND_EFFICIENCY = 0.8
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
+LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
+FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
 class StepSizes:
@@ -186,6 +189,36 @@ class SizeChoice:
         if self.follow_learnt and self.num_answered % EXPLORE_EVERY == 0:
             return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
         return self.fastest, most
+
+
+@dataclass(slots=True)
+class Pace:
+    """Prefill as fast as decodes free places: prompts computed earlier would only wait for one.
+
+    Searches the balance (prompt tokens per output token, and some advance while places are left):
+    a step without prefill, because waiting prompts find no free place, shows that prefill was too
+    fast and lowers the pace; every other step raises it a little. In equilibrium about one step in
+    ten is without prefill.
+    """
+
+    change: float  # as a share, per step; 0: no pacing
+    max_step_tokens: int
+    max_requests: int
+    tokens: float = math.inf  # from the first step on between the least worth it and the most
+
+    def next_tokens(self, engine: EngineView) -> int:
+        """Call once per planning: most prefill tokens of the step."""
+        if not self.change:
+            return self.max_step_tokens
+        running = len(engine.decoding) + len(engine.prefilling)
+        used_blocks = engine.num_blocks - engine.num_free_blocks
+        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
+        if engine.num_waiting and used >= FULL and not engine.prefilling:
+            self.tokens *= 1.0 - 9.0 * self.change
+        elif engine.num_waiting:
+            self.tokens *= 1.0 + self.change
+        self.tokens = min(float(self.max_step_tokens), max(self.tokens, LEAST_PACED_TOKENS))
+        return int(self.tokens)
 
 
 def add_chunk(

@@ -31,6 +31,10 @@ class ExactStages:
         heapify(self._events)
 
     @property
+    def is_busy(self) -> bool:
+        return bool(self._events)
+
+    @property
     def next_s(self) -> float:
         """When the next event is."""
         return self._events[0][0]

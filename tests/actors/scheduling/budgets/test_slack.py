@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
@@ -122,6 +123,13 @@ _EVERYTHING = {  # of every objective may be used, however little the longest st
 }  # fmt: skip
 
 
+def _linear(num_stages: int) -> CostModel:
+    return CostModel(
+        "linear", ((1, 0.003), (2001, 0.203)), num_stages=num_stages, decode_kv_s=1e-7,
+        transfer_s=((1, 0.001), (2, 0.001)), kv_tokens=64_000, max_model_len=4096,
+    )  # fmt: skip
+
+
 def _gaps_beside_prompts(
     num_stages: int,
     objectives_s: Sequence[float],
@@ -131,10 +139,7 @@ def _gaps_beside_prompts(
     num_streams: int = 12,
 ) -> dict[float, list[list[float]]]:
     """By objective: the gaps of each stream, as shares of it, while long prompts are computed."""
-    model = CostModel(
-        "linear", ((1, 0.003), (2001, 0.203)), num_stages=num_stages, decode_kv_s=1e-7,
-        transfer_s=((1, 0.001), (2, 0.001)), kv_tokens=64_000, max_model_len=4096,
-    )  # fmt: skip
+    model = _linear(num_stages)
     config = modeled(
         model, budget="adaptive", budget_options={**_EVERYTHING, "smoothness": smoothness},
         tbt_s=0.06, max_step_tokens=4096, delivery_s=0.0, **settings,
@@ -201,3 +206,35 @@ def test_a_longer_gap_uses_what_earlier_tokens_saved(num_stages: int) -> None:
         assert 1.99 < max(stream) < 2.001
         behind = [total - number for number, total in enumerate(accumulate(stream), start=1)]
         assert max(behind) < 1.001  # what was saved before
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "micro_batches", "most"), [(2, "greedy", 1.001), (2, "uniform", 1.12)]
+)
+def test_whatever_comes_no_stream_waits_for_much_longer_than_its_objective(
+    num_stages: int, micro_batches: str, most: float
+) -> None:
+    """Also one for which a step has no place, as it holds a part of the decodes. How they share
+    the steps after it is not known."""
+    model = _linear(num_stages)
+    for seed in range(2):
+        chance, requests, arrival_s = random.Random(seed), list[Request](), 0.0
+        for number in range(25):
+            arrival_s += chance.expovariate(15)
+            prompt, sampling = chance.choice([5, 40, 300, 1500]), chance.choice([5, 40, 100])
+            goal = Objective(tbt_s=chance.choice([None, None, 0.045, 0.15]))
+            request = Request(
+                number, (number,) * prompt, SamplingParams(sampling), arrival_s, objective=goal
+            )
+            requests.append(request)
+        config = modeled(
+            model, budget="adaptive", budget_options=_EVERYTHING, tbt_s=0.06, max_step_tokens=4096,
+            delivery_s=0.0, micro_batches=micro_batches, drafter="none",
+        )  # fmt: skip
+        stages = ExactStages(build_core(config, cost_model=OnlineCostModel(model)), model, requests)
+        while stages.is_busy:
+            stages.advance()
+        for request in requests:
+            came_s = stages.came_s[request.request_id]
+            longest_s = max([after - before for before, after in pairwise(came_s)])
+            assert longest_s < most * (request.objective.tbt_s or 0.06)
