@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from actors.scheduling.plan import TokenLogprobs
-from actors.scheduling.request import SamplingParams
+from actors.scheduling.request import FinishReason, SamplingParams
 from app.api.context import Context, objective_of
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.api.http.call import Call
@@ -63,8 +63,9 @@ class Generation:
     """The continuations of every prompt of one HTTP request.
 
     Continuation i of prompt p has index p * n + i. Totals are exact, and `timing` is known, once
-    `deltas` is exhausted. is_charged: the key pays for the tokens. Raises RequestRefused at once
-    where a refusal is foreseen.
+    `deltas` is exhausted. is_mere_echo: only the prompts are wanted; of the token that the engine
+    draws even so nothing is told, counted or charged. Raises RequestRefused at once where a refusal
+    is foreseen.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Generation:
         rules: TextRules,
         *,
         stream: bool,
-        is_charged: bool = True,
+        is_mere_echo: bool = False,
     ) -> None:
         self._context = context
         self._call = call
-        self._is_charged = is_charged
+        self._is_mere_echo = is_mere_echo
         self.info = request_info(call, requests, stream=stream)
         self.num_prompt_tokens = self.info.num_prompt_tokens
         self._refuse_foreseen(requests)
@@ -121,7 +122,7 @@ class Generation:
 
     @property
     def num_completion_tokens(self) -> int:
-        return sum(stream.num_tokens for stream in self.streams)
+        return 0 if self._is_mere_echo else sum(stream.num_tokens for stream in self.streams)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -148,7 +149,7 @@ class Generation:
             source = self._one(0, sink) if len(self._requests) == 1 else self._all()
             async with aclosing(source) as deltas:
                 async for delta in deltas:
-                    if delta.num_tokens:
+                    if delta.num_tokens or self._is_mere_echo:  # whose end counts as first token
                         told = (clock(), delta.num_tokens, delta.index, delta.num_steps)
                         self.deliveries.tokens.append(told)
                     if delta.finish_reason is not None:
@@ -165,8 +166,7 @@ class Generation:
                 reason = "disconnect"  # closed or cancelled
             self._requests = []  # they refer to this
             context.end()
-            if self._is_charged:
-                self._call.charge(self.num_completion_tokens)
+            self._call.charge(self.num_completion_tokens)
             self.timing = events.on_finish(
                 info,
                 RequestOutcome(
@@ -197,6 +197,9 @@ class Generation:
                         break  # tokens that arrived after its stop string was found
                     delta = stream.detokenize(part)
                     delta.num_steps = part.num_steps
+                    if self._is_mere_echo:
+                        reason = delta.finish_reason and FinishReason.LENGTH.value
+                        delta = TextDelta(delta.index, "", 0, reason)
                     if delta.finish_reason is not None:
                         num_open -= 1
                         if part.finish_reason is None and num_open:

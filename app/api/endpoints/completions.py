@@ -68,7 +68,7 @@ class Completions:
             requests,
             rules,
             stream=bool(body.stream),
-            is_charged=body.max_tokens != 0,
+            is_mere_echo=body.max_tokens == 0,
         )
         answer = CompletionWriter(
             context, body, completion_id, generation, prompts, echoes, n=n, best_of=best_of
@@ -167,9 +167,7 @@ class CompletionWriter(ChoiceWriter):
         self._best_of = best_of
         self._prompts = prompts
         self._echoes = echoes
-        # The engine draws one token even so, which nothing of the answer may show.
-        self._only_echo = body.max_tokens == 0
-        is_mere_text = not echoes and not self._only_echo and body.logprobs is None
+        is_mere_text = not echoes and body.logprobs is None
         self._is_bare = is_mere_text and not self._counts_each
         self._opened: set[int] = set()
         self._echoed: dict[int, CompletionColumns] = {}  # of prompts, once they are written
@@ -183,11 +181,9 @@ class CompletionWriter(ChoiceWriter):
 
     def write(self, delta: TextDelta) -> bytes:
         text, entries, index = delta.text, delta.entries, delta.index
-        reason = self._reason(delta.finish_reason)
+        reason = delta.finish_reason
         if self._is_bare and reason is None:
             return self.write_text(index, text)
-        if self._only_echo:
-            text, entries = "", []
         if self._echoes and index not in self._opened:
             self._opened.add(index)
             prompt = self._prompt_of(index)
@@ -226,16 +222,16 @@ class CompletionWriter(ChoiceWriter):
                 async for delta in deltas:
                     index = delta.index
                     texts[index].append(delta.text)
-                    reasons[index] = self._reason(delta.finish_reason)
+                    reasons[index] = delta.finish_reason
                     self._add_logprobs(index, delta.entries)
-                    if self._body.logprobs is not None and not self._only_echo:
+                    if self._body.logprobs is not None:
                         columns[index].add(delta.entries, self._offset(self._prompt_of(index)))
             watch.stop()
             choices: list[Iterator[bytes]] = []
             for prompt in range(len(self._prompts)):
                 await self._read_prompt(prompt)
                 for index in self._chosen(prompt):
-                    text = "" if self._only_echo else "".join(texts[index])
+                    text = "".join(texts[index])
                     choice = {
                         "index": len(choices),
                         "text": (self._echoes[prompt] if self._echoes else "") + text,
@@ -268,15 +264,8 @@ class CompletionWriter(ChoiceWriter):
     def _prompt_of(self, index: int) -> int:
         return index // self._best_of  # of a stream this is n
 
-    def _reason(self, reason: str | None) -> str | None:
-        return "length" if reason is not None and self._only_echo else reason
-
     def _usage(self) -> dict[str, object]:
-        usage = usage_of(self._generation)
-        if self._only_echo:
-            usage["completion_tokens"] = 0
-            usage["total_tokens"] = usage["prompt_tokens"]
-        return usage
+        return usage_of(self._generation)
 
     def _columns(self) -> CompletionColumns:
         return CompletionColumns(self._context.text, self._body.logprobs or 0)

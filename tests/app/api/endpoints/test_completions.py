@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions, KeyLimits
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.hand_engine import logprobs_of
@@ -174,6 +175,32 @@ async def test_the_token_behind_a_mere_echo_leaves_no_trace(
             answer = await complete(server, prompt="abc", max_tokens=0, echo=True)
         (choice,) = answer["choices"]
         assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
+
+
+class Ends(ApiEvents):
+    """Keeps what is counted of each request."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, list[int]]] = []
+
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        self.deliveries = deliveries
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        told = [num_tokens for _, num_tokens, _, _ in self.deliveries.tokens]
+        self.found.append((outcome.reason, outcome.num_completion_tokens, told))
+
+
+async def test_a_mere_echo_is_counted_as_it_is_answered(start_server: StartServer) -> None:
+    """No token, the reason of the answer, and a time to its first token: a scored prompt's is when
+    its log-probabilities are there."""
+    events = Ends()
+    server = await start_server(events=events)
+    server.engine.script = lambda request, index: server.engine.card.eos_token_ids
+    body: dict[str, Any] = {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 1}
+    await complete(server, **body)
+    await events_of(server, **body, n=2)
+    assert events.found == [("length", 0, [0]), ("length", 0, [0, 0])]
 
 
 async def test_streamed_echo_and_logprobs(server: Server) -> None:
