@@ -10,11 +10,9 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.waiting import HeapOrder
+from actors.scheduling.queue.waiting import FEW, HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
-
-_FEW = 64
 
 
 class FeedbackLevels(HeapOrder):
@@ -41,7 +39,7 @@ class FeedbackLevels(HeapOrder):
         self.promote_s = promote_s
         # (when it is promoted, entry number, request)
         self._promotions: list[tuple[float, int, RequestState]] = []
-        self._most_promotions = _FEW  # before those that wait no longer are dropped
+        self._most_promotions = FEW  # before those that wait no longer are dropped
 
     def quantum(self, level: int) -> int:
         """Tokens that a request may be served at this level."""
@@ -106,7 +104,7 @@ class FeedbackLevels(HeapOrder):
             waits = RequestStatus.WAITING
             self._promotions = [one for one in self._promotions if one[2].status is waits]
             heapq.heapify(self._promotions)
-            self._most_promotions = 2 * len(self._promotions) + _FEW
+            self._most_promotions = 2 * len(self._promotions) + FEW
         heapq.heappush(self._promotions, (now_s + self.patience_s(state), self._num_entries, state))
 
     def peek(self, now_s: float) -> RequestState | None:

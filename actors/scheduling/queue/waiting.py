@@ -15,6 +15,8 @@ from actors.scheduling.queue.groups import Groups
 from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, RequestStatus
 
+FEW = 64
+
 
 class WaitingQueue:
     """WAITING requests are in the order, parked, held by their group, or suspects to be tried."""
@@ -252,6 +254,7 @@ class HeapOrder(Order):
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
         self._num_entries = 0
         self._entry_of: dict[RequestState, int] = {}  # its entry that counts, while it is WAITING
+        self._most_entries = FEW  # before those that count no longer are dropped
 
     def value(self, state: RequestState) -> float:
         """Smaller is served earlier."""
@@ -269,19 +272,26 @@ class HeapOrder(Order):
 
     def _enter(self, state: RequestState) -> None:
         """Any earlier entry of it counts no longer."""
+        if len(self._heap) >= self._most_entries:  # some may never come to the top, to be skipped
+            self._heap = [one for one in self._heap if self._counts(*one)]
+            heapq.heapify(self._heap)
+            self._entry_of = {state: number for _, number, state in self._heap}
+            self._most_entries = 2 * len(self._heap) + FEW
         self._num_entries += 1
         self._entry_of[state] = self._num_entries
         heapq.heappush(self._heap, (state.order_key, self._num_entries, state))
+
+    def _counts(self, key: tuple[float, int], number: int, state: RequestState) -> bool:
+        return state.status is RequestStatus.WAITING and self._entry_of.get(state) == number
 
     def peek(self, now_s: float) -> RequestState | None:
         heap = self._heap
         while heap:
             _, number, state = heap[0]
-            counts = self._entry_of.get(state) == number
-            if counts and state.status is RequestStatus.WAITING:
+            if self._counts(*heap[0]):
                 return state
             heapq.heappop(heap)
-            if counts:
+            if self._entry_of.get(state) == number:
                 del self._entry_of[state]
         return None
 
@@ -291,11 +301,7 @@ class HeapOrder(Order):
         return state
 
     def drain(self) -> list[RequestState]:
-        waiting = [
-            state
-            for _, number, state in sorted(self._heap)
-            if state.status is RequestStatus.WAITING and self._entry_of.get(state) == number
-        ]
+        waiting = [one[2] for one in sorted(self._heap) if self._counts(*one)]
         self._heap.clear()
         self._entry_of.clear()
         return waiting

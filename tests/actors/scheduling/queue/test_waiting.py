@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.scheduling.queue import build_order
-from actors.scheduling.queue.waiting import WaitingQueue
+from actors.scheduling.queue.waiting import HeapOrder, WaitingQueue
 from actors.scheduling.state import RequestState, RequestStatus, Suspicion
 from tests.actors.scheduling.short_lives import config, request
 
@@ -93,3 +93,22 @@ def test_another_order_keeps_all_that_wait() -> None:
     assert not queue.parked
     assert queue.head(1.0) in states[1:]
     assert queue.num_requests == 2
+
+
+def test_those_that_left_are_not_kept_while_others_come_before_them() -> None:
+    """A load that never lets the queue become empty: none of them comes to the top, where orders
+    skip who waits no longer."""
+    queue = _queue()
+    order = queue.order
+    assert isinstance(order, HeapOrder)
+    for number in range(2000):
+        live, late = _state(2 * number), _state(2 * number + 1)
+        late.request = replace(late.request, priority=-1000)
+        for state in (live, late):
+            queue.add(state, float(number))
+        queue.remove(late)  # its client has gone
+        late.status = RequestStatus.ENDED
+        assert queue.head(float(number)) is live
+        _start(queue, live)
+    assert len(order._heap) < 100
+    assert len(order._entry_of) < 100
