@@ -117,7 +117,7 @@ class GraphPipeline(Watched):
                 shutil.rmtree(directory, ignore_errors=True)
         else:
             await self._connect(None)
-        semaphores.remove_orphans(raylet=os.getppid())
+        semaphores.remove_orphans(semaphores.own_raylet())
         self._compile(await self._communicator(), one_node)
         self.watch()
         if one_node:

@@ -45,11 +45,18 @@ def remove_orphans(raylet: int | None = None) -> None:
     """
     names = _names()
     own = [(path, inode) for path, inode, maker in names if maker == raylet]
-    mapped = mapped_by(_children(raylet)) if raylet is not None and own else set()
+    mapped = set[int]()
+    if raylet is not None and own:
+        mapped = mapped_by([*_children(raylet), *_children(os.getppid())])  # forks among them
     left = [path for path, inode in own if inode not in mapped]
     left += [path for path, _, maker in names if maker != raylet and not psutil.pid_exists(maker)]
     for path in left:
         _unlink(path)
+
+
+def own_raylet() -> int:
+    """The raylet of this worker, as Ray tells it: its parent may be a process that forks for it."""
+    return int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
 
 
 def _unlink(path: Path) -> None:

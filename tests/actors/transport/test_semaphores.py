@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
+import secrets
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.transport import semaphores
@@ -56,3 +59,36 @@ def test_what_a_process_maps_is_found() -> None:
     mapped = semaphores.mapped_by([os.getpid()])
     assert mapped, lock
     assert semaphores.mapped_by([2**30]) == set()
+
+
+@pytest.mark.ray
+def test_a_worker_that_is_a_fork_finds_the_names_of_its_raylet(ray_cluster: None) -> None:
+    """As under `legato serve`: those that another worker has open stay, those of dead ones go."""
+    import ray
+
+    class Worker:
+        def map(self, path: str) -> None:
+            with open(path, "r+b") as opened:
+                self.mapped = mmap.mmap(opened.fileno(), 32)
+
+        def unmap(self) -> None:
+            self.mapped.close()
+
+        def remove_orphans(self) -> None:
+            semaphores.remove_orphans(semaphores.own_raylet())
+
+    (raylet,) = [p for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+    name = Path(f"/dev/shm/sem.hdr{raylet.pid}-{secrets.randbits(60)}")
+    holder, remover = [ray.remote(num_cpus=0)(Worker).remote() for _ in range(2)]
+    try:
+        name.write_bytes(bytes(32))
+        ray.get(holder.map.remote(str(name)), timeout=60)
+        ray.get(remover.remove_orphans.remote(), timeout=60)
+        assert name.exists()
+        ray.get(holder.unmap.remote())
+        ray.get(remover.remove_orphans.remote())
+        assert not name.exists()
+    finally:
+        name.unlink(missing_ok=True)
+        for worker in (holder, remover):
+            ray.kill(worker)
