@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -117,6 +117,17 @@ def _counted(
         events.on_finish(info, outcome, clock())
 
 
+def _conversation(messages: Any) -> list[Mapping[str, Any]]:
+    """Any series of them, such as the array that Ray Data makes of a column. Raises ValueError."""
+    is_series = isinstance(messages, Iterable) and not isinstance(messages, str | Mapping)
+    found = list(messages) if is_series else [messages]
+    if not found:
+        raise ValueError("messages: must hold at least one")
+    if not is_series or not all(isinstance(message, Mapping) for message in found):
+        raise ValueError('messages: must be a list of {"role": ..., "content": ...}')
+    return found
+
+
 class HandleCalls:
     """Base of the deployments, which set `models`, by name. Each method takes the name of a `model`
     or adapter; the default is the first model.
@@ -188,12 +199,11 @@ class HandleCalls:
         self, messages: Sequence[Mapping[str, Any]], *, model: str | None = None, **params: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Like `generate`, for the answer to a conversation: [{"role", "content"}, ...]."""
-        if not messages:
-            raise ValueError("messages: must hold at least one")
+        conversation = _conversation(messages)
         text_of = self._served(model)[1]
         try:
-            prompt = await text_of.render_chat(messages)
-        except (ConversationInvalid, TemplateMissing) as error:
+            prompt = await text_of.render_chat(conversation)
+        except (ConversationInvalid, TemplateMissing, TypeError) as error:  # the last: no JSON
             raise ValueError(f"messages: {error}") from error
         except TemplateBusy as error:
             raise EngineUnavailable(str(error)) from error

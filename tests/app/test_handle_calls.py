@@ -145,6 +145,26 @@ async def test_messages_are_at_fault_only_where_the_template_says_so(
     template.close()
 
 
+async def test_messages_come_in_any_series_and_else_are_refused_by_name(
+    text: TextProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Data hands over a column of lists as arrays."""
+    template = ChatTemplate(
+        {"default": "{% for m in messages %}{{ m.content }} {% endfor %}"}, {}, limit_s=60
+    )
+    monkeypatch.setattr(text, "template", template)
+    calls = Calls(text)
+    turns = [{"role": "user", "content": "the house"}, {"role": "user", "content": "the"}]
+    for series in (turns, tuple(turns), iter(turns), np.array(turns)):
+        await anext(calls.chat(series))  # type: ignore[arg-type]
+    assert {sent.prompt for sent in calls.engine.seen} == {(THE, HOUSE, THE)}
+    wrong = ("the house", turns[0], ["the house"], None, 7, [{"role": "user", "content": b"the"}])
+    for messages in wrong:
+        with pytest.raises(ValueError, match=r"^messages: "):
+            await anext(calls.chat(messages))  # type: ignore[arg-type]
+    template.close()
+
+
 async def test_a_renderer_without_a_processor_is_worth_another_try(
     text: TextProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
