@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -125,6 +125,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own errors (no such path, wrong method) as OpenAI error objects."""
     if not isinstance(error, HTTPException):
         raise error
+    path, query = request.scope["path"], request.url.query
+    if error.status_code == 404 and path and path == request.scope.get("root_path"):
+        # The address that Serve tells of: the page's files and calls are relative to /prefix/.
+        return RedirectResponse(f"{path}/?{query}" if query else f"{path}/")
     messages = {
         404: f"There is nothing at {request.url.path[:200]}.",
         405: f"{request.method} is not allowed here.",

@@ -16,6 +16,7 @@ from app.api.context import Context, objective_of
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.api.http.call import Call
 from app.api.http.errors import from_engine
+from app.api.http.guard import path_below
 from app.api.schema.common import ScheduleFields
 from app.engine_client.client import EngineError, GenerationRequest, TokenChunk, TokenSink
 from app.text.incremental import TextDelta, TextRules, TextStream
@@ -49,7 +50,7 @@ def request_info(call: Call, requests: Sequence[GenerationRequest], *, stream: b
     """All prompts of one HTTP request, which is reported as one."""
     return RequestInfo(
         request_id=call.request_id,
-        endpoint=str(call.scope["path"]),
+        endpoint=path_below(call.scope),
         tenant=requests[0].tenant,
         stream=stream,
         num_prompt_tokens=sum(len(request.prompt) for request in requests),

@@ -25,7 +25,7 @@ from actors.scheduling.policies import POLICIES
 from app.api.http.audit import note_change
 from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
-from app.api.http.guard import Endpoint, PageFile
+from app.api.http.guard import Endpoint, PageFile, path_below
 from app.api.http.options import ApiOptions
 from app.engine_client.client import EngineClient, EngineUnavailable, RequestRefused
 
@@ -78,7 +78,7 @@ def console_routes(
         return _file(_PAGE / "index.html")
 
     async def asset(request: Request) -> Response:
-        return _file(files[request.url.path])
+        return _file(files[path_below(request.scope)])
 
     async def status(request: Request) -> Response:
         name = request.query_params.get("model", next(iter(served)))

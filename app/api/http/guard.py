@@ -68,7 +68,7 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = entered(scope, send)
         transport = scope.get(TRANSPORT)
-        head = "/".join(_path_below(scope).split("/", 3)[:3])
+        head = "/".join(path_below(scope).split("/", 3)[:3])
         app = self._adapted.get(head, self._app)
         if transport is None or self._stalled is None:
             await app(scope, receive, send)
@@ -80,9 +80,9 @@ class Ingress:
             self._stalled.leave(transport)
 
 
-def _path_below(scope: Scope) -> str:
-    """The path, below the `route_prefix` of the application."""
-    return str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+def path_below(scope: Scope) -> str:
+    """The path, below the `route_prefix` of the application; `/` of the prefix itself."""
+    return str(scope.get("path", "")).removeprefix(scope.get("root_path", "")) or "/"
 
 
 def transport_of(send: Send) -> Any:
@@ -151,7 +151,7 @@ class Guard:
         inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
-            path = _path_below(scope)
+            path = path_below(scope)
             self._check_host(headers.get(b"host"), path, scope)
             is_preflight = (
                 scope["method"] == "OPTIONS"

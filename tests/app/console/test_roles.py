@@ -13,6 +13,7 @@ import pytest
 
 from app.api.application import build_api
 from app.api.context import Context
+from app.api.events import ApiEvents, RequestInfo
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.console.routes import console_routes
 from app.engine_client.client import EngineUnavailable, ModelCard
@@ -52,12 +53,15 @@ class Sleeper(HandEngine):
         raise EngineUnavailable("it sleeps")
 
 
-def serve(text: TextProcessor, options: ApiOptions) -> tuple[Engine, httpx.AsyncClient]:
+def serve(
+    text: TextProcessor, options: ApiOptions, prefix: str = "", events: ApiEvents | None = None
+) -> tuple[Engine, httpx.AsyncClient]:
     card = ModelCard(MODEL, text.model_path, 4096, text.vocab_size, text.eos_token_ids, 1)
     engine = Engine(card)
     routes = console_routes([(MODEL, engine, Observer())], options)
-    transport = httpx.ASGITransport(build_api(Context(engine, text, options), routes))
-    return engine, httpx.AsyncClient(transport=transport, base_url="http://localhost")
+    context = Context(engine, text, options, events or ApiEvents())
+    transport = httpx.ASGITransport(build_api(context, routes), root_path=prefix)
+    return engine, httpx.AsyncClient(transport=transport, base_url=f"http://localhost{prefix}")
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -114,6 +118,33 @@ async def test_the_page_s_files_need_a_key_where_the_page_does_and_its_data_alwa
         for headers in ({}, bearer("wrong")):
             answer = await client.request(method, f"/console/{path}", headers=headers)
             assert answer.status_code == 401, path
+
+
+class Endpoints(ApiEvents):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_request_start(self, request: RequestInfo, *_: object) -> None:
+        self.seen.append(request.endpoint)
+
+
+async def test_below_a_prefix_of_serve_s_the_page_and_the_records_are_the_same(
+    text: TextProcessor,
+) -> None:
+    events = Endpoints()
+    _, client = serve(text, ApiOptions(api_keys=KEYS), "/chat", events)
+    for file in (ROOT / "app/console/page").iterdir():
+        answer = await client.get(f"/console/{file.name}")
+        assert (answer.status_code, answer.content) == (200, file.read_bytes()), file
+    answer = await client.get("http://localhost/chat?model=tiny")  # as Serve tells of it
+    assert answer.is_redirect
+    assert answer.next_request is not None
+    assert str(answer.next_request.url) == "http://localhost/chat/?model=tiny"
+    assert (await client.get(answer.next_request.url)).text.startswith("<!doctype html>")
+    body = {"model": MODEL, "prompt": "the", "max_tokens": 1}
+    answer = await client.post("/v1/completions", json=body, headers=bearer("secret-plain"))
+    assert answer.status_code == 200
+    assert events.seen == ["/v1/completions"]
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403)])
