@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
@@ -59,6 +60,15 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
             _log.info("%s: requests over HTTP sample with %s unless they say", folder, found)
     text.grammars.warm()  # while engines load, because later it would take cores from the steps
     return text
+
+
+def _application() -> str | None:
+    """Whose replicas share an address; None: this is no replica, as in tests."""
+    try:
+        name = serve.get_replica_context().app_name
+    except RayServeException:
+        return None
+    return f"{ray.get_runtime_context().get_session_name()} {name}"
 
 
 class HttpReplica(HandleCalls):
@@ -129,6 +139,7 @@ class HttpReplica(HandleCalls):
             *self.settings.listen_address,
             max_connections=limit,
             errors=self.running.errors,
+            owner=_application(),
         )
         try:
             await http.open()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
+import re
 import resource
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -26,6 +30,8 @@ _SPARE_FILES: Final = 512  # for all files except connections
 _NUM_ACCEPTED_AT_ONCE: Final = 64
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CHECK_AGAIN_S: Final = 0.1
+_NAMES: Final = Path("/proc/net/unix")  # of all sockets that have one, in this network
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 _logger = logging.getLogger("legato.http")
 
 
@@ -38,10 +44,12 @@ class HttpServer:
     """An HTTP server on the running event loop.
 
     The port is shared (SO_REUSEPORT), so that a replica's successor can open it while the
-    predecessor, which has stopped accepting, finishes its streams.
+    predecessor, which has stopped accepting, finishes its streams; and only with servers of the
+    same owner.
     """
 
     _listener: Listener
+    _claim: socket.socket | None = None
 
     def __init__(
         self,
@@ -51,9 +59,11 @@ class HttpServer:
         *,
         max_connections: int = 8192,
         errors: Counter[tuple[int, str]] | None = None,
+        owner: str | None = None,
     ) -> None:
-        """errors: counts answers before the application by status and code."""
-        self._address = (host, port)
+        """errors: counts answers before the application by status and code. owner: of the port;
+        None: nobody is asked."""
+        self._address, self._owner = (host, port), owner
         config = _Config(
             app,
             http=RequestProtocol,
@@ -73,6 +83,8 @@ class HttpServer:
 
     async def open(self) -> None:
         """Accept connections; raises OSError if the address is not available."""
+        if self._owner is not None:
+            self._claim = _claim(*self._address, self._owner)
         listening = socket.create_server(
             self._address,
             family=socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET,
@@ -90,6 +102,8 @@ class HttpServer:
     async def close(self) -> None:
         """Stop accepting, and return once every open answer is finished."""
         self._listener.close()
+        if self._claim is not None:
+            self._claim.close()
         await self._server.shutdown()
 
 
@@ -164,6 +178,25 @@ class Listener:
         if self._socket.fileno() >= 0:
             self._reserve.fill()
             self._loop.add_reader(self._socket, self._accept)
+
+
+def _claim(host: str, port: int, owner: str) -> socket.socket | None:
+    """A socket whose name tells servers of other owners that the port is taken: the system would
+    give each of them a part of the connections. As a port, the name ends with its process and is
+    of this network alone. Raises OSError where another owner has one; None but on Linux."""
+    if not _NAMES.exists():
+        return None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0]
+    digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    claim.bind(f"\0legato-port/{port}/{address}/{digest}/{secrets.token_hex(4)}")
+    for found in re.findall(rf"@legato-port/{port}/(\S+)/(\S+)/\S+$", _NAMES.read_text(), re.M):
+        is_same_address = found[0] == address or {found[0], address} & _EVERY_ADDRESS
+        if is_same_address and found[1] != digest:
+            claim.close()
+            raise OSError(errno.EADDRINUSE, "another application of Legato answers there")
+    return claim
 
 
 def _num_files() -> int:

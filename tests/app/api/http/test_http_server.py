@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -128,6 +129,27 @@ async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answ
         await closing
         assert answer.headers["date"]
     await new_server.close()
+
+
+@pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="names of sockets are Linux's")
+async def test_a_port_is_not_shared_with_another_application() -> None:
+    """The system would give each a part of the connections, and clients now the one's model, now
+    the other's."""
+    port = free_port()
+    servers = [HttpServer(Slow(b""), HOST, port, owner="a") for _ in range(2)]
+    for server in servers:
+        await server.open()
+    for host in (HOST, "0.0.0.0"):
+        with pytest.raises(OSError, match="another application of Legato answers there"):
+            await HttpServer(Slow(b""), host, port, owner="b").open()
+    elsewhere = HttpServer(Slow(b""), "127.0.0.2", port, owner="b")
+    await elsewhere.open()
+    await elsewhere.close()
+    for server in servers:
+        await server.close()
+    successor = HttpServer(Slow(b""), HOST, port, owner="b")
+    await successor.open()
+    await successor.close()
 
 
 async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> None:
