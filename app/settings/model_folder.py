@@ -140,14 +140,21 @@ def read_cost_model(path: str) -> dict[str, Any]:
 
 
 def _neither(path: str, key: str, error: ValueError) -> SettingsError:
-    return SettingsError(f"{key}: no folder {path!r} here, and {error}")
+    return SettingsError(f"{key}: no folder {_searched(path)}, and {error}")
+
+
+def _searched(path: str) -> str:
+    """A relative path is looked up in the working folder, which is another one for a driver than
+    for the replicas of a Ray cluster that was there before it."""
+    is_absolute = Path(path).expanduser().is_absolute()
+    return repr(path) if is_absolute else f"{path!r} in {Path.cwd()}"
 
 
 def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     """The model folder's config.json. Raises SettingsError naming what is missing."""
     folder = model_folder(path, key)
     if not folder.is_dir():
-        raise SettingsError(f"{key}: no folder {path!r}")
+        raise SettingsError(f"{key}: no folder {_searched(path)}")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

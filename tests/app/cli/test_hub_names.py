@@ -90,7 +90,8 @@ def test_a_name_that_is_none_ends_the_command(hub: LocalHub, tmp_path: Path, com
     ran = run(hub, tmp_path, "-m", "app.cli.main", command, "org/none")
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("error: model.path: no folder 'org/none' here, and 127.0.0.1:")
+    assert line.startswith("error: model.path: no folder 'org/none' in ")
+    assert ", and 127.0.0.1:" in line
     assert "has no model org/none" in line
 
 

@@ -76,15 +76,18 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, content: str | None, mes
     with pytest.raises(SettingsError) as caught:
         model_config(str(tmp_path), "speculation.model")
     assert str(caught.value).startswith(message.format(folder=tmp_path))
-    with pytest.raises(SettingsError, match=r"model\.path: no folder 'missing'"):
+    with pytest.raises(SettingsError) as caught:
         model_config("missing")
+    assert str(caught.value) == f"model.path: no folder 'missing' in {Path.cwd()}"
+    with pytest.raises(SettingsError, match=r"^model\.path: no folder '/missing'$"):
+        model_config("/missing")
 
 
 def test_a_path_is_preferred_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     args = {"model": {"path": "org/name"}, "speculation": {"model": None}}
     with pytest.raises(
-        SettingsError, match=r"^model\.path: no folder 'org/name' here, and HF_HUB_"
+        SettingsError, match=r"^model\.path: no folder 'org/name' in .+, and HF_HUB_"
     ):
         pin_models(args)
     with pytest.raises(SettingsError, match="is not whole in"):

@@ -132,21 +132,15 @@ async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answ
 
 
 @pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="names of sockets are Linux's")
-async def test_a_port_is_not_shared_with_another_application() -> None:
-    """The system would give each a part of the connections, and clients now the one's model, now
-    the other's."""
+async def test_a_port_is_shared_within_one_application_alone() -> None:
     port = free_port()
-    servers = [HttpServer(Slow(b""), HOST, port, owner="a") for _ in range(2)]
-    for server in servers:
-        await server.open()
+    owners = [("a", HOST), ("a", HOST), ("b", "127.0.0.2")]
+    servers = [HttpServer(Slow(b""), host, port, owner=owner) for owner, host in owners]
+    await asyncio.gather(*[server.open() for server in servers])
     for host in (HOST, "0.0.0.0"):
         with pytest.raises(OSError, match="another application of Legato answers there"):
             await HttpServer(Slow(b""), host, port, owner="b").open()
-    elsewhere = HttpServer(Slow(b""), "127.0.0.2", port, owner="b")
-    await elsewhere.open()
-    await elsewhere.close()
-    for server in servers:
-        await server.close()
+    await asyncio.gather(*[server.close() for server in servers])
     successor = HttpServer(Slow(b""), HOST, port, owner="b")
     await successor.open()
     await successor.close()
