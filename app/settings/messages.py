@@ -20,6 +20,12 @@ _EXAMPLES = {
     "api.api_keys": "{env:NAME: {}}",
     "listen": "127.0.0.1:8000",
 }
+# Keys of a Serve config, which those who know Serve may write among the settings
+_OF_SERVE = frozenset({
+    "applications", "autoscaling_config", "deployments", "graceful_shutdown_timeout_s",
+    "http_options", "import_path", "max_ongoing_requests", "num_replicas", "proxy_location",
+    "ray_actor_options", "route_prefix", "runtime_env", "user_config",
+})  # fmt: skip
 _NO_MAPPING = ("dataclass_type", "dict_type", "mapping_type", "model_attributes_type", "model_type")
 
 
@@ -48,6 +54,8 @@ def dotted(location: tuple[int | str, ...]) -> str:
 
 def suggestion(location: tuple[int | str, ...]) -> str:
     """What to add to the error for an unknown key: the one it may be meant to be."""
+    if len(location) == 1 and location[0] in _OF_SERVE:
+        return "; it is one of Serve's, in a whole config (`legato config show` prints one)"
     section: Any = Settings
     for part in location[:-1]:
         inner = fields_of(section).get(str(part))

@@ -65,6 +65,8 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Raises SettingsError naming an invalid entry.
     """
+    if not isinstance(args, Mapping):  # of a script, or a file that no one has checked
+        raise SettingsError("args: must be a mapping, such as {model: {path: org/name}}")
     if "models" not in args:
         return [dict(args)]
     shared = {key: value for key, value in args.items() if key != "models"}

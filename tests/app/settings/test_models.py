@@ -121,9 +121,13 @@ def test_every_role_is_a_deployment_of_its_own() -> None:
         (two(adapters={"max_adapters": 0}), "models.1: adapters.max_adapters: "),
         (two(adapters={"max_adapter": 1}), "did you mean 'max_adapters'"),
         ({"model": {"path": DEMO}, **adapters("demo")}, "adapters.paths.demo: the name is that"),
+        (DEMO, "args: must be a mapping, such as {model: "),
+        (None, "args: must be a mapping"),
+        ({"model": {"path": DEMO}, "num_replicas": 2}, "num_replicas: unknown setting; it is one"),
+        ({"applications": []}, "applications: unknown setting; it is one of Serve's, in a whole"),
     ],
 )
-def test_what_cannot_be_is_named(args: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_named(args: Any, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         resolve_each(args)
     assert said in str(caught.value)
