@@ -111,14 +111,17 @@ def _document(context: Context) -> Callable[[Call], Awaitable[None]]:
 
     async def handler(call: Call) -> None:
         name, with_keys = context.engine.card.name, bool(context.options.api_keys)
-        await call.reply(200, _document_text(name, with_keys))
+        prefix = str(call.scope.get("root_path", ""))
+        await call.reply(200, _document_text(name, with_keys, prefix))
 
     return handler
 
 
 @cache
-def _document_text(model: str, with_keys: bool) -> bytes:
-    return json.dumps(document(version(), model, with_keys=with_keys)).encode()
+def _document_text(model: str, with_keys: bool, prefix: str) -> bytes:
+    """prefix: of Serve's, below which the paths are; "" is the whole address."""
+    told = document(version(), model, with_keys=with_keys)
+    return json.dumps(told | ({"servers": [{"url": prefix}]} if prefix else {})).encode()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

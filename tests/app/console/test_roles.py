@@ -145,6 +145,8 @@ async def test_below_a_prefix_of_serve_s_the_page_and_the_records_are_the_same(
     answer = await client.post("/v1/completions", json=body, headers=bearer("secret-plain"))
     assert answer.status_code == 200
     assert events.seen == ["/v1/completions"]
+    told = await client.get("/openapi.json", headers=bearer("secret-plain"))
+    assert told.json()["servers"] == [{"url": "/chat"}]
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403)])
