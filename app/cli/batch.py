@@ -22,7 +22,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from app.api.batches.lines import Line, LineError, parse_line
 from app.api.batches.runner import QUOTE, Answer, BatchRunner, NotJsonError, Reply, SendError
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, Key, Url, bearer, message_of, unreachable
+from app.cli.talk import DEFAULT_URL, Key, Url, bearer, message_of, refused, unreachable
 from app.terminal import FAILED, WRONG_USAGE, console, fail
 
 URLS: Final = (
@@ -104,7 +104,7 @@ async def _run(
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unreachable(root, error)
         if answer.status_code in (401, 403):  # as every request's would be
-            fail(f"{root}: {message_of(answer)}")
+            refused(root, answer)
         return await answer_all(client, lines, file, concurrency, give_up_s)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.load.client import server_root
-from app.cli.talk import DEFAULT_URL, Key, Model, Url, bearer, message_of, unreachable
+from app.cli.talk import DEFAULT_URL, Key, Model, Url, bearer, refused, unreachable
 from app.terminal import fail
 
 _NAME_WIDTH = 15  # of a replica's engine: Serve's eight characters, a dot, six of its own
@@ -56,9 +56,10 @@ def _show(out: Console, found: dict[str, Any]) -> None:
     """One model."""
     out.print(_engines(found))
     if fleet := found.get("fleet"):
+        lost, moved = fleet["num_engines_lost"], fleet["num_moves"]
         inexact = fleet["num_inexact_moves"]
         out.print(
-            f"{fleet['num_engines_lost']} engines lost, {fleet['num_moves']} streams moved"
+            f"{lost} engine{'s' * (lost != 1)} lost, {moved} stream{'s' * (moved != 1)} moved"
             + (f" ({fleet['num_balanced']} for balance)" if fleet["num_balanced"] else "")
             + (f", {inexact} of them inexactly" if inexact else "")
         )
@@ -77,7 +78,7 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
     except ValueError:
         fail(f"{root} is not a Legato server")
     if not isinstance(found, dict) or (answer.status_code != 200 and "reason" not in found):
-        fail(f"{root}: {message_of(answer)}")
+        refused(root, answer)
     return found
 
 

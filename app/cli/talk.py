@@ -16,6 +16,7 @@ from app.terminal import FAILED, WRONG_USAGE, console, fail, print_error
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_ONE = "start one with: legato serve"
+GIVE_KEY = "give it with --api-key or the environment variable LEGATO_API_KEY"
 
 Url = Annotated[
     str, typer.Option(envvar="LEGATO_URL", help="The server, with or without /v1 at the end.")
@@ -53,7 +54,7 @@ class ChatClient:
         except (httpx.HTTPError, httpx.InvalidURL, ImportError) as error:  # of a SOCKS proxy
             unreachable(self.url, error)
         if answer.status_code != 200:
-            fail(f"{self.url}/v1/models: {message_of(answer)}")
+            refused(f"{self.url}/v1/models", answer)
         try:
             served = [str(listed["id"]) for listed in answer.json()["data"]]
             self.model = served[0] if model is None else model
@@ -101,6 +102,11 @@ def message_of(answer: httpx.Response) -> str:
         return str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"status {answer.status_code} {answer.reason_phrase}"
+
+
+def refused(url: str, answer: httpx.Response) -> NoReturn:
+    """Say why there is no answer; the server's own words name headers, where a key is missing."""
+    fail(f"{url}: {message_of(answer)}", GIVE_KEY if answer.status_code == 401 else None)
 
 
 def unreachable(url: str, error: Exception) -> NoReturn:

@@ -251,7 +251,9 @@ async def test_without_a_valid_key_nothing_is_sent(
     with out.open("wb") as file:
         with pytest.raises(typer.Exit):
             await _run([chat(0)], file, server.url, "other", 1, 60.0)
-        assert "Give a valid API key" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "Give a valid API key" in said
+        assert "--api-key" in said
         assert file.tell() == 0
         totals = await _run([chat(0)], file, server.url, "ké", 1, 60.0)
     assert totals.num_done == 1

@@ -173,3 +173,9 @@ def test_a_proxy_is_not_asked_for_this_machine(proxies: dict[str, str], said: st
     assert said in asked.stderr
     assert "Traceback" not in asked.stderr
     assert asked.returncode == 1
+
+
+def test_who_gives_no_key_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = status(monkeypatch, 401, {"error": {"message": "Give a valid API key: ..."}})
+    assert "Give a valid API key: ...\n" in printed
+    assert "--api-key or the environment variable LEGATO_API_KEY" in printed
