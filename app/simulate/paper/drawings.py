@@ -160,8 +160,8 @@ def interference(rows: Rows) -> Figure:
 
 
 def _lines(setting: str) -> str:
-    """A setting such as "Yi-34B, 8 decodes at 1024, prompt 4096" as a label of two lines."""
-    return "\n".join(setting.split(", ")[1:])
+    """A setting such as "Yi-34B, 8 decodes at 1024, prompt 4096" as a label of three lines."""
+    return "\n".join(setting.split(", ")[1:]).replace(" at ", "\nat ")
 
 
 def across_nodes(rows: Rows) -> Figure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,14 @@ def test_published_values_stand_beside() -> None:
     bars = drawings.capacities(ROWS, "Figure 10").axes[0]
     orca = next(r for r in ROWS if r.quantity == "orca capacity, QPS")
     assert bars.containers[3][0].get_height() == pytest.approx(2.78 * orca.simulated)
+
+
+@pytest.mark.parametrize("draw", [drawings.interference, drawings.chunking, drawings.ablation])
+def test_no_label_is_written_over_another(draw: Callable[[drawings.Rows], Figure]) -> None:
+    figure = draw(ROWS)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        spans = sorted(
+            tuple(label.get_window_extent().intervalx) for label in axes.get_xticklabels()
+        )
+        assert all(left[1] < right[0] for left, right in pairwise(spans))
