@@ -52,8 +52,9 @@ export function bars(canvas, rows, { colors, slots, limits, lineColor }) {
   const w = area.w / slots;
   rows.forEach((row, n) => {
     let sum = 0;
+  const fills = colors.map(color); // each costs a style of the page: not once a bar
     row.forEach((value, k) => {
-      g.fillStyle = color(colors[k]);
+      g.fillStyle = fills[k];
       g.fillRect(area.x + (slots - rows.length + n) * w, y(sum + value), Math.max(1, w - 0.4), y(sum) - y(sum + value));
       sum += value;
     });
@@ -93,7 +94,7 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
   const { g, area, y } = begin(canvas, top, LABELS);
   const w = area.w / bins;
   counts.forEach((count, n) => {
-    g.fillStyle = color(name);
+  g.fillStyle = color(name);
     if (count) g.fillRect(area.x + n * w, Math.min(y(count), area.y + area.h - 2), w - 1, Math.max(2, area.y + area.h - y(count)));
   });
   g.fillStyle = color("--dim");

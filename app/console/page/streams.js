@@ -129,14 +129,18 @@ export class Streams {
       const { canvas, times, rests } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
       while (rests.length && rests[0].end && rests[0].end < now - SHOWN_MS) rests.shift();
-      const width = (canvas.width = canvas.clientWidth);
+      const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+      canvas.width = Math.round(width * ratio); // which also clears it
+      canvas.height = Math.round(12 * ratio);
       const g = canvas.getContext("2d");
+    const [line, dim, decode] = ["--line", "--dim", "--decode"].map(color);
       const x = (t) => width * (1 - (now - t) / SHOWN_MS);
-      g.fillStyle = color("--line");
+      g.fillStyle = line;
       for (const { begin, end } of this.marks) g.fillRect(x(begin), 0, x(end ?? now) - x(begin), 12);
-      g.fillStyle = color("--dim");
+      g.fillStyle = dim;
       for (const { begin, end } of rests) g.fillRect(x(begin), 5.5, x(end ?? now) - x(begin), 1);
-      g.fillStyle = color("--decode");
+      g.fillStyle = decode;
+      g.scale(ratio, ratio);
       for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
       const gap = times.length ? now - times.at(-1) : 0;
       // Not the server's: its times come with the feed, some tenths of a second later.
