@@ -23,12 +23,17 @@ export class Chat {
     const body = document.createElement("span");
     body.textContent = text;
     box.append(body);
-    this.$("messages").append(box);
-    this.scroll();
+    this.change(() => this.$("messages").append(box));
     return { box, body };
   }
 
-  scroll() { const m = this.$("messages"); m.scrollTop = m.scrollHeight; }
+  // The end stays in view, unless one has scrolled up from it to read.
+  change(apply) {
+    const m = this.$("messages");
+    const isAtEnd = m.scrollHeight - m.scrollTop - m.clientHeight < 40;
+    apply();
+    if (isAtEnd) m.scrollTop = m.scrollHeight;
+  }
 
   async send() {
     const text = this.$("input").value.trim();
@@ -36,7 +41,7 @@ export class Chat {
     const messages = this.messages; // of this conversation; "New chat" begins another
     this.$("input").value = "";
     messages.push({ role: "user", content: text });
-    this.bubble("user", text);
+    this.bubble("user", text).box.scrollIntoView({ block: "nearest" });
     const { box, body } = this.bubble("assistant", "");
     const thought = document.createElement("div"); // before an answer, and no part of it
     thought.className = "thought";
@@ -44,7 +49,16 @@ export class Chat {
     this.abort = new AbortController();
     this.$("stop").disabled = false;
     this.$("send").disabled = true;
-    let answer = "", tokens = 0, timing = null, note = "";
+    let answer = "", thinking = "", tokens = 0, timing = null, note = "", reason = null, frame = 0;
+    box.ariaBusy = "true"; // read aloud once it is whole
+    // At most once a frame: each time costs as much as the answer is long, and its tokens may come faster.
+    const show = () => {
+      frame = 0;
+      this.change(() => {
+        if (thought.textContent !== thinking) thought.textContent = thinking;
+        body.textContent = answer;
+      });
+    };
     try {
       // Of an empty field nothing is sent: the server has its own default.
       const number = (id) => (this.$(id).value === "" ? undefined : Number(this.$(id).value));
@@ -55,32 +69,36 @@ export class Chat {
       for await (const { data } of stream("v1/chat/completions", request, this.abort.signal)) {
         tokens = data.usage?.completion_tokens ?? tokens;
         timing = data.timing ?? timing;
-        const { content, reasoning_content: reasoning } = data.choices[0]?.delta ?? {};
-        if (!reasoning && !content) continue;
-        answer += content ?? "";
-        thought.append(reasoning ?? "");
-        body.textContent = answer;
-        this.scroll();
+        const choice = data.choices[0];
+        reason = choice?.finish_reason ?? reason;
+        answer += choice?.delta.content ?? "";
+        thinking += choice?.delta.reasoning_content ?? "";
+        frame ||= requestAnimationFrame(show);
       }
+      if (!reason) throw new Error("The answer broke off.");
     } catch (problem) {
-      if (problem.name === "AbortError") note = "stopped";
-      else { box.classList.add("error"); body.textContent = answer + problem.message; }
+      note = problem.name === "AbortError" ? "stopped" : problem.message;
+      box.classList.toggle("error", problem.name !== "AbortError");
     }
+    cancelAnimationFrame(frame);
+    show();
     // An answer may be cut while the model still thinks: its question stays in the conversation.
-    if (answer || thought.textContent || tokens) messages.push({ role: "assistant", content: answer });
+    if (answer || thinking || tokens) messages.push({ role: "assistant", content: answer });
     else messages.pop();
     const small = document.createElement("small");
     if (timing) {
       this.record.first(timing.ttft_ms);
-      note = `${tokens} tokens, first after ${timing.ttft_ms.toFixed(0)} ms, longest gap ${timing.max_tbt_ms.toFixed(0)} ms`;
+      note = `${tokens} token${tokens === 1 ? "" : "s"}, first after ${timing.ttft_ms.toFixed(0)} ms, longest gap ${timing.max_tbt_ms.toFixed(0)} ms`;
       if (timing.objective_kept !== null) note += timing.objective_kept ? ", objective kept" : ", objective missed";
+      if (reason === "length") note += ", cut at the token limit";
     }
     small.textContent = note;
-    box.append(small);
+    this.change(() => box.append(small));
+    box.ariaBusy = "false";
     this.abort = null;
     this.$("stop").disabled = true;
     this.$("send").disabled = false;
-    this.scroll();
-    this.focus();
+    // Where the visitor still is; the buttons that are disabled now leave the focus to the page.
+    if ([document.body, this.$("send"), this.$("stop")].includes(document.activeElement)) this.focus();
   }
 }

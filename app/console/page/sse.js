@@ -27,16 +27,23 @@ export async function refusal(answer) {
 
 // POST a streamed request and yield its events.
 export async function* stream(path, body, signal) {
-  const answer = await request(path, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true }),
-    signal,
-  });
-  if (!answer.ok) throw new Error(await refusal(answer));
-  for await (const event of events(answer)) {
-    if (event.data.error) throw new Error(event.data.error.message);
-    yield event;
+  let answer = null;
+  try {
+    answer = await request(path, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ ...body, stream: true }),
+      signal,
+    });
+    if (!answer.ok) throw new Error(await refusal(answer));
+    for await (const event of events(answer)) {
+      if (event.data.error) throw new Error(event.data.error.message);
+      yield event;
+    }
+  } catch (problem) {
+    if (!(problem instanceof TypeError)) throw problem;
+    // Of a network that fails, browsers say little.
+    throw new Error(`${answer ? "The answer broke off" : "The server does not answer"}: ${problem.message}`);
   }
 }
 
