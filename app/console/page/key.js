@@ -35,6 +35,7 @@ function another() {
     show(true);
     $("state").textContent = "needs a key";
     $("state").className = "pill bad";
+    $("trouble").textContent = "";
     if (key) problem("The server no longer accepts this tab's key.");
   }
   return new Promise((resolve) => waiting.push(resolve));

@@ -13,11 +13,13 @@ const counts = []; // of streamed tokens
 const tbt = [];
 const ttft = [];
 let status = {};
+let answeredAt = null; // when the server last gave its status
 let cameAt = 0; // the newest iterations; none come while the engine is idle
 
 // Times are the server's: a browser that is busy, or far away, is late by itself.
 const record = { first(ms) { ttft.push(ms); if (ttft.length > 2000) ttft.shift(); } };
 const notice = (text) => { $("notice").textContent = text; };
+const trouble = (text) => { if ($("trouble").textContent !== text) $("trouble").textContent = text; };
 const model = () => status.model;
 const chat = new Chat({ $, model, record });
 const streams = new Streams({ $, model, record, notice, maxLength: () => status.max_model_len || 2048 });
@@ -80,7 +82,7 @@ function showModels() {
 function show(told) {
   $("state").textContent = told.ready ? "ready" : "not ready";
   $("state").className = `pill ${told.ready ? "good" : "bad"}`;
-  $("state").title = told.error?.message ?? told.reason ?? "";
+  trouble(told.ready ? "" : told.error?.message ?? `The server is not ready${told.reason ? `: ${told.reason}` : ""}.`);
   if (!told.error) status = told; // a refusal, as of a key beyond its limit, says nothing of the engine
   if (!told.ready) return;
   showModels();
@@ -104,8 +106,11 @@ async function poll() {
     $("state").className = "pill bad";
     return;
   }
+    const at = answeredAt?.toLocaleTimeString();
+    trouble(at ? `The server has not answered since ${at}; the figures are from then.` : "The server does not answer.");
   show(told);
 }
+  answeredAt = new Date();
 
 async function keepPolling() {
   await poll().catch(console.error); // a fault of the page; without a key it waits for one

@@ -53,6 +53,88 @@ def test_a_feed_that_breaks_off_is_opened_again_and_one_that_is_refused_is_not(
     assert seen == [[1, 2, 3], [False] * 6, 0]  # without keys none is sent
 
 
+def test_a_tab_out_of_view_has_no_feed(server: Server, browser: Any) -> None:
+    """A browser gives all tabs of a server six connections: the seventh tab would wait forever."""
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    seen = browser.execute_async_script(
+        """const done = arguments[0], own = window.fetch, seen = [];
+        let isHidden = true, answer = () => new Response("", { status: 403 });
+        Object.defineProperty(document, "hidden", { get: () => isHidden });
+        const turn = (hidden) => {
+          isHidden = hidden;
+          document.dispatchEvent(new Event("visibilitychange"));
+        };
+        const opened = () => new Promise((resolve) => {
+          window.fetch = async (path, options) => {
+            if (path !== "feed") return own(path, options);
+            resolve(options.signal);
+            return new Response(new ReadableStream({
+              start(to) {
+                options.signal.addEventListener("abort", () => to.error(options.signal.reason));
+              },
+            }));
+          };
+        });
+        import("/console/sse.js").then(async ({ follow }) => {
+          let isOpen = false;
+          const first = opened();
+          first.then(() => { isOpen = true; });
+          follow("feed", () => {}, 1e6);
+          await new Promise((resolve) => setTimeout(resolve));
+          seen.push(isOpen);
+          turn(false);
+          const signal = await first;
+          seen.push(signal.aborted);
+          const second = opened();
+          turn(true);
+          await new Promise((resolve) => setTimeout(resolve));
+          seen.push(signal.aborted);
+          turn(false);
+          seen.push((await second).aborted);
+          done(seen);
+        }).catch((problem) => done(String(problem)));"""
+    )
+    assert seen == [False, False, True, False]
+
+
+def test_an_hour_out_of_view_leaves_no_more_than_is_shown(server: Server, browser: Any) -> None:
+    browser.get(server.url + "/")
+    num_kept = browser.execute_async_script(
+        """const done = arguments[0], $ = (id) => document.getElementById(id);
+        import("/console/streams.js").then(({ Streams }) => {
+          const streams = new Streams({ $ });
+          streams.abort = {};
+          for (let done_s = 0; done_s < 3600; done_s += 0.1) {
+            performance.now = () => 1000 * done_s;
+            streams.served([{ done_s, num_decode_tokens: 1 }], []);
+          }
+          done(streams.server.times.length);
+        }, (problem) => done(String(problem)));"""
+    )
+    assert num_kept <= 82  # of eight seconds
+
+
+def test_why_a_server_gives_no_figures_is_on_the_page(server: Server, browser: Any) -> None:
+    browser.get(server.url + "/?model=nosuch")
+    wait(browser, lambda d: "no model 'nosuch'" in text(d, "trouble"))
+    assert text(browser, "state") == "refused"
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    assert text(browser, "trouble") == ""
+    for answer, told in (
+        ('Response.json({ ready: false, reason: "it loads" }, { status: 503 })', "it loads"),
+        ("Promise.reject(new TypeError())", "has not answered since"),
+    ):
+        browser.execute_script(
+            "window.own ??= window.fetch; window.fetch = async (path, options) =>"
+            f"path.startsWith('console/status') ? {answer} : own(path, options)"
+        )
+        wait(browser, lambda d, told=told: told in text(d, "trouble"))
+    browser.execute_script("window.fetch = own")
+    wait(browser, lambda d: text(d, "state") == "ready" and text(d, "trouble") == "")
+
+
 def test_what_ends_early_leaves_nothing_behind(server: Server, browser: Any) -> None:
     """An answer that New chat cuts is not in the next conversation; failed streams are off."""
     browser.get(server.url + "/")
