@@ -210,6 +210,9 @@ $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 
 await keepPolling();
-follow(`console/feed${location.search}`, take, undefined, () => { counts.length = 0; }); // perhaps of another front
+follow(`console/feed${location.search}`, take, undefined, () => { // perhaps of another front
+  counts.length = 0;
+  streams.offset = Infinity;
+});
 draw();
 chat.focus();

@@ -49,19 +49,34 @@ export async function* stream(path, body, signal) {
 
 const AGAIN_MS = 3000; // as browsers wait before an EventSource connects again
 
+// Once the page is in view, or out of it.
+function seen(isSeen, signal) {
+  return new Promise((resolve) => {
+    const look = () => { if (document.hidden !== isSeen) resolve(); };
+    document.addEventListener("visibilitychange", look, { signal });
+    look();
+  });
+}
+
 // GET a feed and hand its messages on. One that breaks off is opened again, also while the server restarts or has too
 // much to do; one that it refuses is not.
 export async function follow(path, take, again_ms = AGAIN_MS, opened = () => {}) {
   for (;;) {
     try {
-      const answer = await request(path, { headers: { accept: "text/event-stream" }, cache: "no-store" });
+    const left = new AbortController(), ended = new AbortController();
+    await seen(true, ended.signal);
+    seen(false, ended.signal).then(() => left.abort());
+      const headers = { accept: "text/event-stream" };
+      const answer = await request(path, { headers, cache: "no-store", signal: left.signal });
       if (answer.status >= 400 && answer.status < 500 && answer.status !== 429) return;
       if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
       opened();
       for await (const { data } of events(answer)) take(data);
     } catch (problem) {
-      console.warn(problem);
+      if (!left.signal.aborted) console.warn(problem);
+    } finally {
+      ended.abort();
     }
-    await new Promise((resolve) => setTimeout(resolve, again_ms));
+    if (!left.signal.aborted) await new Promise((resolve) => setTimeout(resolve, again_ms));
   }
 }

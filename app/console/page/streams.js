@@ -6,6 +6,12 @@ const NUM_STREAMS = 8;
 const SHOWN_MS = 8000; // of each lane
 const TOKENS = 1000; // per stream before it starts over: more would fill the KV blocks of a small server
 
+// A tab out of view draws nothing, but its streams go on: what is too old to be shown goes when something comes.
+function note(times, at) {
+  while (times.length && times[0] < at - SHOWN_MS) times.shift();
+  times.push(at);
+}
+
 export class Streams {
   constructor({ $, model, record, notice, maxLength }) {
     Object.assign(this, { $, model, record, notice, maxLength, lanes: [], abort: null, marks: [] });
@@ -25,7 +31,7 @@ export class Streams {
     this.offset = Math.min(this.offset, now - 1000 * iterations.at(-1).done_s);
     if (!this.abort) return;
     for (const { done_s, num_decode_tokens } of iterations)
-      if (num_decode_tokens) this.server.times.push(1000 * done_s + this.offset);
+      if (num_decode_tokens) note(this.server.times, 1000 * done_s + this.offset);
     this.worst = Math.max(this.worst, ...gaps);
   }
 
@@ -87,7 +93,7 @@ export class Streams {
             if (last[index] !== null) this.worstHere = Math.max(this.worstHere, at - last[index]);
             last[index] = at;
             this.resume(lane, at);
-            lane.times.push(at);
+            note(lane.times, at);
             if (finish_reason) this.rest(lane, "done");
           }
         }
