@@ -44,15 +44,17 @@ function rule(g, area, y, color) {
   g.setLineDash([]);
 }
 
-// limits: of each row, drawn as a line above it.
+// limits: of each row, drawn as a line above it. A few far above the others, as of steps of an idle engine, do not set
+// the scale: all else would be flat.
 export function bars(canvas, rows, { colors, slots, limits, lineColor }) {
   const sums = rows.map((row) => row.reduce((a, b) => a + b, 0));
-  const top = Math.ceil(Math.max(8, ...limits.map((limit) => limit * 1.1), ...sums));
+  const usual = [...limits].sort((a, b) => a - b)[Math.ceil(0.9 * limits.length) - 1] ?? 0;
+  const top = Math.ceil(Math.max(8, usual * 1.1, ...sums));
   const { g, area, y } = begin(canvas, top);
   const w = area.w / slots;
+  const fills = colors.map(color); // each costs a style of the page: not once a bar
   rows.forEach((row, n) => {
     let sum = 0;
-  const fills = colors.map(color); // each costs a style of the page: not once a bar
     row.forEach((value, k) => {
       g.fillStyle = fills[k];
       g.fillRect(area.x + (slots - rows.length + n) * w, y(sum + value), Math.max(1, w - 0.4), y(sum) - y(sum + value));
@@ -61,7 +63,7 @@ export function bars(canvas, rows, { colors, slots, limits, lineColor }) {
   });
   g.fillStyle = color(lineColor);
   limits.forEach((limit, n) => {
-    if (limit) g.fillRect(area.x + (slots - limits.length + n) * w, y(limit), w, 1.5);
+    if (limit && limit <= top) g.fillRect(area.x + (slots - limits.length + n) * w, y(limit), w, 1.5);
   });
 }
 
@@ -93,8 +95,8 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
   const top = Math.max(1, ...counts);
   const { g, area, y } = begin(canvas, top, LABELS);
   const w = area.w / bins;
-  counts.forEach((count, n) => {
   g.fillStyle = color(name);
+  counts.forEach((count, n) => {
     if (count) g.fillRect(area.x + n * w, Math.min(y(count), area.y + area.h - 2), w - 1, Math.max(2, area.y + area.h - y(count)));
   });
   g.fillStyle = color("--dim");

@@ -6,14 +6,18 @@ function cell(text, className = "") {
   return span;
 }
 
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+
 function row(engine) {
   const box = document.createElement("div");
   box.className = "engine";
   const used = engine.num_blocks ? 1 - engine.num_free_blocks / engine.num_blocks : 0;
   const role = ["prefill", "decode"].includes(engine.role) ? `, ${engine.role}` : "";
   const slack = engine.least_slack_s == null ? "–" : `${(1000 * engine.least_slack_s).toFixed(0)} ms`;
+  const name = cell(engine.id);
+  name.title = engine.id; // where there is no room for all of it
   box.append(
-    cell(engine.id),
+    name,
     cell(`${engine.state ?? "–"}${role}`, `pill ${engine.state === "serving" ? "good" : "bad"}`),
     cell(`${engine.num_running ?? 0} running`),
     cell(`${engine.num_waiting ?? 0} waiting`),
@@ -30,6 +34,6 @@ export function showFleet(place, status) {
   if (!engines) return;
   const latest = fleet.latest_moves.at(-1);
   const last = latest ? `, the last from ${latest.from} to ${latest.to} at token ${latest.num_tokens}` : "";
-  const moves = `${fleet.num_engines_lost} engines lost, ${fleet.num_moves} streams moved${last}`;
+  const moves = `${counted(fleet.num_engines_lost, "engine")} lost, ${counted(fleet.num_moves, "stream")} moved${last}`;
   place.replaceChildren(...engines.map(row), cell(moves, "dim"));
 }

@@ -55,13 +55,14 @@ function showCauses() {
 }
 
 function showTiles() {
-  const used = status.num_blocks ? 1 - status.num_free_blocks / status.num_blocks : 0;
+  const percent = (blocks = 0) => (status.num_blocks ? `${((100 * blocks) / status.num_blocks).toFixed(0)} %` : "–");
+  $("held").hidden = !status.holds_starts;
   $("tiles").replaceChildren(
     tile("decoding", status.num_decoding ?? "–"),
     tile("prefilling", status.num_prefilling ?? "–"),
-    tile(status.holds_starts ? "waiting: more would miss the objective" : "waiting", status.num_waiting ?? "–"),
-    tile("KV in use", `${(100 * used).toFixed(0)} %`),
-    tile("cached KV", status.num_cached_blocks ?? "–"),
+    tile("waiting", status.num_waiting ?? "–"),
+    tile("KV in use", percent(status.num_blocks - status.num_free_blocks)),
+    tile("KV cached", percent(status.num_cached_blocks)),
     tile("preemptions", status.num_preemptions ?? "–"),
     tile("recoveries", status.recoveries ?? "–"),
   );
@@ -70,9 +71,10 @@ function showTiles() {
 // One of several models is watched at a time: another is another page.
 function showModels() {
   if (status.models.length < 2) {
-    $("model").textContent = status.model;
+    $("model").textContent = $("model").title = status.model;
   } else if (!$("model").querySelector("select")) {
     const choice = document.createElement("select");
+    choice.ariaLabel = "Model";
     for (const name of status.models) choice.add(new Option(name, name, false, name === status.model));
     choice.onchange = () => { location.search = `?${new URLSearchParams({ model: choice.value })}`; };
     $("model").replaceChildren(choice);
@@ -80,7 +82,7 @@ function showModels() {
 }
 
 function show(told) {
-  $("state").textContent = told.ready ? "ready" : "not ready";
+  $("state").textContent = told.ready ? "ready" : told.error ? "refused" : "not ready";
   $("state").className = `pill ${told.ready ? "good" : "bad"}`;
   trouble(told.ready ? "" : told.error?.message ?? `The server is not ready${told.reason ? `: ${told.reason}` : ""}.`);
   if (!told.error) status = told; // a refusal, as of a key beyond its limit, says nothing of the engine
@@ -104,13 +106,13 @@ async function poll() {
   } catch {
     $("state").textContent = "offline";
     $("state").className = "pill bad";
-    return;
-  }
     const at = answeredAt?.toLocaleTimeString();
     trouble(at ? `The server has not answered since ${at}; the figures are from then.` : "The server does not answer.");
+    return;
+  }
+  answeredAt = new Date();
   show(told);
 }
-  answeredAt = new Date();
 
 async function keepPolling() {
   await poll().catch(console.error); // a fault of the page; without a key it waits for one
@@ -189,7 +191,7 @@ function draw() {
 function quantiles(values) {
   if (!values.length) return "";
   const sorted = [...values].sort((a, b) => a - b);
-  const at = (q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))].toFixed(0);
+  const at = (q) => sorted[Math.ceil(q * sorted.length) - 1].toFixed(0);
   return `P50 ${at(0.5)} ms, P99 ${at(0.99)} ms`;
 }
 

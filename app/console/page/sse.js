@@ -59,13 +59,14 @@ function seen(isSeen, signal) {
 }
 
 // GET a feed and hand its messages on. One that breaks off is opened again, also while the server restarts or has too
-// much to do; one that it refuses is not.
+// much to do; one that it refuses is not. A tab out of view has none: a browser gives all tabs six connections to a
+// server, and a seventh tab would wait for one forever.
 export async function follow(path, take, again_ms = AGAIN_MS, opened = () => {}) {
   for (;;) {
-    try {
     const left = new AbortController(), ended = new AbortController();
     await seen(true, ended.signal);
     seen(false, ended.signal).then(() => left.abort());
+    try {
       const headers = { accept: "text/event-stream" };
       const answer = await request(path, { headers, cache: "no-store", signal: left.signal });
       if (answer.status >= 400 && answer.status < 500 && answer.status !== 429) return;

@@ -131,6 +131,7 @@ export class Streams {
   draw(objective) {
     const now = performance.now();
     this.marks = this.marks.filter(({ end }) => end === null || end >= now - SHOWN_MS);
+    const [line, dim, decode] = ["--line", "--dim", "--decode"].map(color);
     for (const lane of this.lanes.length ? [this.server, ...this.lanes] : []) {
       const { canvas, times, rests } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
@@ -139,14 +140,13 @@ export class Streams {
       canvas.width = Math.round(width * ratio); // which also clears it
       canvas.height = Math.round(12 * ratio);
       const g = canvas.getContext("2d");
-    const [line, dim, decode] = ["--line", "--dim", "--decode"].map(color);
+      g.scale(ratio, ratio);
       const x = (t) => width * (1 - (now - t) / SHOWN_MS);
       g.fillStyle = line;
       for (const { begin, end } of this.marks) g.fillRect(x(begin), 0, x(end ?? now) - x(begin), 12);
       g.fillStyle = dim;
       for (const { begin, end } of rests) g.fillRect(x(begin), 5.5, x(end ?? now) - x(begin), 1);
       g.fillStyle = decode;
-      g.scale(ratio, ratio);
       for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
       const gap = times.length ? now - times.at(-1) : 0;
       // Not the server's: its times come with the feed, some tenths of a second later.

@@ -169,6 +169,83 @@ def test_engines_that_take_a_part_of_each_request_say_which(server: Server, brow
     assert not is_clipped
 
 
+@pytest.mark.parametrize("width", [320, 390, 1000, 1400])
+def test_nothing_is_cut_off_or_wider_than_the_page(
+    server: Server, browser: Any, width: int
+) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    overflow, cut = browser.execute_async_script(
+        """const done = arguments[0], $ = (id) => document.getElementById(id);
+        import("/console/fleet.js").then(({ showFleet }) => {
+          const engine = { role: "prefill", num_running: 128, num_waiting: 2345,
+            least_slack_s: -1.234, num_blocks: 10, num_free_blocks: 0, step_budget: 2048 };
+          showFleet($("fleet"), {
+            engines: ["serving", "draining"].map((state) =>
+              ({ ...engine, id: `an-engine-with-a-name-of-some-length-${state}`, state })),
+            fleet: { latest_moves: [], num_engines_lost: 1, num_moves: 2 },
+          });
+          $("held").hidden = false;
+          $("model").textContent = "organisation/A-model-with-a-name-of-some-length-70B-it-fp8";
+          const cells = document.querySelectorAll(".tile, .engine span:not([title]), #held");
+          const root = document.documentElement;
+          done([root.scrollWidth - root.clientWidth, [...cells]
+            .filter((cell) => cell.scrollWidth > cell.clientWidth + 1)
+            .map((cell) => cell.textContent)]);
+        }, (problem) => done([String(problem), []]));"""
+    )
+    assert overflow <= 0
+    assert not cut
+
+
+def test_one_budget_far_above_the_others_does_not_flatten_the_steps(
+    server: Server, browser: Any
+) -> None:
+    browser.get(server.url + "/")
+    rows = browser.execute_async_script(
+        """const done = arguments[0];
+        import("/console/charts.js").then(({ bars, color }) => {
+          const canvas = document.createElement("canvas");
+          canvas.setAttribute("height", "100");
+          document.body.append(canvas);
+          const budgets = Array.from({ length: 40 }, (_, n) => (n === 7 ? 8192 : 16));
+          bars(canvas, budgets.map(() => [8, 0]),
+            { colors: ["--decode", "--prefill"], slots: 40, limits: budgets, lineColor: "--slo" });
+          const x = Math.round(canvas.width / 2), [r, g, b] = color("--decode").match(/\\d+/g);
+          const { data } = canvas.getContext("2d").getImageData(x, 0, 3, canvas.height);
+          let rows = 0;
+          for (let i = 0; i < data.length; i += 12)
+            rows += [0, 4, 8].some((at) => data[i + at] == r && data[i + at + 1] == g);
+          done(rows / canvas.height);
+        }, (problem) => done(String(problem)));"""
+    )
+    assert rows > 0.3
+
+
+def test_a_chart_asks_for_a_color_once(server: Server, browser: Any) -> None:
+    """Each time is a style of the page: once a bar, idle pages would keep a core busy."""
+    browser.get(server.url + "/")
+    num_styles = browser.execute_async_script(
+        """const done = arguments[0], own = window.getComputedStyle;
+        import("/console/charts.js").then(({ bars, histogram }) => {
+          const canvas = document.createElement("canvas");
+          canvas.setAttribute("height", "100");
+          document.body.append(canvas);
+          let styles = 0;
+          window.getComputedStyle = (...of) => { styles += 1; return own(...of); };
+          const values = Array.from({ length: 240 }, (_, n) => 1.04 ** n);
+          bars(canvas, values.map((v) => [v, v]), { colors: ["--decode", "--prefill"],
+            slots: 240, limits: values, lineColor: "--budget" });
+          histogram(canvas, values, { line: 9, lineColor: "--slo", color: "--decode" });
+          window.getComputedStyle = own;
+          done(styles);
+        }, (problem) => done(String(problem)));"""
+    )
+    assert num_styles <= 8
+
+
 def test_long_prompts_that_were_long_ago_are_not_drawn(server: Server, browser: Any) -> None:
     browser.get(server.url + "/")
     marks = browser.execute_async_script(
