@@ -162,8 +162,11 @@ def _window(
     start = np.frombuffer(steps.start_s, np.float64)
     end = np.frombuffer(steps.end_s, np.float64)
     if window_s is None:
-        middle = float(start[len(start) // 2])
-        window_s = (middle, middle + default_s)
+        # Around the step in the middle, or all steps where they took less.
+        first, last = float(start.min()), float(end.max())
+        low = float(start[len(start) // 2]) - default_s / 2
+        low = max(first, min(low, last - default_s))
+        window_s = (low, min(low + default_s, last))
     return start, end, *window_s
 
 
