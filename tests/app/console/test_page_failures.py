@@ -116,6 +116,8 @@ def test_an_hour_out_of_view_leaves_no_more_than_is_shown(server: Server, browse
 
 
 def test_why_a_server_gives_no_figures_is_on_the_page(server: Server, browser: Any) -> None:
+    fast = "const own = setTimeout; window.setTimeout = (call, ms) => own(call, ms / 20);"
+    browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": f"{{{fast}}}"})
     browser.get(server.url + "/?model=nosuch")
     wait(browser, lambda d: "no model 'nosuch'" in text(d, "trouble"))
     assert text(browser, "state") == "refused"
