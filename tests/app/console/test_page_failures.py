@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,9 +133,13 @@ def test_why_a_server_gives_no_figures_is_on_the_page(server: Server, browser: A
             "window.own ??= window.fetch; window.fetch = async (path, options) =>"
             f"path.startsWith('console/status') ? {answer} : own(path, options)"
         )
-        wait(browser, lambda d, told=told: told in text(d, "trouble"))
+        wait(browser, partial(_is_told, told))
     browser.execute_script("window.fetch = own")
     wait(browser, lambda d: text(d, "state") == "ready" and text(d, "trouble") == "")
+
+
+def _is_told(words: str, browser: Any) -> bool:
+    return words in text(browser, "trouble")
 
 
 def test_what_ends_early_leaves_nothing_behind(server: Server, browser: Any) -> None:
