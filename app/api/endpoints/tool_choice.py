@@ -24,6 +24,7 @@ from app.api.schema.chat import (
 from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for ever
+_FORMATS: Final = ("response_format", "text.format", "output_config.format")  # of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class ToolPlan:
 
     def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
         """The one constraint of the output, of the request's own and the tools', and the parameter
-        that asks for it; 400 where both do."""
+        that asks for it. An answer that has to call holds no text that a format could be of;
+        400 where an extension constrains all of the output."""
         if self.grammar is None:
             return grammar, param
-        if grammar is not None:
+        if grammar is not None and param not in _FORMATS:
             raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
         return self.grammar, "tools"
 

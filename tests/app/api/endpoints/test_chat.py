@@ -334,6 +334,26 @@ async def test_forced_tool_call_is_constrained(
     assert answer.choices[0].message.content is None
 
 
+@pytest.mark.parametrize(
+    ("extra", "status"),
+    [
+        ({"response_format": {"type": "json_object"}}, 200),
+        ({"response_format": {"type": "regex", "pattern": "a+"}}, 200),
+        ({"guided_regex": "a+"}, 400),
+        ({"structured_outputs": {"choice": ["a"]}}, 400),
+    ],
+)
+async def test_a_forced_call_goes_before_the_format_of_the_text(
+    server: Server, extra: Any, status: int
+) -> None:
+    write(server, '[{"name": "add", "arguments": {"a": 1}}]')
+    body = {"model": MODEL, "messages": HELLO, "tools": [ADD], "tool_choice": "required"}
+    answer = await server.http.post("/v1/chat/completions", json={**body, **extra})
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_within_a_forced_call_is_the_reason(
     server: Server, stream: bool

@@ -258,6 +258,21 @@ async def test_a_forced_tool_is_constrained(
     assert ('"type":"array"' in constraint.text) == ('"type":"array"' in grammar)
 
 
+async def test_a_forced_tool_goes_before_the_format_of_the_text(
+    server: Server, text: TextProcessor
+) -> None:
+    write(server, text, '{"name": "add", "arguments": {"a": 1}}')
+    choice = {"type": "tool", "name": "add"}
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 100, "tools": [ADD]}
+    answer = await server.http.post(
+        "/v1/messages",
+        json={**body, "tool_choice": choice, "output_config": {"format": FORMAT}},
+    )
+    assert [(part["type"], part["input"]) for part in answer.json()["content"]] == [
+        ("tool_use", {"a": 1})
+    ]
+
+
 async def test_a_schema_constrains_the_answer(server: Server, client_of: Any) -> None:
     client = client_of(server)
     request = {"model": MODEL, "messages": HELLO, "max_tokens": 5}
@@ -447,10 +462,6 @@ async def test_thinking_is_switched_or_refused(
         ({"tool_choice": {"type": "tool"}, "tools": [ADD]}, "tool_choice.name"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
-        (
-            {"output_config": {"format": FORMAT}, "tools": [ADD], "tool_choice": {"type": "any"}},
-            "output_config.format",
-        ),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         (
             {"context_management": {"edits": [{"type": "compact_20260112"}]}},

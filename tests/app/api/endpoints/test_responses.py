@@ -115,6 +115,22 @@ async def test_a_call_s_output_may_come_in_parts(server: Server) -> None:
     assert refused.json()["error"]["param"].startswith("input.2.output.2")
 
 
+async def test_a_required_call_goes_before_the_format_of_the_text(server: Server) -> None:
+    """Clients of tools with an output type (instructor, Agents) send both."""
+    write(server, '{"name": "add", "arguments": {"a": 1}}')
+    form = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}}
+    answer = await server.openai.responses.create(
+        model=MODEL,
+        input="Hi",
+        tools=[ADD],
+        tool_choice={"type": "function", "name": "add"},
+        text={"format": form},
+    )
+    assert [(item.type, item.arguments) for item in answer.output] == [
+        ("function_call", '{"a": 1}')
+    ]
+
+
 async def test_only_allowed_tools_are_offered(server: Server) -> None:
     write(server, '[{"name": "add", "arguments": {"a": 1}}]')
     other = {"type": "function", "name": "other"}
