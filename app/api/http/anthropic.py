@@ -22,6 +22,8 @@ _TYPES: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Refusals by which Anthropic's clients know to send the same again without the parameter.
+_DISPENSABLE: Final[Mapping[str | None, str]] = {"thread": "thread_unsupported_request"}
 
 
 def error_type(status: int) -> str:
@@ -37,7 +39,10 @@ def error_object(error: ApiError) -> dict[str, Any]:
 def _object(status: int, message: str, param: str | None) -> dict[str, Any]:
     if param and f"'{param}'" not in message and not message.startswith(param):
         message = f"{param}: {message}"
-    return {"type": "error", "error": {"type": error_type(status), "message": message}}
+    error: dict[str, Any] = {"type": error_type(status), "message": message}
+    if param in _DISPENSABLE:
+        error["details"] = {"error_code": _DISPENSABLE[param], "unsupported": [param]}
+    return {"type": "error", "error": error}
 
 
 class AnthropicAdapter:

@@ -180,6 +180,7 @@ class MessagesRequest(Conversation):
     )
     diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
     container: None = None
+    thread: None = None
 
 
 class MessagesUsage(BaseModel):
@@ -207,6 +208,9 @@ class CountTokensResponse(BaseModel):
 class MessagesError(BaseModel):
     type: str
     message: str
+    details: dict[str, Any] | None = Field(
+        default=None, description="Only where clients do without what is refused."
+    )
 
 
 class MessagesErrorResponse(BaseModel):

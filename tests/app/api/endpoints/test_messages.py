@@ -273,6 +273,32 @@ async def test_a_forced_tool_goes_before_the_format_of_the_text(
     ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread(
+    server: Server, text: TextProcessor, client_of: Any, stream: bool
+) -> None:
+    """It asks the server to hold the conversation, and does without only if told in its own way."""
+
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Add one."""
+        return str(a + 1)
+
+    write(server, text, '{"name": "add", "arguments": {"a": 1}}')
+    runner = client_of(server).beta.messages.tool_runner(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=100,
+        tools=[add],
+        tool_choice={"type": "tool", "name": "add"},
+        max_iterations=2,
+        stream=stream,
+    )
+    said = [await item.get_final_message() if stream else item async for item in runner]
+    assert [[block.input for block in message.content] for message in said] == 2 * [[{"a": 1}]]
+    assert "2" in shown(server, text)  # what the tool said
+
+
 async def test_a_schema_constrains_the_answer(server: Server, client_of: Any) -> None:
     client = client_of(server)
     request = {"model": MODEL, "messages": HELLO, "max_tokens": 5}
