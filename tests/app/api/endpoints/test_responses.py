@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from tests.app.api.conftest import MODEL, Server
 
@@ -13,6 +15,7 @@ ADD: Any = {
     "name": "add",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
+CHOICE: Any = {"type": "function", "name": "add"}
 CALL: Any = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
 
 
@@ -37,6 +40,23 @@ async def test_response_object(server: Server) -> None:
         "/detokenize", json={"tokens": list(server.engine.seen[-1].prompt)}
     )
     assert shown.json()["prompt"] == "<|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|>"
+
+
+async def test_answers_are_whole_by_the_clients_own_types(server: Server) -> None:
+    """The client builds them unchecked; what a type requires and an answer lacks would be None."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("Hello", {}),
+        ('{"name": "add", "arguments": {}}', {"tools": [ADD], "tool_choice": CHOICE}),
+        ("Hello", {"max_output_tokens": 2}),
+    ]
+    for written, extra in asked:
+        write(server, written)
+        body = {"model": MODEL, "input": "Hi", **extra}
+        answer = await server.http.post("/v1/responses", json=body)
+        Response.model_validate_json(answer.text)
+        answer = await server.http.post("/v1/responses", json={**body, "stream": True})
+        *_, last = (line for line in answer.text.splitlines() if line.startswith("data: {"))
+        Response.model_validate(json.loads(last.removeprefix("data: "))["response"])
 
 
 async def test_response_events(server: Server) -> None:
@@ -118,12 +138,12 @@ async def test_a_call_s_output_may_come_in_parts(server: Server) -> None:
 async def test_a_required_call_goes_before_the_format_of_the_text(server: Server) -> None:
     """Clients of tools with an output type (instructor, Agents) send both."""
     write(server, '{"name": "add", "arguments": {"a": 1}}')
-    form = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}}
+    form: Any = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}}
     answer = await server.openai.responses.create(
         model=MODEL,
         input="Hi",
         tools=[ADD],
-        tool_choice={"type": "function", "name": "add"},
+        tool_choice=CHOICE,
         text={"format": form},
     )
     assert [(item.type, item.arguments) for item in answer.output] == [
