@@ -348,7 +348,8 @@ async def test_a_forced_call_goes_before_the_format_of_the_text(
 ) -> None:
     write(server, '[{"name": "add", "arguments": {"a": 1}}]')
     body = {"model": MODEL, "messages": HELLO, "tools": [ADD], "tool_choice": "required"}
-    answer = await server.http.post("/v1/chat/completions", json={**body, **extra})
+    body |= extra
+    answer = await server.http.post("/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == status
     if status == 200:
         assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"

@@ -267,6 +267,7 @@ async def test_a_forced_tool_goes_before_the_format_of_the_text(
     answer = await server.http.post(
         "/v1/messages",
         json={**body, "tool_choice": choice, "output_config": {"format": FORMAT}},
+        timeout=60,
     )
     assert [(part["type"], part["input"]) for part in answer.json()["content"]] == [
         ("tool_use", {"a": 1})

@@ -52,9 +52,10 @@ async def test_answers_are_whole_by_the_clients_own_types(server: Server) -> Non
     for written, extra in asked:
         write(server, written)
         body = {"model": MODEL, "input": "Hi", **extra}
-        answer = await server.http.post("/v1/responses", json=body)
+        answer = await server.http.post("/v1/responses", json=body, timeout=60)
         Response.model_validate_json(answer.text)
-        answer = await server.http.post("/v1/responses", json={**body, "stream": True})
+        streamed = {**body, "stream": True}
+        answer = await server.http.post("/v1/responses", json=streamed, timeout=60)
         *_, last = (line for line in answer.text.splitlines() if line.startswith("data: {"))
         Response.model_validate(json.loads(last.removeprefix("data: "))["response"])
 
