@@ -41,16 +41,32 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """What may stand before a constrained answer, or in its place.
+
+    reasoning: the marks around it; empty: there is none. is_begun: the prompt has opened it. calls:
+    the marks with which tool calls begin. marks: special tokens that calls may have.
+    """
+
+    reasoning: tuple[str, ...] = ()
+    is_begun: bool = False
+    calls: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on the output text.
 
-    kind: "json_object", "json_schema", "strict_json_schema", "regex", "ebnf" or "choice". What of a
-    schema cannot be kept is left out of account, or refused where it is strict.
+    kind: "json_object", "json_schema", "strict_json_schema" (what cannot be kept is refused, not
+    left out of account), "regex", "ebnf" or "choice".
     text: the schema, pattern, grammar, or a JSON list of choices.
+    frame: of any kind but "ebnf".
     """
 
     kind: str
     text: str
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)

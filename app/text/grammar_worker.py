@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from actors.scheduling.request import Grammar
+from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.compiler import GrammarCompiler
 from actors.stage.grammars.matcher import MaskTime, Matcher
 from app.text.lean_import import import_grammars_alone
@@ -44,7 +44,10 @@ def main(model_path: str) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
-            complaint = trial.complaint(compiler.compile(Grammar(job["kind"], job["text"])))
+            given = job["grammar"]
+            frame = None if given["frame"] is None else Frame(**given["frame"])
+            grammar = Grammar(given["kind"], given["text"], frame)
+            complaint = trial.complaint(compiler.compile(grammar))
         except MemoryError:
             return {"error": "it needs too much memory to compile"}
         except Exception as error:  # the libraries raise their own and the runtime's kinds

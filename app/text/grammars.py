@@ -8,6 +8,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
@@ -65,7 +66,9 @@ class GrammarChecker:
     async def check(self, grammar: Grammar, key: str = "") -> None:
         """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time. key: the name
         of the request's API key."""
-        digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode()).digest()
+        digest = hashlib.sha256(
+            f"{grammar.kind}\0{grammar.frame}\0{grammar.text}".encode()
+        ).digest()
         verdict = self._verdicts.get(digest)
         if verdict is not None and time.monotonic() < verdict.until_s:
             self._verdicts.move_to_end(digest)
@@ -121,7 +124,7 @@ class GrammarChecker:
         self._worker.close()
 
     def _compile(self, grammar: Grammar) -> _Verdict:
-        job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
+        job = {"grammar": asdict(grammar), "limit_s": self._limit_s}
         try:
             answer = self._worker.call(job, self._limit_s)
         except WorkerStalled as stalled:  # the grammar may be fine

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from actors.scheduling.request import Grammar
@@ -19,11 +20,17 @@ class GrammarCompiler:
     """Not for several threads at a time.
 
     texts: bytes of each token, empty for special ones and those that only the model has.
-    stop_token_ids: the end tokens; the model's, and the tokenizer's.
+    stop_token_ids: the end tokens; the model's, and the tokenizer's. special: tokens by name.
     """
 
-    def __init__(self, texts: Sequence[bytes], stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        texts: Sequence[bytes],
+        stop_token_ids: Sequence[int],
+        special: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.texts, self.stop_token_ids = texts, tuple(stop_token_ids)
+        self._special = {name: token for name, token in special.items() if token < len(texts)}
 
     @classmethod
     def of_folder(
@@ -41,22 +48,23 @@ class GrammarCompiler:
                 raise  # no memory, no files: nothing is known of the folder
             raise ValueError(f"{folder} has no tokenizer for grammars: {bad}") from bad
         texts = _texts(tokenizer)
+        special = _special(tokenizer)
         if vocab_size is None:
-            return cls([*texts, b""], (len(texts),))
+            return cls([*texts, b""], (len(texts),), special)
         texts = [*texts[:vocab_size], *[b""] * (vocab_size - len(texts))]
         # The front stops at the tokenizer's end token, too, whatever the model's files list.
         own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         stops = tuple(t for t in dict.fromkeys((*stop_token_ids, *own)) if t < len(texts))
         if not stops:
             raise ValueError("the model names no end-of-sequence token: grammars cannot end")
-        return cls(texts, stops)
+        return cls(texts, stops, special)
 
     def compile(self, grammar: Grammar) -> Callable[[], Matcher]:
         """Gives matchers that stand at the beginning. Raises ValueError for what is no grammar."""
         try:
             if grammar.kind == "ebnf":
                 return self._ebnf.compile(grammar.text)
-            return self._guidance.compile(grammar.kind, grammar.text)
+            return self._guidance.compile(grammar.kind, grammar.text, grammar.frame)
         except (RuntimeError, ValueError, TypeError) as bad:
             if grammar.kind == "strict_json_schema":
                 raise ValueError(
@@ -66,7 +74,7 @@ class GrammarCompiler:
 
     @cached_property
     def _guidance(self) -> GuidanceCompiler:
-        return GuidanceCompiler(self.texts, self.stop_token_ids)
+        return GuidanceCompiler(self.texts, self.stop_token_ids, self._special)
 
     @cached_property
     def _ebnf(self) -> EbnfCompiler:
@@ -84,3 +92,8 @@ def _texts(tokenizer: Any) -> list[bytes]:
         if token < len(texts):
             texts[token] = b""
     return texts
+
+
+def _special(tokenizer: Any) -> dict[str, int]:
+    names = {token: str(added.content) for token, added in tokenizer.added_tokens_decoder.items()}
+    return {names[token]: token for token in special_ids(tokenizer) if token in names}

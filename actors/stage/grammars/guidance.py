@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.scheduling.request import Frame
+from actors.stage.grammars.frame import literal, rules_of
 from actors.stage.grammars.json_schema import prepared
 from actors.stage.grammars.matcher import Matcher
 
 # Tokens are masked, never forced: a forced text is found by trying, and only to be drafted.
-_HEAD: Final = '%llguidance {"no_forcing": true}\nstart: '
+_HEAD: Final = '%llguidance {"no_forcing": true}'
 # JSON is written on one line, as json.dumps does. Where any whitespace is allowed, a small model
 # may write blanks for ever and the value never ends; and each blank costs a token's time.
 _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -49,23 +52,31 @@ class _Vocabulary:
 
 
 class GuidanceCompiler:
-    """texts: bytes of each token, empty for special ones."""
+    """texts: bytes of each token, empty for special ones. special: those by name."""
 
-    def __init__(self, texts: Sequence[bytes], stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        texts: Sequence[bytes],
+        stop_token_ids: Sequence[int],
+        special: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
         vocabulary = _Vocabulary(texts, stop_token_ids, stop_token_ids[0])
         self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(stop_token_ids))
+        self._special = special
         self._num_words = -(-len(texts) // 32)
         self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
 
-    def compile(self, kind: str, text: str) -> Callable[[], Matcher]:
+    def compile(self, kind: str, text: str, frame: Frame | None = None) -> Callable[[], Matcher]:
         """Gives matchers of a grammar. Raises ValueError where it is none."""
         from llguidance import LLMatcher
 
-        first = LLMatcher(
-            self._tokenizer, _HEAD + _rule(kind, text), log_level=0, limits=self._limits
-        )
+        start, rules = _rule(kind, text), ""
+        if frame is not None:
+            start, rules = rules_of(start, frame, self._special)
+        grammar = f"{_HEAD}\nstart: {start}\n{rules}\n"
+        first = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if first.is_error():
             raise ValueError(_reason(first.get_error()))
         return lambda: _GuidanceMatcher(first.deep_copy(), self._num_words)
@@ -108,7 +119,7 @@ def _rule(kind: str, text: str) -> str:
         case "regex":
             return _regex_rule(text)
         case "choice":
-            return _regex_rule("|".join(map(_literal, _choices(text))))
+            return _regex_rule("|".join(map(literal, _choices(text))))
     raise ValueError(f"grammar kind {kind!r} is unknown")
 
 
@@ -127,14 +138,6 @@ def _regex_rule(pattern: str) -> str:
     from llguidance import regex_to_lark
 
     return f"/{regex_to_lark(pattern, use_ascii=_ASCII)}/"
-
-
-def _literal(text: str) -> str:
-    """
-    >>> _literal("a b")
-    'a\\\\x20b'
-    """
-    return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)
 
 
 def _reason(error: str) -> str:

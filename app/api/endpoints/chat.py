@@ -52,7 +52,7 @@ class Chat:
                 raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
             check_alternatives(options, body.top_logprobs, "top_logprobs")
         tools = plan_tools(body, options)
-        grammar, grammar_param = tools.constrain(*requested_grammar(body))
+        grammar, param = tools.constrain(*requested_grammar(body))
         rendered = await prompt_of(
             context,
             template_messages(body.messages, options),
@@ -62,7 +62,7 @@ class Chat:
         prompt = rendered.tokens
         context.check_prompt(prompt, "messages")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, grammar_param, call.key_name)
+        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
         sampling = sampling_params(
             body,
             context,

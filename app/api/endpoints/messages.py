@@ -66,7 +66,7 @@ class Messages:
         context.check_prompt(prompt.tokens, "messages")
         grammar, param = tools.constrain(*_format(body))
         output = plan_output(context, tools, grammar, prompt.text)
-        grammar = await checked_grammar(grammar, context, param, call.key_name)
+        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
         fields = SamplingFields(
             temperature=body.temperature,
             top_p=body.top_p,

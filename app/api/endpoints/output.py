@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from actors.scheduling.request import Grammar
+from actors.scheduling.request import Frame, Grammar
 from app.api.context import Context
 from app.api.endpoints.tool_choice import ToolPlan
 from app.api.http.errors import invalid
 from app.api.schema.common import ReasoningEffort
 from app.text.incremental import TextDelta, TextRules
+from app.text.output.interface import ReasoningFormat
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import AnswerPiece, Tools
 from app.text.output.registry import OutputFormats
+from app.text.output.thinking import Think
 
 EFFORT: Final = "reasoning_effort"  # template variables
 SWITCHES: Final = ("enable_thinking", "thinking")
@@ -25,7 +27,7 @@ _GRADES: Final = ("low", "medium", "high")
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
     """formats: None where all is text. in_reasoning: the prompt ends within the reasoning.
-    parallel: an answer may hold several calls.
+    parallel: an answer may hold several calls. frame: of the answer's own grammar.
     """
 
     formats: OutputFormats | None
@@ -33,6 +35,7 @@ class OutputPlan:
     is_forced: bool
     in_reasoning: bool
     parallel: bool = True
+    frame: Frame | None = None
 
     def parsers(self, count: int, *, stream: bool) -> list[OutputParser]:
         """One for each continuation; none where all is text."""
@@ -64,15 +67,39 @@ class OutputPlan:
 def plan_output(
     context: Context, tools: ToolPlan, grammar: Grammar | None, prompt: str
 ) -> OutputPlan:
-    """grammar: of the request; its output has no reasoning, and only a tool grammar's has calls."""
+    """grammar: of the request. Forced calls have no reasoning."""
     formats = context.text.formats
-    is_forced = tools.grammar is not None
+    is_forced, frame, calls = tools.grammar is not None, None, tools.tools
     if not is_forced and grammar is not None:
-        return OutputPlan(None, {}, False, False)
+        frame = None if grammar.kind == "ebnf" else _frame(formats, bool(calls), prompt)
+        if frame is None:
+            return OutputPlan(None, {}, False, False)
+        calls = calls if frame.calls else {}
     if not tools.tools and formats.reasoning is None:
         return OutputPlan(None, {}, False, False)
     begun = not is_forced and formats.reasoning is not None and formats.reasoning.begins_in(prompt)
-    return OutputPlan(formats, tools.tools, is_forced, begun, tools.parallel)
+    return OutputPlan(formats, calls, is_forced, begun, tools.parallel, frame)
+
+
+def _frame(formats: OutputFormats, with_tools: bool, prompt: str) -> Frame | None:
+    """What a constrained answer may have before it or in its place; None: nothing."""
+    marks, is_begun = _reasoning_marks(formats.reasoning, prompt)
+    called = formats.tools if with_tools else None
+    openings = () if called is None else called.openings
+    if not marks and not openings:
+        return None
+    return Frame(marks, is_begun, openings, () if called is None else called.special_tokens)
+
+
+def _reasoning_marks(
+    reasoning: type[ReasoningFormat] | None, prompt: str
+) -> tuple[tuple[str, ...], bool]:
+    """The marks around the reasoning, if the answer may have one, and whether it has begun."""
+    if reasoning is None or not issubclass(reasoning, Think) or reasoning.frame is not None:
+        return (), False
+    if prompt.rstrip().endswith(reasoning.closing):  # as where it is switched off
+        return (), False
+    return (reasoning.opening, reasoning.closing), reasoning.begins_in(prompt)
 
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:

@@ -69,7 +69,7 @@ class Responses:
         prompt = rendered.tokens
         context.check_prompt(prompt, "input")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, param, call.key_name)
+        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
         sampling = sampling_params(
             body,
             context,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.scheduling.request import Frame
 from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.text.families import family_folder
@@ -141,10 +142,56 @@ async def test_a_prompt_that_begins_the_reasoning(
     answer = (await server.http.post("/v1/chat/completions", json=request)).json()
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
-    write(server, processor, '{"a": 1}')
+    write(server, processor, 'Hm.\n</think>\n\n{"a": 1}')
     request["response_format"] = {"type": "json_object"}
     answer = (await server.http.post("/v1/chat/completions", json=request)).json()
-    assert answer["choices"][0]["message"]["content"] == '{"a": 1}'  # a grammar leaves no room
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
+    assert frame_of(server) == Frame(("<think>", "</think>"), is_begun=True)
+
+
+def frame_of(server: Server) -> Frame | None:
+    """Of the last request's grammar."""
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    return grammar.frame
+
+
+_SUM: dict[str, Any] = {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}
+_JSON, _CALL = '{"a": 1}', '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("text", [_JSON, _CALL])
+async def test_a_format_is_of_the_answer_alone(
+    start_server: StartServer, of_family: OfFamily, is_on: bool, text: str
+) -> None:
+    """Reasoning comes before it, and calls may take its place."""
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    write(server, processor, f"<think>\nHm.\n</think>\n\n{text}" if is_on else text)
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "messages": HELLO,
+        "tools": [{"type": "function", "function": _SUM}],
+        "response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"enable_thinking": is_on},
+    }
+    answer = (await server.http.post("/v1/chat/completions", json=request)).json()
+    message = answer["choices"][0]["message"]
+    assert message.get("reasoning_content") == ("Hm." if is_on else None)
+    if text == _JSON:
+        assert message["content"] == _JSON
+        assert not message.get("tool_calls")
+    else:
+        assert [c["function"]["name"] for c in message["tool_calls"]] == ["add"]
+    frame = frame_of(server)
+    assert frame is not None
+    assert frame.reasoning == (("<think>", "</think>") if is_on else ())
+    assert frame.calls == ("<tool_call>",)
+    request["response_format"] = {"type": "grammar", "grammar": 'root ::= "{" [^}]* "}"'}
+    assert (await server.http.post("/v1/chat/completions", json=request)).status_code == 200
+    assert frame_of(server) is None
 
 
 @pytest.mark.parametrize(
