@@ -17,18 +17,25 @@ from actors.scheduling.request import Frame
 from actors.stage.grammars.frame import literal, rules_of
 from actors.stage.grammars.json_schema import prepared
 from actors.stage.grammars.matcher import Matcher
+from actors.stage.grammars.patterns import as_rust
 
 # Tokens are masked, never forced: a forced text is found by trying, and only to be drafted.
 _HEAD: Final = '%llguidance {"no_forcing": true}'
 # JSON is written on one line, as json.dumps does. Where any whitespace is allowed, a small model
 # may write blanks for ever and the value never ends; and each blank costs a token's time.
-_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Of one mask or token: some 5 ms. A state of the lexer takes 1 to 2 kB.
+_LAYOUT: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allow_general_unicode_escapes": True,
+}
+# Of one mask or token; and of all of a grammar's together, at 0.4 kB a state of the lexer.
 _LIMITS: Final[dict[str, Any]] = {
     "step_max_items": 20_000,
     "step_lexer_fuel": 100_000,
-    "max_lexer_states": 20_000,
+    "max_lexer_states": 100_000,
 }
+_USED_UP: Final = "too many states"  # of the lexer
 _DEAD_END: Final = "NoExtensionBias"  # begins its error where nothing can follow
 _PREFIX: Final = re.compile(r"^(error: |(at )?\d+\(\d+\): |failed to compile JSON schema: )+")
 _ASCII: Final = "dws"  # classes of a pattern that have letters of ASCII alone
@@ -70,21 +77,74 @@ class GuidanceCompiler:
 
     def compile(self, kind: str, text: str, frame: Frame | None = None) -> Callable[[], Matcher]:
         """Gives matchers of a grammar. Raises ValueError where it is none."""
-        from llguidance import LLMatcher
+        try:
+            compiled = self._compiled(_rule(kind, text), frame)
+        except ValueError:
+            if kind != "json_schema":
+                raise
+            # Perhaps for a pattern in words of another language, which need not be kept.
+            rule = _json_rule(json.loads(text), is_strict=False, is_pattern=self._is_pattern)
+            compiled = self._compiled(rule, frame)
+        return lambda: _GuidanceMatcher(compiled, self._num_words)
 
-        start, rules = _rule(kind, text), ""
+    def _compiled(self, start: str, frame: Frame | None) -> _Compiled:
+        rules = ""
         if frame is not None:
             start, rules = rules_of(start, frame, self._special)
         grammar = f"{_HEAD}\nstart: {start}\n{rules}\n"
-        first = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        if first.is_error():
-            raise ValueError(_reason(first.get_error()))
-        return lambda: _GuidanceMatcher(first.deep_copy(), self._num_words)
+        return _Compiled(lambda: self._new(grammar))
+
+    def _is_pattern(self, pattern: str) -> bool:
+        from llguidance import regex_to_lark
+
+        try:
+            self._new(f"{_HEAD}\nstart: /{regex_to_lark(pattern, use_ascii=_ASCII)}/\n")
+        except ValueError:
+            return False
+        return True
+
+    def _new(self, grammar: str) -> Any:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise ValueError(_reason(matcher.get_error()))
+        return matcher
+
+
+class _Compiled:
+    """The matcher of a grammar that others are copied from. Copies share the states of its lexer,
+    whose number is limited: once they are used up, there is a new one."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.first = make()
+
+    def renew(self, used_up: Any) -> None:
+        if self.first is used_up:
+            self.first = self._make()
 
 
 class _GuidanceMatcher:
-    def __init__(self, matcher: Any, num_words: int) -> None:
-        self._matcher, self._num_words = matcher, num_words
+    def __init__(self, compiled: _Compiled, num_words: int) -> None:
+        self._compiled, self._num_words = compiled, num_words
+        self._taken: list[int] = []
+        self._copy()
+
+    def _copy(self) -> None:
+        """A copy that has come as far. An error would stay with the one before."""
+        self._origin = self._compiled.first
+        self._matcher = self._origin.deep_copy()
+        self._matcher.try_consume_tokens(self._taken)
+
+    def _goes_on(self) -> bool:
+        """Whether it is worth to try again, as states of the lexer were used up by others."""
+        if self._origin is self._compiled.first:
+            if not self._matcher.is_error() or _USED_UP not in self._matcher.get_error():
+                return False
+            self._compiled.renew(self._origin)
+        self._copy()
+        return not self._matcher.is_error()
 
     @property
     def is_over(self) -> bool:
@@ -99,15 +159,28 @@ class _GuidanceMatcher:
     def mask(self) -> NDArray[np.uint32]:
         words_W = np.zeros(self._num_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        if self._matcher.is_error() and self._goes_on():
+            self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             words_W.fill(0)  # in place of the end tokens
         return words_W
 
     def take(self, token: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token]))
+        is_taken = bool(self._matcher.try_consume_tokens([token]))
+        if not is_taken and not self._matcher.is_stopped():
+            self._matcher.compute_bitmask()  # only masks tell that states are used up
+            if self._goes_on():
+                is_taken = bool(self._matcher.try_consume_tokens([token]))
+        if is_taken:
+            self._taken.append(token)
+        return is_taken
 
     def go_back(self, num_tokens: int) -> None:
-        self._matcher.rollback(num_tokens)
+        del self._taken[len(self._taken) - num_tokens :]
+        if self._matcher.is_error():
+            self._copy()
+        else:
+            self._matcher.rollback(num_tokens)
 
 
 def _rule(kind: str, text: str) -> str:
@@ -123,10 +196,12 @@ def _rule(kind: str, text: str) -> str:
     raise ValueError(f"grammar kind {kind!r} is unknown")
 
 
-def _json_rule(schema: Any, is_strict: bool) -> str:
+def _json_rule(
+    schema: Any, is_strict: bool, is_pattern: Callable[[str], bool] | None = None
+) -> str:
     """lenient: what cannot be kept is left out of account, which else is an error."""
     options = {**_LAYOUT, "coerce_one_of": True, "lenient": not is_strict}
-    schema = prepared(schema, is_strict)
+    schema = prepared(schema, is_strict, is_pattern)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": options}
     else:  # true, false, or no schema
@@ -137,7 +212,7 @@ def _json_rule(schema: Any, is_strict: bool) -> str:
 def _regex_rule(pattern: str) -> str:
     from llguidance import regex_to_lark
 
-    return f"/{regex_to_lark(pattern, use_ascii=_ASCII)}/"
+    return f"/{regex_to_lark(as_rust(pattern), use_ascii=_ASCII)}/"
 
 
 def _reason(error: str) -> str:

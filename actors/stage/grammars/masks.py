@@ -25,7 +25,7 @@ from actors.scheduling.request import Grammar
 from actors.stage.grammars.compiler import GrammarCompiler
 from actors.stage.grammars.matcher import MaskTime, Matcher
 
-_MAX_COMPILED = 256
+_MAX_COMPILED = 64  # each of up to 40 MB, if much text was counted
 _MOST_BEGINNINGS = 64  # of a forced text that are tokens
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from actors.stage.grammars.guidance import GuidanceCompiler
+from actors.stage.grammars.guidance import _LIMITS, GuidanceCompiler
 from actors.stage.grammars.json_schema import FORMATS
 from actors.stage.grammars.matcher import Matcher
 
@@ -154,6 +154,11 @@ def test_a_strict_schema_is_kept_or_refused(schema: Any, value: Any, refused: st
         ({"type": "array", "items": _INT, "uniqueItems": False}, [1, 1]),
         ({"type": "object", "propertyNames": {"enum": ["a.b", "c"]}}, {"c": 1, "a.b": {}}),
         ({"type": "number", "multipleOf": 0.25}, 1.75),
+        ({"$defs": {"A<b> \u732b": _INT}, "$ref": "#/$defs/A<b> \u732b"}, 1),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, -(2**63)),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": _INT},
+         {"a": 1}),
+        (_TEXT | {"pattern": r"^[^<>()[\]\.,;:\s@\"]+$"}, "ab"),
         ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1e38}, -2.5),
         (True, {"any": ["thing"]}),
         ({}, "any"),
@@ -162,6 +167,13 @@ def test_a_strict_schema_is_kept_or_refused(schema: Any, value: Any, refused: st
 def test_what_a_schema_allows_can_be_written(schema: Any, value: Any) -> None:
     assert Draft202012Validator(schema).is_valid(value)
     assert takes_value(of_schema(schema), value)
+
+
+def test_a_pattern_that_is_none_is_left_out_where_that_is_allowed() -> None:
+    schema = {"items": _TEXT | {"pattern": r"\ud83d[\udc00-\udfff]"}, "type": "array"}
+    assert takes_value(of_schema(schema, is_strict=False), ["x"])
+    with pytest.raises(ValueError, match="hex"):
+        of_schema(schema)
 
 
 @pytest.mark.parametrize("name", [*sorted(FORMATS), "password", "iri", "regex"])
@@ -183,6 +195,12 @@ def test_json_has_one_layout(text: str) -> None:
 def test_strings_are_json(text: str) -> None:
     for schema in (_TEXT, _TEXT | {"maxLength": 9}, _TEXT | {"pattern": "a"}):
         assert not takes(of_schema(schema), text)
+
+
+@pytest.mark.parametrize("text", [r'"\u00e9"', r'"\ud83d\ude00"', r'"\n\t\""', r'"\u0000"'])
+def test_strings_may_have_escapes(text: str) -> None:
+    for schema in (_TEXT, _TEXT | {"maxLength": 3}):
+        assert takes(of_schema(schema), text)
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.text())
@@ -228,6 +246,39 @@ def test_a_dead_end_is_not_slow(kind: str, text: str) -> None:
     assert not matcher.mask().any()
     assert not matcher.is_lost
     assert not matcher.take(ord("a"))
+
+
+def test_a_dead_end_is_left_again() -> None:
+    """A draft that leads there may be rejected."""
+    loop = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/a"}}
+    schema = {"anyOf": [{"const": 1}, loop], "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    matcher = of_schema(schema, is_strict=False)
+    start = matcher.mask()
+    if matcher.take(ord("[")):
+        assert not matcher.mask().any()
+        matcher.go_back(1)
+    assert (matcher.mask() == start).all()
+    assert matcher.take(ord("1"))
+
+
+def test_requests_use_up_no_states_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a matcher share a lexer, of which each counted character takes some states."""
+    monkeypatch.setitem(_LIMITS, "max_lexer_states", 1500)
+    compiler = GuidanceCompiler([bytes([byte]) for byte in range(256)] + [b""], (END,))
+    fields = {f"p{i}": _TEXT | {"maxLength": 90 + i} for i in range(30)}
+    new_matcher = compiler.compile("strict_json_schema", json.dumps(_object(**fields)))
+    early = new_matcher()
+    assert early.take(ord("{"))
+
+    def writes(matcher: Matcher, value: Any) -> bool:
+        return all(matcher.mask().any() and matcher.take(b) for b in json.dumps(value).encode())
+
+    assert all(writes(new_matcher(), {name: 80 * "a"}) for name in fields)
+    assert all(map(early.take, b'"p5": "b"}'))
+    lost = new_matcher()
+    assert not writes(lost, dict.fromkeys(fields, 80 * "a"))  # which uses them up alone
+    assert lost.is_lost
+    assert writes(new_matcher(), {"p3": "a"})
 
 
 def test_a_matcher_that_is_too_slow_is_lost() -> None:

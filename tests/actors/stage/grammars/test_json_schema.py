@@ -45,13 +45,76 @@ _NAMES: Any = {"enum": ["x", "a.b"], "title": "Names"}
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, None),
         ({"pattern": "^(?!a)"}, None),
         ({"maximum": 1.7e308, "minimum": -2.5}, {"minimum": -2.5}),
-        ({"maximum": 2**63}, None),
+        ({"maximum": 2**63, "minimum": -(2**53)}, None),
+        ({"maximum": 2**63 - 1, "minimum": -(2**63)}, {"maximum": 2**63 - 1}),
+        ({"$schema": "https://json-schema.org/draft-07/schema#"}, {}),
+        ({"$schema": "https://json-schema.org/draft/2020-12/schema"}, None),
+        ({"$ref": "#/$defs/Response<\u732b>[a b]"},
+         {"$ref": "#/$defs/Response%3C%E7%8C%AB%3E%5Ba%20b%5D"}),
+        ({"$ref": "#/$defs/a~1b%20c"}, None),
+        ({"propertyNames": {"type": "string"}, "properties": {}},
+         {"properties": {}, "additionalProperties": False}),
+        ({"propertyNames": True, "additionalProperties": _INT}, {"additionalProperties": _INT}),
+        ({"propertyNames": {"pattern": "x", "format": "uuid"}},
+         {"patternProperties": {"x": True}, "additionalProperties": False}),
+        ({"properties": {"a": _INT}, "required": ["a"], "minProperties": 2,
+          "additionalProperties": _INT}, None),
+        ({"items": {"pattern": "[[]"}}, {"items": {"pattern": r"[\[]"}}),
         (True, None),
         ([_INT], None),
     ],
 )  # fmt: skip
 def test_schemas_are_rewritten(schema: Any, rewritten: Any) -> None:
     assert prepared(schema) == (schema if rewritten is None else rewritten)
+
+
+def test_only_joined_schemas_are_left_open() -> None:
+    """With what they refer to; names of properties are no words of schemas."""
+    one: Any = {"properties": {"a": {"properties": {}}}}
+    closed = {"properties": {"a": {"properties": {}, "additionalProperties": False}}}
+    schema: Any = {
+        "$defs": {"used": one, "other": one.copy()},
+        "properties": {
+            "allOf": {"allOf": [{"$ref": "#/$defs/used"}, {"properties": {}}]},
+            "anyOf": {"type": "string"},
+            "properties": {"type": "object"},
+            "other": {"$ref": "#/$defs/other"},
+        },
+    }
+    schema["$defs"]["other"]["properties"] = {"a": {"properties": {}}}
+    found = prepared(schema)
+    assert found["additionalProperties"] is False
+    assert found["$defs"] == {"used": one, "other": {**closed, "additionalProperties": False}}
+    assert found["properties"]["allOf"] == schema["properties"]["allOf"]
+
+
+@pytest.mark.parametrize("key", ["minProperties", "maxProperties"])
+def test_counts_beside_optional_properties_are_left_out_or_refused(key: str) -> None:
+    schema = {"properties": {"a": _INT}, "additionalProperties": True, key: 2}
+    assert prepared(schema, is_strict=False) == {k: v for k, v in schema.items() if k != key}
+    with pytest.raises(ValueError, match=key):
+        prepared(schema)
+    assert prepared({**schema, key: 1})[key] == 1
+
+
+def test_another_document_is_anything_where_that_is_allowed() -> None:
+    schema = {"items": {"$ref": "other.json#/x"}}
+    assert prepared(schema) == schema
+    assert prepared(schema, is_strict=False) == {"items": {}}
+    named = {"$id": "urn:x", "items": {"$ref": "urn:x#/$defs/a"}}
+    assert prepared(named, is_strict=False) == named
+
+
+def test_patterns_that_cannot_be_kept_are_left_out_where_that_is_allowed() -> None:
+    schema = {
+        "items": {"pattern": "x("},
+        "patternProperties": {"^(?!a)": _INT, "x(": _INT, "y": _INT},
+        "additionalProperties": False,
+    }
+    kept = {"items": {}, "patternProperties": {"y": _INT}, "additionalProperties": True}
+    assert prepared(schema, is_strict=False, is_pattern=lambda pattern: "(" not in pattern) == kept
+    one = {"patternProperties": {"^(?!a)": _INT}, "additionalProperties": False}
+    assert prepared(one, is_strict=False) == {"patternProperties": {}, "additionalProperties": _INT}
 
 
 @pytest.mark.parametrize("pattern", ["^(?!a)b", "(?<=a)b", "(?=b)"])

@@ -226,7 +226,7 @@ def test_cache_is_bounded(tiny_model: Callable[..., Path]) -> None:
     for i in range(300):
         masks.compile(Grammar("choice", json.dumps([f"c{i}"])))
         assert masks.compile(first) is kept  # used all the time, so never dropped
-    assert len(masks._compiled) == 256
+    assert len(masks._compiled) == 64
 
 
 def test_a_step_looks_its_grammar_up_while_another_compiles(

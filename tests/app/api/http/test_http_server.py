@@ -141,8 +141,10 @@ async def test_a_port_is_shared_within_one_application_alone() -> None:
         with pytest.raises(OSError, match="another application of Legato answers there"):
             await HttpServer(Slow(b""), host, port, owner="b").open()
     await asyncio.gather(*[server.close() for server in servers])
-    successor = HttpServer(Slow(b""), HOST, port, owner="b")
-    await successor.open()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as of_another_program:
+        of_another_program.bind(b"\0a name in no encoding\xff\xfe")
+        successor = HttpServer(Slow(b""), HOST, port, owner="b")
+        await successor.open()
     await successor.close()
 
 
