@@ -187,7 +187,7 @@ def _claim(host: str, port: int, owner: str) -> socket.socket | None:
     if not _NAMES.exists():
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0]
+    address = str(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0])
     digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     claim.bind(f"\0legato-port/{port}/{address}/{digest}/{secrets.token_hex(4)}")
