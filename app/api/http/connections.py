@@ -7,12 +7,8 @@ only copy every token once more and add two idle processes. Several replicas use
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import select
 import socket
-import struct
 import sys
-import termios
 import weakref
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -20,14 +16,15 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.api.http import refusals
 from app.api.http.errors import ApiError
-from app.api.http.refusals import overloaded, send_last, without_offer
 
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that will not be read
 _HALF_CLOSED_S: Final = 0.25  # until the first probe of such a client, and for it to be reset
 _PROBE_EVERY_S: Final = 8.0  # at least
+_MOST_QUEUED: Final = 1000  # requests of a client that has sent its last, to be read
 _MOST_INTERIM: Final = 5  # answers to one request; some clients accept no more
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STALLED_EVERY_S: Final = 1.0  # period of checks for clients that have stopped reading
@@ -90,18 +87,19 @@ class RequestProtocol(HttpToolsProtocol):
     _in_head = True
     _is_refused = False
     _is_body_read = True
-    _is_half_closed = False
+    _is_half_closed = _is_queue_watched = False
     _num_interim = 0
     _num_head_bytes = 0
     _offer_end = 0  # in the data, of a head that offers another protocol
     _head_timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None  # `cycle` is the last that was read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         limit = getattr(self.config, "max_connections", None)
         if limit is not None and len(self.connections) > limit:
             self.connections.discard(self)
-            self._refuse(overloaded("Too many connections are open."))
+            self._refuse(refusals.overloaded("Too many connections are open."))
             return
         self._expect_head()
 
@@ -122,6 +120,21 @@ class RequestProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             cycle.__class__ = _UnframedCycle  # uvicorn has no place to name another class
         cycle.scope[BODY_WRITER] = _ConnectionWriter(cycle)  # type: ignore[typeddict-unknown-key]
+        if self.pipeline and not self._is_queue_watched:
+            self._watch_queue()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _watch_queue(self) -> None:
+        """While requests are queued nothing is read, and the end of what the client sends is not
+        seen: read on once it has come."""
+        self._is_queue_watched = bool(self.pipeline) and not self.transport.is_closing()
+        if self._is_queue_watched:
+            if len(self.pipeline) < _MOST_QUEUED and refusals.has_sent_all(self.transport):
+                self.flow.resume_reading()
+            self.loop.call_later(_HALF_CLOSED_S, self._watch_queue)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -144,7 +157,7 @@ class RequestProtocol(HttpToolsProtocol):
             return
         super().data_received(data)
         while self._offer_end:
-            data, self._offer_end = without_offer(self) + data[self._offer_end :], 0
+            data, self._offer_end = refusals.without_offer(self) + data[self._offer_end :], 0
             super().data_received(data)
         if self._in_head:
             self._num_head_bytes += len(data)
@@ -177,8 +190,7 @@ class RequestProtocol(HttpToolsProtocol):
         resets: before an answer that takes long it is sent what any client passes over."""
         if self.transport.is_closing():
             return
-        # While requests are queued, `cycle` is the last of them: another's answer may have begun.
-        is_unanswered = not self.pipeline and not self.cycle.response_started
+        is_unanswered = self._answered is not None and not self._answered.response_started
         if is_unanswered and self._num_interim < _MOST_INTERIM:
             self._num_interim += 1
             self.transport.write(_CONTINUE)
@@ -188,9 +200,7 @@ class RequestProtocol(HttpToolsProtocol):
         """Close if it has been reset; else probe again after this period."""
         if self.transport.is_closing():
             return
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
-        if poll.poll(0):  # an error, or both sides closed
+        if refusals.is_reset(self.transport):
             self.transport.abort()
             return
         next_s = min(4 * period_s, _PROBE_EVERY_S)
@@ -199,6 +209,9 @@ class RequestProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_head(False)
         super().connection_lost(exc)
+        if (answered := self._answered) is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
 
     def _expect_head(self, expected: bool = True) -> None:
         """Start or stop the timer that drops a client without a whole head."""
@@ -220,7 +233,7 @@ class RequestProtocol(HttpToolsProtocol):
         self._expect_head(False)
         if (errors := getattr(self.config, "errors", None)) is not None:
             errors[error.counted] += 1
-        send_last(self.transport, error)
+        refusals.send_last(self.transport, error)
 
 
 def send_at_once(transport: Any) -> None:
@@ -282,34 +295,13 @@ class StalledClients:
             if num_held == 0 and (found.num_answers <= 0 or transport.is_closing()):
                 del self._connections[transport]
                 continue
-            num_bytes = num_held + _in_kernel(transport) if num_held else 0
+            num_bytes = num_held + refusals.in_kernel(transport) if num_held else 0
             # While it grows from little it may shrink as well: a stream goes on.
             grows = num_bytes > found.num_bytes and num_held < _HELD_BACK_BYTES
             if num_bytes < found.num_bytes or grows or found.num_bytes == 0:
                 found.since_s = now_s
             elif now_s - found.since_s >= self._timeout_s:
                 del self._connections[transport]
-                _reset(transport)
+                refusals.reset(transport)
             found.num_bytes = num_bytes
         self._wait(loop)
-
-
-def _in_kernel(transport: Any) -> int:
-    """Bytes that the system holds because the client's has not acknowledged them: they become fewer
-    even while a slow reader leaves no room for more."""
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        return 0
-    try:
-        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
-    except OSError:  # closed by now, or a system without this call
-        return 0
-    return int.from_bytes(answer, sys.byteorder)
-
-
-def _reset(transport: Any) -> None:
-    """Close without waiting: else the kernel would keep the connection for what was not taken."""
-    connection = transport.get_extra_info("socket")
-    if connection is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()

@@ -1,15 +1,22 @@
-"""Answers to connections that cannot be served, before any application, and offers declined."""
+"""Answers to connections that cannot be served, before any application, and offers declined; what
+the system knows of a connection."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
+import select
+import socket
+import struct
+import sys
+import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -57,6 +64,39 @@ def without_offer(protocol: HttpToolsProtocol) -> bytes:
     protocol.parser = type(parser)(protocol)
     protocol.parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return b"\r\n".join([*lines, b"", b""])
+
+
+def in_kernel(transport: Any) -> int:
+    """Bytes that the system holds because the client's has not acknowledged them: they become fewer
+    even while a slow reader leaves no room for more."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return 0
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # closed by now, or a system without this call
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def reset(transport: Any) -> None:
+    """Close without waiting: else the kernel would keep the connection for what was not taken."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def is_reset(transport: Any, events: int = 0) -> bool:
+    """Whether the connection has an error, both its sides are closed, or one of these events."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), events)
+    return bool(poll.poll(0))
+
+
+def has_sent_all(transport: Any) -> bool:
+    """Whether the client has closed its own side, however much is still to be read from it."""
+    return is_reset(transport, getattr(select, "POLLRDHUP", 0))  # Linux's
 
 
 class Refused(asyncio.Protocol):

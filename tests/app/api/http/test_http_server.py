@@ -268,6 +268,74 @@ async def test_no_interim_answer_is_written_into_the_body_of_an_earlier_request(
     await server.close()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_client_that_leaves_with_requests_queued_frees_the_first(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
+    """Also where they came after the first had begun, so that nothing is read any more."""
+    monkeypatch.setattr(connections, "_HALF_CLOSED_S", 0.01)
+    port, app = free_port(), Late()
+    begun, served = asyncio.Event(), list[str]()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        served.append(scope["path"])
+        await app(scope, receive, send)
+
+    server = HttpServer(answer, HOST, port)
+    await server.open()
+    _, writer = await asyncio.open_connection(HOST, port)
+    first, *queued = (b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % n for n in range(3))
+    async with asyncio.timeout(20):
+        if not at_once:
+            writer.write(first)
+            await begun.wait()
+            first = b""
+        writer.write(first + b"".join(queued))
+        await writer.drain()
+        writer.close()
+        await app.left.wait()
+        await server.close()
+    assert served == ["/0"]
+    assert not caplog.records
+
+
+async def test_requests_queued_on_a_half_closed_connection_are_all_answered(
+    monkeypatch: Any,
+) -> None:
+    """Also those that came after reading had paused."""
+    monkeypatch.setattr(connections, "_HALF_CLOSED_S", 0.001)
+    port, app = free_port(), Late()
+    begun, is_read = asyncio.Event(), asyncio.Event()
+    watch = RequestProtocol.eof_received
+
+    def at_end(protocol: RequestProtocol) -> bool:
+        is_read.set()
+        return watch(protocol)
+
+    monkeypatch.setattr(RequestProtocol, "eof_received", at_end)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await app(scope, receive, send)
+
+    server = HttpServer(answer, HOST, port)
+    await server.open()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    get = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with asyncio.timeout(20):
+        writer.write(get)
+        await begun.wait()
+        writer.write(get)
+        writer.write(get)
+        writer.write_eof()
+        await is_read.wait()
+        app.go_on.set()
+        assert (await reader.read()).count(b"HTTP/1.1 200 OK\r\n") == 3
+    writer.close()
+    await server.close()
+
+
 @pytest.mark.parametrize("expects", [b"", b"expect: 100-continue\r\n"])
 async def test_a_request_gets_at_most_five_interim_answers(
     monkeypatch: Any, expects: bytes
