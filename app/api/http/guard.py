@@ -40,6 +40,16 @@ _PROBES: Final = frozenset({"/health", "/live"})
 _EXPOSED: Final = (b"access-control-expose-headers", b"request-id, retry-after, x-request-id")
 
 
+class _Held:
+    """A connection in a scope. Serve's Python proxies pickle theirs, without it."""
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
 def entered(scope: Scope, send: Send) -> Scope:
     """The scope for the application: without internal headers, with the connection."""
     if scope["type"] != "http" or scope.get(TRANSPORT) is not None:
@@ -47,7 +57,7 @@ def entered(scope: Scope, send: Send) -> Scope:
     headers = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
     transport = transport_of(send)
     send_at_once(transport)
-    return {**scope, "headers": headers, TRANSPORT: transport}
+    return {**scope, "headers": headers, TRANSPORT: transport and _Held(transport)}
 
 
 class Ingress:
@@ -67,17 +77,17 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = entered(scope, send)
-        transport = scope.get(TRANSPORT)
+        held: _Held | None = scope.get(TRANSPORT)
         head = "/".join(path_below(scope).split("/", 3)[:3])
         app = self._adapted.get(head, self._app)
-        if transport is None or self._stalled is None:
+        if held is None or self._stalled is None:
             await app(scope, receive, send)
             return
-        self._stalled.enter(transport)
+        self._stalled.enter(held.transport)
         try:
             await app(scope, receive, send)
         finally:
-            self._stalled.leave(transport)
+            self._stalled.leave(held.transport)
 
 
 def path_below(scope: Scope) -> str:
@@ -219,11 +229,8 @@ class Guard:
         if "*" in self._origins:
             return [(b"access-control-allow-origin", b"*"), _EXPOSED]
         if origin and self._is_allowed(origin, host):
-            return [
-                (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"vary", b"Origin"),
-                _EXPOSED,
-            ]
+            allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
+            return [allowed, (b"vary", b"Origin"), _EXPOSED]
         return [(b"vary", b"Origin")] if self._origins else []
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -16,7 +18,7 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.http.audit import Audit
 from app.api.http.errors import ApiError
-from app.api.http.guard import Guard, Ingress
+from app.api.http.guard import Guard, Ingress, middlewares
 from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key, shown_key
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
@@ -462,3 +464,22 @@ async def test_too_many_at_once_are_refused(start_server: StartServer) -> None:
         await first.aread()
     third = await server.http.post("/v1/completions", json=BODY)
     assert third.status_code == 200
+
+
+async def test_a_proxy_of_serve_can_pickle_the_scope_that_the_middleware_gives_it() -> None:
+    """Without the connection, which the replica behind it looks for anew."""
+    (middleware,) = middlewares()
+    seen = list[Any]()
+
+    class Cycle:
+        transport = SimpleNamespace(get_extra_info=lambda name: None)  # like a server's: no pickle
+
+        async def send(self, message: Any) -> None: ...
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(pickle.loads(pickle.dumps(scope)))
+        assert scope["legato.transport"].transport is Cycle.transport
+
+    scope = {"type": "http", "path": "/", "headers": [(b"x-request-timeout-seconds", b"1")]}
+    await middleware.cls(cast(Any, proxy))(scope, cast(Any, None), Cycle().send)
+    assert seen == [{"type": "http", "path": "/", "headers": [], "legato.transport": None}]
