@@ -55,9 +55,7 @@ _SUCCEEDED_PERIOD_S = 0.5
 _NO_USER_CONFIG = "user_config: belongs to the deployment Engine"
 
 
-@serve.deployment(name="Front", max_surge_percent=100, **FOR_STREAMS)
-@serve.ingress()
-class Front(HttpReplica):
+class FrontServer(HttpReplica):
     """each: the `args` of every model (`app.settings.models.expand`). fleets: the names under which
     their engines are found. engines: passed only so that Serve starts them."""
 
@@ -120,6 +118,14 @@ class Front(HttpReplica):
         for control in self.fleet_adapters:
             control.close()
         await self.close()
+
+
+Front = serve.deployment(
+    serve.ingress()(FrontServer), name="Front", max_surge_percent=100, **FOR_STREAMS
+)
+FRONT_WITHOUT_ROUTES = serve.deployment(
+    FrontServer, name="Front", max_surge_percent=100, **FOR_STREAMS
+)
 
 
 @serve.deployment(name="Engine", max_surge_percent=100, **FOR_STREAMS)

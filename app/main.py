@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, cast
 
 import ray
@@ -11,12 +12,12 @@ from ray._private.accelerators import get_accelerator_manager_for_resource
 
 from actors.engine.config import EngineConfig
 from actors.executor.placement import REPLICA_CPUS, bundles
-from app.fleet_server import EngineReplica, Front
+from app.fleet_server import FRONT_WITHOUT_ROUTES, EngineReplica, Front
 from app.ray_environment import ENVIRONMENT
-from app.server import LLMServer
+from app.server import WITHOUT_ROUTES, LLMServer
 from app.settings.device import takes_gpus
 from app.settings.load import parse, resolve
-from app.settings.model_folder import pin_models
+from app.settings.model_folder import SettingsError, pin_models
 from app.settings.models import engine_groups, expand, is_fleet, resolve_each
 
 # For a cluster that `serve.run` is still to start: its raylet reads this when it begins.
@@ -25,22 +26,49 @@ os.environ.setdefault("RAY_worker_niceness", ENVIRONMENT["RAY_worker_niceness"])
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
+    return build(args)
+
+
+def build(
+    args: dict[str, Any],
+    *,
+    http: bool = True,
+    deployments: Mapping[str, Mapping[str, Any]] | None = None,
+) -> serve.Application:
+    """`build_app` with what the YAML says outside `args`, for Python: Serve takes no builder of
+    more than one parameter.
+
+    http: whether Serve routes requests to it; False for a part of another application, which calls
+    it by the handle that it is bound to. deployments: their options (`num_replicas`,
+    `autoscaling_config`, ...) by name: `LLMServer`, or `Front` and `Engine` of a fleet.
+    """
     resolve_each(args)  # its errors name the model
     each = [pin_models(_with_device(own)) for own in expand(args)]
     configs = [resolve(parse(own)) for own in each]
-    if not is_fleet(args):
-        deployment = cast(serve.Deployment, LLMServer).options(**_place(configs[0]))
-        return deployment.bind(each[0])
-    groups = engine_groups(args)
+    groups = engine_groups(args) if is_fleet(args) else []
+    names = {"Front", *(group.deployment for group in groups)} if groups else {"LLMServer"}
+    chosen = deployments or {}
+    for name in chosen.keys() - names:
+        raise SettingsError(f"deployments.{name}: none of {', '.join(sorted(names))}")
+    if not groups:
+        server = LLMServer if http else WITHOUT_ROUTES
+        return (
+            server.options(**_place(configs[0]))
+            .options(**chosen.get("LLMServer", {}))
+            .bind(each[0])
+        )
     engines = [
         cast(serve.Deployment, EngineReplica)
         .options(name=group.deployment, **_place(configs[group.model]))
+        .options(**chosen.get(group.deployment, {}))
         .bind(each[group.model], group.fleet, group.role.value)
         for group in groups
     ]
     fleets = list(dict.fromkeys(group.fleet for group in groups))
-    front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})
-    return front.bind(each, fleets, *engines)
+    front = (Front if http else FRONT_WITHOUT_ROUTES).options(
+        ray_actor_options={"num_cpus": REPLICA_CPUS}
+    )
+    return front.options(**chosen.get("Front", {})).bind(each, fleets, *engines)
 
 
 def _place(config: EngineConfig) -> dict[str, Any]:

@@ -40,9 +40,7 @@ FOR_STREAMS: Mapping[str, Any] = {
 }
 
 
-@serve.deployment(name="LLMServer", **FOR_STREAMS)
-@serve.ingress()
-class LLMServer(HttpReplica):
+class Server(HttpReplica):
     """args: the YAML's `args` (schema: `app.settings.schema.Settings`)."""
 
     engine: LiveEngine
@@ -89,3 +87,7 @@ class LLMServer(HttpReplica):
 
     async def __del__(self) -> None:
         await self.close()
+
+
+LLMServer = serve.deployment(serve.ingress()(Server), name="LLMServer", **FOR_STREAMS)
+WITHOUT_ROUTES = serve.deployment(Server, name="LLMServer", **FOR_STREAMS)  # for another's ingress

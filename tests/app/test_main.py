@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import ray
 from ray._private.accelerators import NvidiaGPUAcceleratorManager
+from ray.serve._private.http_util import ASGIAppReplicaWrapper
 
-from app.main import build_app
+from app.main import build, build_app
 from app.settings import device as device_settings
+from app.settings.model_folder import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,34 @@ def test_before_ray_has_started_the_machine_tells(
     app = build_app({"model": {"path": "configs/models/demo"}})
     (args,) = app._bound_deployment.init_args
     assert args["parallel"]["device"] == device
+
+
+def test_what_the_yaml_says_beside_args_python_says_too() -> None:
+    demo = {"model": {"path": "configs/models/demo"}, "parallel": {"device": "cpu"}}
+    alone = build(demo, deployments={"LLMServer": {"num_replicas": 3}})
+    assert alone._bound_deployment.num_replicas == 3
+    assert alone._bound_deployment.ray_actor_options == (
+        build_app(demo)._bound_deployment.ray_actor_options
+    )
+    scaling = {"min_replicas": 1, "max_replicas": 4}
+    chosen = {"Engine": {"autoscaling_config": scaling}, "Front": {"num_replicas": 2}}
+    front = build({**demo, "fleet": {}}, deployments=chosen)._bound_deployment
+    (engine,) = [a._bound_deployment for a in front.init_args if hasattr(a, "_bound_deployment")]
+    assert front.num_replicas == 2
+    assert engine._deployment_config.autoscaling_config.max_replicas == 4
+    with pytest.raises(SettingsError, match=r"deployments\.Engine: none of LLMServer"):
+        build(demo, deployments={"Engine": {"num_replicas": 2}})
+
+
+@pytest.mark.parametrize("fleet", [{}, {"fleet": {}}])
+def test_without_http_it_is_no_ingress(fleet: dict[str, Any]) -> None:
+    """Serve refuses a second one in an application."""
+    demo = {"model": {"path": "configs/models/demo"}, "parallel": {"device": "cpu"}, **fleet}
+    for http in (True, False):
+        found = build(demo, http=http)._bound_deployment
+        assert issubclass(found.func_or_class, ASGIAppReplicaWrapper) == http
+        assert found.name == build_app(demo)._bound_deployment.name
+        assert found.max_ongoing_requests == build_app(demo)._bound_deployment.max_ongoing_requests
 
 
 WORKER_IN_A_CLUSTER_OF_ITS_OWN = """

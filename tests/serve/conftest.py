@@ -58,10 +58,11 @@ def demo(ray_cluster: None) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="session")
-def own_serve(ray_cluster: None) -> Iterator[None]:
-    """Ray Serve in this process's cluster, on a free port, for applications that tests run."""
+def own_serve(ray_cluster: None) -> Iterator[str]:
+    """Ray Serve in this process's cluster, for applications that tests run: its address."""
     from ray import serve
 
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-    yield
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
     serve.shutdown()

@@ -71,7 +71,7 @@ def test_a_batch_has_the_answers_of_live_requests(demo: LiveServer) -> None:
     ],
 )
 def test_a_replica_knows_whether_it_is_the_only_one(
-    own_serve: None, options: dict[str, Any], said: str | None
+    own_serve: str, options: dict[str, Any], said: str | None
 ) -> None:
     from ray import serve
 

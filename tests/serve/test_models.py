@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def served(
-    own_serve: None, tiny_model: Callable[..., Path], folders: dict[str, Path]
+    own_serve: str, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> Iterator[tuple[httpx.Client, Any]]:
     """(a client, the handle) of a llama and a qwen of the same vocabulary, each with an adapter."""
     from ray import serve

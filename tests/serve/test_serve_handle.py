@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 
-from app.main import build_app
+from app.main import build, build_app
 from app.text.processor import TextProcessor
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 
@@ -20,20 +21,45 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def handle(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
+def handle(own_serve: str, tiny_model: Callable[..., Path]) -> Iterator[Any]:
+    """Of a model in an application whose ingress is a user's own."""
+    from fastapi import FastAPI
+    from fastapi.responses import StreamingResponse
     from ray import serve
+
+    api = FastAPI()
+
+    @serve.deployment(ray_actor_options={"num_cpus": 0})
+    @serve.ingress(api)
+    class Own:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        @api.get("/tokens/{number}", response_model=None)
+        async def tokens(self, number: int) -> StreamingResponse:
+            asked = self.model.generate.options(stream=True)
+            events = asked.remote([number, number + 1], max_tokens=9, ignore_eos=True)
+
+            async def lines() -> Any:
+                async for event in events:
+                    for token in event["tokens"]:
+                        yield f"{token}\n"
+
+            return StreamingResponse(lines())
 
     args = {
         "model": {"path": str(tiny_model("llama"))},
         "scheduling": {"token_budget": 64, "max_requests": 16},
         "kv": {"block_size": 4, "memory_gib": 0.01},
     }
-    yield serve.run(build_app(args), name="handle", route_prefix="/handle")
+    model = build(args, http=False, deployments={"LLMServer": {"num_replicas": 1}})
+    serve.run(cast(Any, Own).bind(model), name="handle", route_prefix="/handle")
+    yield serve.get_deployment_handle("LLMServer", "handle")
     serve.delete("handle")
 
 
 @pytest.fixture(scope="module")
-def fleet(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
+def fleet(own_serve: str, tiny_model: Callable[..., Path]) -> Iterator[Any]:
     """A front and its engine."""
     from ray import serve
 
@@ -96,6 +122,14 @@ def test_text_prompts_and_wrong_parameters(handle: Any) -> None:
         read(handle, "hello", max_token=4)
     with pytest.raises(Exception, match="prompt: must hold at least one token"):
         read(handle, [])
+
+
+def test_a_users_own_ingress_streams_what_the_model_tells(own_serve: str, handle: Any) -> None:
+    answer = httpx.get(f"{own_serve}/handle/tokens/5", timeout=60)
+    assert answer.status_code == 200, answer.text
+    alone = read(handle, [5, 6], max_tokens=9, ignore_eos=True)
+    assert [int(line) for line in answer.text.split()] == whole(alone)[0]
+    assert httpx.get(f"{own_serve}/handle/v1/models", timeout=60).status_code == 404
 
 
 MESSAGES = [{"role": "user", "content": "What is a stall?"}]

@@ -40,7 +40,7 @@ FOUND = list(snippets())
 
 
 @pytest.fixture
-def own_application(own_serve: None) -> Iterator[None]:
+def own_application(own_serve: str) -> Iterator[None]:
     """Room for an application that a snippet runs itself."""
     from ray import serve
 

@@ -481,5 +481,5 @@ async def test_a_proxy_of_serve_can_pickle_the_scope_that_the_middleware_gives_i
         assert scope["legato.transport"].transport is Cycle.transport
 
     scope = {"type": "http", "path": "/", "headers": [(b"x-request-timeout-seconds", b"1")]}
-    await middleware.cls(cast(Any, proxy))(scope, cast(Any, None), Cycle().send)
+    await cast(Any, middleware).cls(proxy)(scope, None, Cycle().send)
     assert seen == [{"type": "http", "path": "/", "headers": [], "legato.transport": None}]
