@@ -5,6 +5,7 @@ one bundle per stage, so that a tensor-parallel group never leaves its node.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
@@ -90,13 +91,19 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float:
     return allowed
 
 
+@functools.cache
+def _stage_class() -> Any:
+    """Once for all rebuilds: Ray keeps each class that it is given for good, in every process."""
+    return ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(StageActor)
+
+
 def create_stages(
     config: EngineConfig, group: PlacementGroup | None, *, standby: str | None = None
 ) -> StageHandles:
     """Stage actors [stage][rank], created but not loaded. standby: name of a set beside the running
     one, which holds the bundles' CPUs.
     """
-    actor_class = ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(StageActor)
+    actor_class = _stage_class()
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):

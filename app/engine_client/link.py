@@ -7,6 +7,7 @@ remote calls use the socket too (`channel`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import shutil
@@ -44,6 +45,12 @@ _UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")
 _MAX_STARTS = 3
 _LOOK_EVERY_S = 1.0
 _SILENT_S = 45.0  # a scheduler touches its replica's socket once it runs; this is for its start
+
+
+@functools.cache
+def _scheduler_class() -> Any:
+    """Once for all starts: Ray keeps each class that it is given for good, in every process."""
+    return ray.remote(SchedulerActor)
 
 
 class EngineFailed(RuntimeError):
@@ -131,7 +138,7 @@ class SchedulerLink(SchedulerChannel):
                 for ranks in self._stages:
                     for actor in ranks:  # they import torch while the scheduler starts
                         actor.warm_up.remote(with_grammars=False, when_idle=False)
-            scheduler = ray.remote(SchedulerActor).options(**options)
+            scheduler = _scheduler_class().options(**options)
             self._actor = scheduler.remote(self._config, self._stages)
             try:
                 return await self._started(path)

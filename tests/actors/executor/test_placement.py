@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ class ActorClass:
     def __init__(self) -> None:
         self.made: list[tuple[dict[str, Any], StageSpec]] = []
         self._options: dict[str, Any] = {}
+        self.num_classes = 0
 
     def options(self, **options: Any) -> ActorClass:
         self._options = options
@@ -133,10 +135,24 @@ class ActorClass:
 
 
 @pytest.fixture
-def actors(monkeypatch: pytest.MonkeyPatch) -> ActorClass:
+def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorClass]:
     made = ActorClass()
-    monkeypatch.setattr(ray, "remote", lambda **options: lambda actor_class: made)
-    return made
+    module._stage_class.cache_clear()
+
+    def remote(**options: Any) -> Any:
+        made.num_classes += 1
+        return lambda actor_class: made
+
+    monkeypatch.setattr(ray, "remote", remote)
+    yield made
+    module._stage_class.cache_clear()
+
+
+def test_rebuilds_give_ray_no_other_class(actors: ActorClass) -> None:
+    """Each would stay in the memory of every process for good."""
+    for _ in range(3):
+        create_stages(settings(1, 1), None)
+    assert (actors.num_classes, len(actors.made)) == (1, 3)
 
 
 def test_every_rank_knows_its_place(actors: ActorClass) -> None:
