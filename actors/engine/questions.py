@@ -18,6 +18,7 @@ from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
+from actors.scheduling.live_changes import plain
 from actors.scheduling.statistics import statistics
 from actors.transport.messages import (
     Answer,
@@ -100,11 +101,11 @@ class Questions:
     def try_changes(self, changes: Mapping[str, Any]) -> RefusedSetting | None:
         """What `reconfigure` would say; nothing changes."""
         changed = self._core.config.with_changes
-        return _refused(lambda: check_config(changed(changes), is_measured=False))
+        return _refused(changes, lambda: check_config(changed(changes), is_measured=False))
 
     def reconfigure(self, changes: Mapping[str, Any]) -> RefusedSetting | None:
         """Change scheduling settings live; nothing has changed if one is refused."""
-        return _refused(lambda: self._handle(Reconfigure(changes)))
+        return _refused(changes, lambda: self._handle(Reconfigure(changes)))
 
     def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
@@ -136,11 +137,13 @@ class Questions:
             self._publication.leave()
 
 
-def _refused(change: Callable[[], None]) -> RefusedSetting | None:
+def _refused(changes: Mapping[str, Any], change: Callable[[], None]) -> RefusedSetting | None:
+    """The refusal names the setting as these changes do, with its section or without."""
     try:
         change()
     except ConfigError as error:
-        return RefusedSetting(error.key, str(error))
+        key = next((key for key in changes if plain(key) == error.key), error.key)
+        return RefusedSetting(key, key + str(error).removeprefix(error.key))
     return None
 
 

@@ -31,6 +31,7 @@ from actors.transport.messages import (
     SubmitRequests,
     Suspects,
     Welcome,
+    pack,
     pack_kind,
     read_value,
     unpack_kind,
@@ -160,6 +161,12 @@ class SchedulerChannel:
         await self._ask_to("try_changes", changes)
 
     async def _ask_to(self, question: Question, changes: Mapping[str, Any]) -> None:
+        for key, value in changes.items():
+            try:
+                pack((key, value))
+            except (TypeError, ValueError, OverflowError) as error:
+                shown = f"{value!r:.40}"
+                raise RequestRefused(f"{key}: {shown} is no setting's value", param=key) from error
         try:
             answer = await self.ask(question, dict(changes))
         except (QuestionFailed, TypeError, ValueError, OverflowError) as error:

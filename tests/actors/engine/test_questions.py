@@ -31,6 +31,9 @@ def answer(engine: Engine, question: Any, changes: dict[str, Any]) -> Answer:
         ({"token_budget": 1 << 20}, "token_budget"),
         ({"policy": "orca", "policy_options": {"color": 1}}, "policy_options"),
         ({"policy": "magic"}, "policy"),
+        ({"scheduling.policy": "magic"}, "scheduling.policy"),
+        ({"slo.tbt_ms": float("inf")}, "slo.tbt_ms"),
+        ({"tbt_ms": -1}, "tbt_ms"),
         ({"order": "magic"}, "order"),
         ({"budget": "adaptive", "slo.tbt_ms": 50}, "budget"),  # it needs a cost model
         ({"admission": "predictive"}, "admission"),
@@ -50,6 +53,7 @@ def test_a_check_of_changes_says_what_making_them_would(
     else:
         assert isinstance(said.value, RefusedSetting)
         assert said.value.param == param
+        assert said.value.message.startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize("name", [None, "engine"])

@@ -270,8 +270,9 @@ async def test_settings_that_are_taken_raise_nothing(ends: Ends) -> None:
 @pytest.mark.parametrize("value", [object(), 1 << 70, "\ud800"])
 async def test_settings_that_cannot_be_sent_are_refused(ends: Ends, value: object) -> None:
     channel, scheduler = ends
-    with pytest.raises(RequestRefused, match="invalid settings"):
-        await channel.reconfigure({"policy": value})
+    with pytest.raises(RequestRefused, match=r"slo\.tbt_ms: .* is no setting's value") as caught:
+        await channel.reconfigure({"policy": "orca", "slo.tbt_ms": value})
+    assert caught.value.param == "slo.tbt_ms"
     asking = asyncio.create_task(channel.ask("status"))
     scheduler.send(Answer((await scheduler.next()).ticket, 1))
     assert await asking == 1
