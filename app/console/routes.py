@@ -97,6 +97,8 @@ def console_routes(
     watchers = asyncio.Semaphore(_MAX_WATCHERS)
 
     async def feed(request: Request) -> Response:
+        if request.method == "HEAD":  # or it would watch without an end, and be sent nothing
+            return Response(media_type="text/event-stream", headers=_HEADERS)
         if watchers.locked():
             raise ApiError(
                 429, "Too many consoles are watching.", code="overloaded", retry_after_s=10.0

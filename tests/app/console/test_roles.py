@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class Engine(HandEngine):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         self.changes = changes
+
+    async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        yield []
+        await asyncio.Event().wait()  # a feed has no end
 
 
 class Sleeper(HandEngine):
@@ -200,3 +205,12 @@ async def test_a_model_without_a_status_does_not_hide_the_others(text: TextProce
         answer = await client.get("/console/status")
     told = {"ready": False, "reason": "it sleeps", "model": "a", "models": ["a", "b"]}
     assert (answer.status_code, answer.json()) == (503, told)
+
+
+async def test_only_a_reader_watches_the_feed(text: TextProcessor) -> None:
+    """HEAD has no body that would end."""
+    _, http = serve(text, at_address(ApiOptions(), "127.0.0.1"))
+    async with asyncio.timeout(20):
+        answer = await http.head("/console/feed")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
