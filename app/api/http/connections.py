@@ -38,11 +38,9 @@ class BodyWriter(Protocol):
 
     def is_open(self) -> bool:
         """True between the response's head and its end, while the client keeps up."""
-        ...
 
     def write(self, body: bytes) -> None:
         """Write a part of a streamed body now."""
-        ...
 
 
 class _ConnectionWriter:
@@ -88,8 +86,7 @@ class RequestProtocol(HttpToolsProtocol):
     _is_refused = False
     _is_body_read = True
     _is_half_closed = _is_queue_watched = False
-    _num_interim = 0
-    _num_head_bytes = 0
+    _num_interim = _num_head_bytes = 0
     _offer_end = 0  # in the data, of a head that offers another protocol
     _head_timer: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None  # `cycle` is the last that was read
@@ -111,11 +108,10 @@ class RequestProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._should_upgrade():
             return  # it comes again
-        self._in_head, self._is_body_read = False, False
         self._expect_head(False)
-        now = formatdate(usegmt=True).encode()
-        self.server_state.default_headers = [(b"date", now)]
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         super().on_headers_complete()
+        self._in_head, self._is_body_read = False, False
         cycle = self.cycle
         if cycle.scope["http_version"] == "1.0":
             cycle.__class__ = _UnframedCycle  # uvicorn has no place to name another class
@@ -159,10 +155,22 @@ class RequestProtocol(HttpToolsProtocol):
         while self._offer_end:
             data, self._offer_end = refusals.without_offer(self) + data[self._offer_end :], 0
             super().data_received(data)
-        if self._in_head:
+        if self._in_head and not self._is_refused:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(ApiError(431, f"The head is larger than {MAX_HEAD_BYTES} bytes."))
+                self._refuse(refusals.too_large(MAX_HEAD_BYTES))
+
+    def send_400_response(self, msg: str) -> None:
+        """What follows cannot be read. Whole requests before it are answered first."""
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            if self._is_body_read:
+                self._is_refused, self.cycle.keep_alive = True, False
+                return
+            if answered.response_started or answered is not self.cycle:
+                self.transport.close()
+                return
+        self._refuse(refusals.malformed(getattr(self, "url", b""), MAX_HEAD_BYTES))
 
     def _should_upgrade(self) -> bool:
         """Whether the parser takes what follows for another protocol's: the body would be lost, so

@@ -33,6 +33,17 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, code="overloaded", retry_after_s=1.0)
 
 
+def too_large(most_bytes: int) -> ApiError:
+    return ApiError(431, f"The head is larger than {most_bytes} bytes.")
+
+
+def malformed(target: bytes, most_bytes: int) -> ApiError:
+    """Of a request that the parser refuses, as it does one whose target is too long."""
+    if len(target) >= most_bytes:
+        return too_large(most_bytes)
+    return ApiError(400, "This is no request of HTTP that the server can read.")
+
+
 NO_FILE_LEFT: Final = overloaded("This server can open no more files.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -354,6 +355,53 @@ async def test_a_request_gets_at_most_five_interim_answers(
     assert answer.count(b"HTTP/1.1 100 Continue\r\n\r\n") == 5
     assert answer.endswith(b"4\r\nhalf\r\n0\r\n\r\n")
     writer.close()
+    await server.close()
+
+
+MALFORMED = {
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": 400,  # TLS
+    b"hello\r\n\r\n": 400,
+    b"FETCH / HTTP/1.1\r\nHost: x\r\n\r\n": 400,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n": 400,
+    b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * MAX_HEAD_BYTES): 431,
+}
+
+
+@pytest.mark.parametrize("sent", MALFORMED, ids=range(len(MALFORMED)))
+async def test_what_is_no_request_gets_an_error_object_and_is_counted(sent: bytes) -> None:
+    port, errors = free_port(), Counter[tuple[int, str]]()
+    server = HttpServer(echo, HOST, port, errors=errors)
+    await server.open()
+    try:
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(sent)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+    finally:
+        await server.close()
+    assert head.startswith(b"HTTP/1.1 %d " % MALFORMED[sent])
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert errors == {(MALFORMED[sent], "invalid_request_error"): 1}
+
+
+async def test_what_is_no_request_waits_for_the_answers_before_it() -> None:
+    """It was written into the body of the one under way."""
+    port, app = free_port(), Slow(b"half")
+    server = HttpServer(app, HOST, port)
+    await server.open()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    async with asyncio.timeout(30):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"half\r\n")
+        writer.write(b"nonsense\r\n\r\n")
+        await writer.drain()
+        (protocol,) = server._server.server_state.connections
+        while not protocol._is_refused:  # noqa: ASYNC110 (it does not tell)
+            await asyncio.sleep(0)
+        app.go_on.set()
+        assert await reader.read() == b"1\r\n!\r\n0\r\n\r\n"
+        writer.close()
     await server.close()
 
 
