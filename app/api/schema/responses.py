@@ -198,6 +198,7 @@ class NamespaceTool(Strict):
     def _has_names(self) -> Self:
         for tool in self.tools:
             _check_length(self.name, tool.name)
+        self.description = self.description or ""  # OpenAI's type of the response needs one
         return self
 
 

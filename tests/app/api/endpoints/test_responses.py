@@ -221,6 +221,17 @@ async def test_what_newer_clients_send_is_accepted_and_ignored(server: Server) -
     assert server.engine.seen[-1].prompt == prompt
 
 
+@pytest.mark.parametrize("given", [{}, {"description": None}, {"description": "Sums."}])
+async def test_a_namespace_is_told_back_as_openai_types_it(
+    server: Server, given: dict[str, Any]
+) -> None:
+    """With a description, which a request may leave out."""
+    group = {"type": "namespace", "name": "sums", "tools": [ADD], **given}
+    request = {"model": MODEL, "input": "Hi", "tools": [group], "max_output_tokens": 1}
+    told = (await server.http.post("/v1/responses", json=request)).json()
+    assert told["tools"][0]["description"] == (given.get("description") or "")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("namespace", "shown"), [("mcp__sums", "mcp__sums__add"), ("sums__", "sums__add")]
