@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
 
-from app.paths import version
-from app.terminal import SuggestingGroup, in_paragraphs
+    from app.paths import version
+    from app.terminal import SuggestingGroup, in_paragraphs
+except KeyboardInterrupt:  # later it is typer that ends the command
+    raise SystemExit(130) from None
 
 # Panel of the help -> its commands, each with the module that registers it.
 PANELS: Mapping[str, Mapping[str, str]] = {

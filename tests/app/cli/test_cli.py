@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -311,3 +313,10 @@ def test_help_of_a_simulation_names_what_there_is() -> None:
     said = " ".join(said.replace("│", " ").split())
     assert "zipf, mixed, each also with /DIVISOR; or a file" in said
     assert "nvlink or ethernet, or its GB/s and microseconds as 25,5" in said
+
+
+def test_ctrl_c_during_the_imports_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import app.cli.main"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
