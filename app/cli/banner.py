@@ -17,6 +17,7 @@ from app.settings.models import parse_each, resolve_each, served_name
 from app.settings.schema import Settings
 from app.terminal import LastingConsole
 
+_BELOW = "\n" + 11 * " "  # a terminal may have 80 columns
 _PARTS = ("imports", "Ray", "Serve", "model")
 
 
@@ -40,8 +41,8 @@ def show_banner(args: dict[str, Any], address: str, ends_s: list[float]) -> None
             longest, wanted = status.get("max_model_len"), resolved.scheduler.max_model_len
             if longest is not None and longest < wanted:
                 out.print(
-                    f"  context  {of_it}{longest} tokens, not the model's {wanted}: the KV cache "
-                    "holds no more (see kv.memory_gib)"
+                    f"  context  {of_it}{longest} tokens, not the model's {wanted}:"
+                    f"{_BELOW}the KV cache holds no more (see kv.memory_gib)"
                 )
             if capacity := _capacity(status, one):
                 out.print(f"  capacity {of_it}{capacity}")
@@ -90,9 +91,10 @@ def _capacity(status: dict[str, Any], settings: Settings) -> str | None:
     wanted_ms: float | None = settings.slo.tbt_ms  # type: ignore[attr-defined]
     tbt_ms = 1000 * found["tbt_s"]
     short = wanted_ms is not None and tbt_ms > wanted_ms
-    return (
-        (f"{wanted_ms:g} ms are less than a token takes here; " if short else "")
-        + f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration, "
+    lines = [f"{wanted_ms:g} ms are less than a token takes here;"] if short else []
+    lines += [
+        f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration,",
         f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
-        f"{CHAT_OUTPUT} out)"
-    )
+        f"{CHAT_OUTPUT} out)",
+    ]
+    return _BELOW.join(lines)

@@ -43,15 +43,18 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     assert asked == [(name, "Bearer secrét".encode()) for name in ("a", "b")]
     shown = capsys.readouterr().out
     assert "serves a, c, b at" in shown
-    assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in shown
-    assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in shown
+    told = " ".join(shown.split())
+    assert "of a: 100 ms between tokens: 64 tokens an iteration, about 5 requests/s" in told
+    assert "of b: 100 ms between tokens: 64 tokens an iteration, about 10 requests/s" in told
+    capacity = shown[shown.index("  capacity") : shown.index("  try ")]
+    assert max(map(len, capacity.splitlines())) <= 80
     assert "secrét" not in shown
     assert '-H "Authorization: Bearer $LEGATO_API_KEY"' in shown, (
         "the curl works where it is pasted"
     )
     # Of b the KV cache holds less than its context.
-    assert "context  of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in shown
-    assert "context  of a" not in shown
+    assert "context of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in told
+    assert "context of a" not in told
 
 
 def test_a_server_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
