@@ -111,6 +111,7 @@ class ChatWriter(ChoiceWriter):
         self._context = context
         self._body = body
         self._parsers = output.parsers(count, stream=bool(body.stream))
+        self._custom = output.custom
         self._opened = [False] * count
         self._is_bare = not self._parsers and not body.logprobs and not self._counts_each
 
@@ -208,7 +209,9 @@ class ChatWriter(ChoiceWriter):
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
-            message["tool_calls"] = [_call(name, arguments) for name, arguments in calls]
+            message["tool_calls"] = [
+                _call(name, arguments, is_custom=name in self._custom) for name, arguments in calls
+            ]
         if self._parsers:
             reason = _reason(reason, self._parsers[index]) or ""
         return {"index": index, "message": message, "finish_reason": reason}
@@ -220,11 +223,16 @@ def _reason(reason: str | None, parser: OutputParser) -> str | None:
 
 def _call_event(delta: CallDelta) -> dict[str, Any]:
     """A tool call's beginning carries its id and name; later parts only more arguments."""
-    if delta.name is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    return {"index": delta.index, **_call(delta.name, delta.arguments)}
+    if delta.name is not None:
+        call = _call(delta.name, delta.arguments, is_custom=delta.is_custom)
+        return {"index": delta.index, **call}
+    if delta.is_custom:
+        return {"index": delta.index, "custom": {"input": delta.arguments}}
+    return {"index": delta.index, "function": {"arguments": delta.arguments}}
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": new_id("call"), "type": "function", "function": function}
+def _call(name: str, arguments: str, *, is_custom: bool) -> dict[str, Any]:
+    call = {"id": new_id("call")}
+    if is_custom:
+        return {**call, "type": "custom", "custom": {"name": name, "input": arguments}}
+    return {**call, "type": "function", "function": {"name": name, "arguments": arguments}}

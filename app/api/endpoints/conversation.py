@@ -15,7 +15,7 @@ from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.sampling_params import stop_strings
-from app.api.schema.chat import Message
+from app.api.schema.chat import CustomToolCall, GivenCall, Message
 from app.api.schema.common import SamplingFields
 from app.text.chat_template import (
     TemplateBroken,
@@ -24,6 +24,7 @@ from app.text.chat_template import (
     TemplateHostile,
     TemplateMissing,
 )
+from app.text.output.json_text import INPUT
 
 
 def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[dict[str, Any]]:
@@ -53,17 +54,18 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
         plain["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
+            {"id": call.id, "type": "function", "function": _function(call)}
             for call in message.tool_calls
         ]
     return plain
+
+
+def _function(call: GivenCall) -> dict[str, Any]:
+    """The called function as templates show it; a custom tool is one of one argument."""
+    if isinstance(call, CustomToolCall):
+        return {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
+    name, arguments = call.function.name, call.function.arguments
+    return {"name": name, "arguments": _arguments(arguments)}
 
 
 def _is_answer(message: Message) -> bool:

@@ -19,6 +19,7 @@ from app.api.http.errors import invalid
 from app.api.sampling_params import checked_grammar, dump, sampling_params, stop_strings
 from app.api.schema.chat import (
     FunctionCall,
+    GivenCall,
     Message,
     NamedTool,
     ToolCall,
@@ -240,7 +241,7 @@ def _assistant(given: GivenMessage, number: int) -> list[Message]:
     if isinstance(given.content, str):
         return [Message(role="assistant", content=given.content)]
     message = Message(role="assistant", content="")
-    calls: list[ToolCall] = []
+    calls: list[GivenCall] = []
     for place, block in enumerate(given.content):
         if isinstance(block, TextBlock):
             message.content = f"{message.content}{block.text}"

@@ -27,7 +27,8 @@ _GRADES: Final = ("low", "medium", "high")
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
     """formats: None where all is text. in_reasoning: the prompt ends within the reasoning.
-    parallel: an answer may hold several calls. frame: of the answer's own grammar.
+    parallel: an answer may hold several calls. frame: of the answer's own grammar. custom: names of
+    tools that take text.
     """
 
     formats: OutputFormats | None
@@ -36,6 +37,7 @@ class OutputPlan:
     in_reasoning: bool
     parallel: bool = True
     frame: Frame | None = None
+    custom: frozenset[str] = frozenset()
 
     def parsers(self, count: int, *, stream: bool) -> list[OutputParser]:
         """One for each continuation; none where all is text."""
@@ -48,6 +50,7 @@ class OutputPlan:
                 by_argument=stream,
                 in_reasoning=self.in_reasoning,
                 parallel=self.parallel,
+                custom=self.custom,
             )
             for _ in range(count)
         ]
@@ -78,7 +81,7 @@ def plan_output(
     if not tools.tools and formats.reasoning is None:
         return OutputPlan(None, {}, False, False)
     begun = not is_forced and formats.reasoning is not None and formats.reasoning.begins_in(prompt)
-    return OutputPlan(formats, calls, is_forced, begun, tools.parallel, frame)
+    return OutputPlan(formats, calls, is_forced, begun, tools.parallel, frame, tools.custom)
 
 
 def _frame(formats: OutputFormats, with_tools: bool, prompt: str) -> Frame | None:

@@ -7,6 +7,7 @@ from typing import Any
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from app.api.context import Context, objective_of, tokenized
 from app.api.endpoints.conversation import prompt_of, template_messages
+from app.api.endpoints.tool_choice import shown_tools
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.schema.other import SloQuoteRequest
@@ -53,7 +54,7 @@ async def _count(body: SloQuoteRequest, context: Context) -> tuple[int, str]:
         prompt = await prompt_of(
             context,
             template_messages(body.messages or [], context.options),
-            tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
+            tools=shown_tools(body.tools or []),
             add_generation_prompt=True,
         )
         tokens = prompt.tokens

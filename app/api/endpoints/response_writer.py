@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from app.api.context import Context, new_id
 from app.api.endpoints.output import OutputPlan, read_delta
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
 from app.api.sampling_params import own_or_default
-from app.api.schema.responses import NamespaceTool, ResponseRequest, shown_name
+from app.api.schema.response_tools import NamespaceTool, shown_name
+from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
 from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text
+
+_CUSTOM: Final = "custom_tool_call"
 
 
 class ResponseWriter(StreamWriter):
@@ -163,20 +166,21 @@ class ResponseWriter(StreamWriter):
             self._call_index = delta.index
             self._open_item(
                 {
-                    "id": new_id("fc").replace("-", "_"),
-                    "type": "function_call",
+                    "id": new_id("ctc" if delta.is_custom else "fc").replace("-", "_"),
+                    "type": _CUSTOM if delta.is_custom else "function_call",
                     "status": "in_progress",
                     "call_id": new_id("call").replace("-", "_"),
                     **self._names.get(delta.name, {"name": delta.name}),
-                    "arguments": "",
+                    "input" if delta.is_custom else "arguments": "",
                 }
             )
         item = self._open
         if item is None or not delta.arguments:
             return
-        item["arguments"] += delta.arguments
+        item["input" if delta.is_custom else "arguments"] += delta.arguments
+        kind = "custom_tool_call_input" if delta.is_custom else "function_call_arguments"
         self._emit(
-            "response.function_call_arguments.delta",
+            f"response.{kind}.delta",
             item_id=item["id"],
             output_index=len(self._output) - 1,
             delta=delta.arguments,
@@ -192,7 +196,7 @@ class ResponseWriter(StreamWriter):
         if item is None:
             return
         cut_short = self._status == "incomplete" or (
-            item["type"] == "function_call"
+            item["type"] in ("function_call", _CUSTOM)
             and self._parser is not None
             and self._call_index in self._parser.cut_calls
         )
@@ -207,6 +211,13 @@ class ResponseWriter(StreamWriter):
             part, where = item["content"][0], self._where(item)
             self._emit("response.reasoning_text.done", **where, text=part["text"])
             self._emit("response.content_part.done", **where, part=part)
+        elif item["type"] == _CUSTOM:
+            self._emit(
+                "response.custom_tool_call_input.done",
+                item_id=item["id"],
+                output_index=output_index,
+                input=item["input"],
+            )
         else:
             self._emit(
                 "response.function_call_arguments.done",

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: the newer form of a chat, for text and function calls."""
+"""`POST /v1/responses`: the newer form of a chat, for text and tool calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from app.api.endpoints.response_writer import ResponseWriter
 from app.api.endpoints.tool_choice import (
     ToolPlan,
     allowed_tools,
+    custom_tool,
     function_tool,
     named_tool,
     plan_tool_calls,
@@ -26,23 +27,34 @@ from app.api.sampling_params import (
     schema_grammar,
 )
 from app.api.schema.chat import (
+    AllowedTools,
+    CustomCall,
+    CustomToolCall,
     FunctionCall,
+    GivenCall,
     Message,
+    NamedTool,
     Tool,
     ToolCall,
 )
-from app.api.schema.responses import (
+from app.api.schema.response_tools import (
     AllowedFunctionTools,
-    FunctionTool,
+    CallableTool,
+    CustomTool,
+    GrammarInput,
+    HostedTool,
+    NamedFunctionTool,
+    NamespaceTool,
+    shown_name,
+)
+from app.api.schema.responses import (
     InputCall,
     InputCallOutput,
+    InputCustomCall,
     InputMessage,
     InputReasoning,
     InputText,
-    NamedFunctionTool,
-    NamespaceTool,
     ResponseRequest,
-    shown_name,
 )
 from app.api.sse import stream_reply, whole_reply
 
@@ -110,30 +122,40 @@ def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:
 
 
 def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
-    tools = list(_functions(body))
-    if not tools:
+    callable_tools = list(_callable_tools(body))
+    if not callable_tools:
         if body.tool_choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
-    choice = body.tool_choice
-    if isinstance(choice, NamedFunctionTool):
-        return plan_tool_calls(tools, named_tool(choice.name), False, context.options)
-    if isinstance(choice, AllowedFunctionTools):
-        allowed = allowed_tools(choice.mode, [tool.name for tool in choice.tools])
-        parallel = body.parallel_tool_calls is not False
-        return plan_tool_calls(tools, allowed, parallel, context.options)
-    return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, context.options)
+    tools = [_shown(name, tool) for name, tool in callable_tools]
+    custom = [name for name, tool in callable_tools if isinstance(tool, CustomTool)]
+    parallel = body.parallel_tool_calls is not False
+    given = body.tool_choice
+    choice: str | NamedTool | AllowedTools | None
+    if isinstance(given, NamedFunctionTool):
+        choice, parallel = named_tool(given.name), False
+    elif isinstance(given, AllowedFunctionTools):
+        choice = allowed_tools(given.mode, [tool.name for tool in given.tools])
+    else:
+        choice = given
+    return plan_tool_calls(tools, choice, parallel, context.options, custom)
 
 
-def _functions(body: ResponseRequest) -> Iterator[Tool]:
-    """What the model may call: hosted tools are left out, namespaces have become names."""
+def _callable_tools(body: ResponseRequest) -> Iterator[tuple[str, CallableTool]]:
+    """What the model may call, by the names that it sees: hosted tools are left out."""
     for tool in body.tools or []:
         if isinstance(tool, NamespaceTool):
             for inner in tool.tools:
-                name = shown_name(tool.name, inner.name)
-                yield function_tool(name, inner.description, inner.parameters)
-        elif isinstance(tool, FunctionTool):
-            yield function_tool(tool.name, tool.description, tool.parameters)
+                yield shown_name(tool.name, inner.name), inner
+        elif not isinstance(tool, HostedTool):
+            yield tool.name, tool
+
+
+def _shown(name: str, tool: CallableTool) -> Tool:
+    if isinstance(tool, CustomTool):
+        grammar = tool.format if isinstance(tool.format, GrammarInput) else None
+        return custom_tool(name, tool.description, grammar)
+    return function_tool(name, tool.description, tool.parameters)
 
 
 def _messages(body: ResponseRequest) -> list[Message]:
@@ -173,6 +195,9 @@ def _text(content: str | Sequence[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _tool_call(item: InputCall) -> ToolCall:
-    function = FunctionCall(name=shown_name(item.namespace, item.name), arguments=item.arguments)
-    return ToolCall(id=item.call_id, function=function)
+def _tool_call(item: InputCall | InputCustomCall) -> GivenCall:
+    name = shown_name(item.namespace, item.name)
+    if isinstance(item, InputCustomCall):
+        custom = CustomCall(name=name, input=item.input)
+        return CustomToolCall(id=item.call_id, type="custom", custom=custom)
+    return ToolCall(id=item.call_id, function=FunctionCall(name=name, arguments=item.arguments))

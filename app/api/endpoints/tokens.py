@@ -6,6 +6,7 @@ from app.api.context import Context
 from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.endpoints.large import listed, whole
 from app.api.endpoints.logprobs import token_name
+from app.api.endpoints.tool_choice import shown_tools
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.schema.other import DetokenizeRequest, TokenizeRequest
@@ -31,7 +32,7 @@ class Tokens:
             prompt = await prompt_of(
                 context,
                 template_messages(body.messages or [], context.options),
-                tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
+                tools=shown_tools(body.tools or []),
                 add_generation_prompt=body.add_generation_prompt,
             )
             tokens = prompt.tokens

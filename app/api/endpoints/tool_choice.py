@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -16,27 +16,40 @@ from app.api.schema.chat import (
     AllowedTools,
     AllowedToolSet,
     ChatRequest,
+    CustomTool,
     FunctionSpec,
+    GivenTool,
+    GrammarInput,
+    NamedCustomTool,
     NamedFunction,
     NamedTool,
     Tool,
 )
+from app.api.schema.common import InputGrammar
+from app.text.output.json_text import INPUT
 from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for ever
 _FORMATS: Final = ("response_format", "text.format", "output_config.format")  # of the text
+_INPUT_HINT: Final = "The tool's whole input as text, also where its description rules JSON out."
+_GRAMMARS: Final = {
+    "lark": "The text of `input` follows this Lark grammar:",
+    "regex": "The text of `input` matches this regular expression as a whole:",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
     """specs: the tools as the template shows them. tools: calls of these are parsed in the output.
-    grammar: constrains the output to calls. parallel: an answer may hold several.
+    grammar: constrains the output to calls. parallel: an answer may hold several. custom: names of
+    tools that take text.
     """
 
     specs: list[dict[str, Any]] | None = None
     tools: Tools = field(default_factory=dict)
     grammar: Grammar | None = None
     parallel: bool = True
+    custom: frozenset[str] = frozenset()
 
     def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
         """The one constraint of the output, of the request's own and the tools', and the parameter
@@ -53,6 +66,34 @@ def function_tool(name: str, description: str | None, parameters: dict[str, Any]
     """A tool as `/v1/chat/completions` declares it."""
     function = FunctionSpec(name=name, description=description, parameters=parameters)
     return Tool(type="function", function=function)
+
+
+def custom_tool(name: str, description: str | None, grammar: InputGrammar | None) -> Tool:
+    """A custom tool as the model sees it: a function of one text. Nothing keeps the text to its
+    grammar, so the model is told of it."""
+    told = [] if description is None else [description]
+    if grammar is not None:
+        told.append(f"{_GRAMMARS[grammar.syntax]}\n{grammar.definition}")
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string", "description": _INPUT_HINT}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return function_tool(name, "\n\n".join(told) or None, parameters)
+
+
+def shown_tools(tools: Sequence[GivenTool]) -> list[dict[str, Any]]:
+    """The tools of a chat as the template shows them."""
+    return [_as_function(tool).model_dump(exclude_none=True) for tool in tools]
+
+
+def _as_function(tool: GivenTool) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
+    custom = tool.custom
+    grammar = custom.format.grammar if isinstance(custom.format, GrammarInput) else None
+    return custom_tool(custom.name, custom.description, grammar)
 
 
 def named_tool(name: str) -> NamedTool:
@@ -73,16 +114,20 @@ def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
-    return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, options)
+    custom = [tool.custom.name for tool in tools if isinstance(tool, CustomTool)]
+    parallel = body.parallel_tool_calls is not False
+    functions = [_as_function(tool) for tool in tools]
+    return plan_tool_calls(functions, choice, parallel, options, custom)
 
 
 def plan_tool_calls(
     tools: Sequence[Tool],
-    choice: str | NamedTool | AllowedTools | None,
+    choice: str | NamedTool | NamedCustomTool | AllowedTools | None,
     parallel: bool,
     options: ApiOptions,
+    custom: Collection[str] = (),
 ) -> ToolPlan:
-    """The plan for a non-empty list of tools."""
+    """The plan for a non-empty list of tools. custom: the names of those that take text."""
     if len(tools) > options.max_tools:
         raise invalid(
             f"At most {options.max_tools} tools are allowed (setting api.max_tools).", "tools"
@@ -92,7 +137,7 @@ def plan_tool_calls(
         raise invalid("Two tools have the same name.", "tools")
     if isinstance(choice, AllowedTools):
         # The model sees no others: it could call them where nothing constrains its answer.
-        wanted = {tool.function.name for tool in choice.allowed_tools.tools}
+        wanted = {_named(tool) for tool in choice.allowed_tools.tools}
         for name in sorted(wanted.difference(names)):
             raise _unknown(name)
         tools = [tool for tool in tools if tool.function.name in wanted]
@@ -103,16 +148,21 @@ def plan_tool_calls(
         return ToolPlan()
     declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
     if choice in (None, "auto"):
-        return ToolPlan(specs, declared, parallel=parallel)
-    if isinstance(choice, NamedTool):
-        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
+        return ToolPlan(specs, declared, None, parallel, frozenset(custom))
+    if isinstance(choice, NamedTool | NamedCustomTool):
+        name = _named(choice)
+        chosen = [tool for tool in tools if tool.function.name == name]
         if not chosen:
-            raise _unknown(choice.function.name)
+            raise _unknown(name)
         schema = _calls_schema(chosen, several=False)
     else:
         schema = _calls_schema(tools, several=parallel)
     grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
-    return ToolPlan(specs, declared, grammar)
+    return ToolPlan(specs, declared, grammar, custom=frozenset(custom))
+
+
+def _named(choice: NamedTool | NamedCustomTool) -> str:
+    return choice.function.name if isinstance(choice, NamedTool) else choice.custom.name
 
 
 def _unknown(name: str) -> ApiError:

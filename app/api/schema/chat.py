@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
-from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict, Usage
+from app.api.schema.common import (
+    ADDED,
+    InputGrammar,
+    ReasoningEffort,
+    SamplingFields,
+    SentBack,
+    Strict,
+    TextInput,
+    Usage,
+)
+
+TOOL_NAME: Final = r"^[A-Za-z0-9_\-]{1,128}$"
+
+
+def _kind(tool: object) -> str:
+    """Whether a tool, or a call of one, is said to be custom: a function in all other cases."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind == "custom" else "function"
 
 
 class TextPart(Strict):
@@ -36,6 +53,24 @@ class ToolCall(Answered):
     index: int | None = Field(default=None, description=ADDED)
 
 
+class CustomCall(Answered):
+    name: str = Field(max_length=128)
+    input: str
+
+
+class CustomToolCall(Answered):
+    id: str = Field(max_length=128)
+    type: Literal["custom"]
+    custom: CustomCall
+    index: int | None = Field(default=None, description=ADDED)
+
+
+GivenCall = Annotated[
+    Annotated[ToolCall, Tag("function")] | Annotated[CustomToolCall, Tag("custom")],
+    Discriminator(_kind),
+]
+
+
 class Message(Answered):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     type: Literal["text", "message"] | None = Field(
@@ -43,7 +78,7 @@ class Message(Answered):
     )
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[GivenCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=128)
     refusal: str | None = None
     annotations: list[Any] | None = Field(
@@ -59,7 +94,7 @@ class Message(Answered):
 
 
 class FunctionSpec(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,128}$")
+    name: str = Field(pattern=TOOL_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -68,6 +103,31 @@ class FunctionSpec(Strict):
 class Tool(Strict):
     type: Literal["function"]
     function: FunctionSpec
+
+
+class GrammarInput(Strict):
+    """A custom tool's input has a grammar, of which the model is told."""
+
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+
+class CustomSpec(Strict):
+    name: str = Field(pattern=TOOL_NAME)
+    description: str | None = None
+    format: Annotated[TextInput | GrammarInput, Discriminator("type")] | None = None
+
+
+class CustomTool(Strict):
+    """A tool whose input is text."""
+
+    type: Literal["custom"]
+    custom: CustomSpec
+
+
+GivenTool = Annotated[
+    Annotated[Tool, Tag("function")] | Annotated[CustomTool, Tag("custom")], Discriminator(_kind)
+]
 
 
 class NamedFunction(Strict):
@@ -79,9 +139,20 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class NamedCustomTool(Strict):
+    type: Literal["custom"]
+    custom: NamedFunction
+
+
+GivenName = Annotated[
+    Annotated[NamedTool, Tag("function")] | Annotated[NamedCustomTool, Tag("custom")],
+    Discriminator(_kind),
+]
+
+
 class AllowedToolSet(Strict):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1)]
+    tools: Annotated[list[GivenName], Field(fail_fast=True, min_length=1)]
 
 
 class AllowedTools(Strict):
@@ -100,8 +171,10 @@ class ChatRequest(SamplingFields):
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools | None
+    ) = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables for the chat template (extension)."
@@ -148,13 +221,24 @@ class AnswerCall(BaseModel):
     function: AnswerFunction
 
 
+class AnswerInput(BaseModel):
+    name: str
+    input: str
+
+
+class AnswerCustomCall(BaseModel):
+    id: str
+    type: Literal["custom"]
+    custom: AnswerInput
+
+
 class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
     annotations: list[dict[str, Any]] = Field(default_factory=list, max_length=0)
     reasoning_content: str | None = None
-    tool_calls: list[AnswerCall] | None = None
+    tool_calls: list[AnswerCall | AnswerCustomCall] | None = None
 
 
 class ChatChoice(BaseModel):

@@ -43,6 +43,17 @@ class SentBack(Strict):
         return {name: value for name, value in given.items() if value is not None or name in known}
 
 
+class TextInput(Strict):
+    """A custom tool's input is any text."""
+
+    type: Literal["text"]
+
+
+class InputGrammar(Strict):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
 class StreamOptions(Strict):
     """Reports that a stream sends besides its tokens."""
 

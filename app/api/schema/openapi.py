@@ -152,7 +152,7 @@ OPERATIONS: Final = (
     Operation(
         "/v1/responses",
         "post",
-        "Answer an input (text and function calls).",
+        "Answer an input (text and tool calls).",
         ResponseObject,
         ResponseRequest,
         streams=True,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.api.schema.chat import Message, Tool
+from app.api.schema.chat import GivenTool, Message
 from app.api.schema.common import ScheduleFields, ServedName, Slo, Strict
 from app.api.schema.completions import TokenIds
 
@@ -53,7 +53,7 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = Field(
         default=True, description="For prompt; templates write their own."
     )
@@ -85,7 +85,7 @@ class SloQuoteRequest(Strict):
     prompt_tokens: Annotated[int, Field(ge=1, description="Their number.")] | None = None
     prompt: str | TokenIds | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+    tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = Field(
         default=None, description="With messages."
     )
     max_tokens: Annotated[int, Field(ge=1)]

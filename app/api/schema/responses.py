@@ -1,44 +1,29 @@
-"""`/v1/responses`: request and answer (text and function calls)."""
+"""`/v1/responses`: request and answer (text and tool calls)."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict
+from app.api.schema.response_tools import (
+    MAX_NAME_CHARS,
+    AllowedFunctionTools,
+    GivenTool,
+    IgnoredObject,
+    NamedFunctionTool,
+    check_length,
+)
 
-_MAX_NAME_CHARS: Final = 128
-_NAME: Final = rf"^[A-Za-z0-9_\-]{{1,{_MAX_NAME_CHARS}}}$"
-# Run by OpenAI's servers, and sent by coding agents whether or not a server has them.
-_HOSTED: Final = re.compile(r"(?:web_search|tool_search|image_generation)(?:_\w+)?")
 _ENCRYPTED: Final = "reasoning.encrypted_content"
-_IgnoredObject = Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")]
-
-
-def shown_name(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a function."""
-    if not namespace:
-        return name
-    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
-
-
-def _check_length(namespace: str | None, name: str) -> None:
-    if len(shown_name(namespace, name)) > _MAX_NAME_CHARS:
-        raise ValueError(
-            f"the names of namespace and function, as in '{shown_name('namespace', 'function')}', "
-            f"have at most {_MAX_NAME_CHARS} characters together"
-        )
 
 
 class InputText(SentBack):
@@ -47,7 +32,7 @@ class InputText(SentBack):
     annotations: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     logprobs: list[Any] | None = Field(default=None, description="Accepted and ignored.")
     parsed: Any = Field(default=None, description=ADDED)
-    prompt_cache_breakpoint: _IgnoredObject = None
+    prompt_cache_breakpoint: IgnoredObject = None
 
 
 class InputMessage(SentBack):
@@ -59,30 +44,38 @@ class InputMessage(SentBack):
     status: str | None = None
 
 
-class InputCall(SentBack):
-    type: Literal["function_call"]
+class _Call(SentBack):
     call_id: str = Field(max_length=128)
-    name: str = Field(max_length=_MAX_NAME_CHARS)
-    namespace: str | None = Field(default=None, max_length=_MAX_NAME_CHARS)
-    arguments: str
-    parsed_arguments: Any = Field(default=None, description=ADDED)
-    caller: _IgnoredObject = None
+    name: str = Field(max_length=MAX_NAME_CHARS)
+    namespace: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    caller: IgnoredObject = None
     id: str | None = None
     status: str | None = None
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
-        _check_length(self.namespace, self.name)
+        check_length(self.namespace, self.name)
         return self
 
 
+class InputCall(_Call):
+    type: Literal["function_call"]
+    arguments: str
+    parsed_arguments: Any = Field(default=None, description=ADDED)
+
+
+class InputCustomCall(_Call):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
 class InputCallOutput(SentBack):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(max_length=128)
     output: str | Annotated[list[InputText], Field(fail_fast=True)]
     name: str | None = Field(default=None, description=ADDED)
     namespace: str | None = Field(default=None, description=ADDED)
-    caller: _IgnoredObject = None
+    caller: IgnoredObject = None
     id: str | None = None
     status: str | None = None
 
@@ -127,14 +120,16 @@ def _kind(item: object) -> object:
 # By their type, so that an error is of the kind that is meant.
 InputItem = Annotated[
     Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCustomCall, Tag("custom_tool_call")]
     | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputCallOutput, Tag("custom_tool_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputMessage, Tag("message")],
     Discriminator(
         _kind,
         custom_error_type="item_type",
-        custom_error_message="Input should be 'message', 'function_call', "
-        "'function_call_output' or 'reasoning'",
+        custom_error_message="Input should be 'message', 'function_call', 'custom_tool_call', "
+        "'function_call_output', 'custom_tool_call_output' or 'reasoning'",
     ),
 ]
 
@@ -150,83 +145,6 @@ class TextFormat(Strict):
 class TextSettings(Strict):
     format: TextFormat | None = None
     verbosity: None = None
-
-
-class FunctionTool(Strict):
-    type: Literal["function"]
-    name: str = Field(pattern=_NAME)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = Field(
-        default=None, description="Accepted and ignored: the model sees every function."
-    )
-    allowed_callers: Annotated[list[str] | None, Field(description="Accepted and ignored.")] = None
-    output_schema: _IgnoredObject = None
-
-
-def _served(tool: object) -> object:
-    kind = _tool_kind(tool)
-    if kind == "other":
-        named = str(tool["type"])[:64] if isinstance(tool, dict) else ""
-        raise PydanticCustomError(
-            "item_type",
-            "the model calls only functions here, not a tool of type '{named}'",
-            {"named": named},
-        )
-    return tool
-
-
-def _tool_kind(tool: object) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if not isinstance(kind, str) or kind == "function":
-        return "function"
-    if kind == "namespace":
-        return kind
-    return "hosted" if _HOSTED.fullmatch(kind) else "other"
-
-
-class NamespaceTool(Strict):
-    """A named group of functions, as coding agents declare those of an MCP server."""
-
-    type: Literal["namespace"]
-    name: str = Field(pattern=_NAME)
-    description: str | None = Field(default=None, description="Accepted and ignored.")
-    tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_served)]], Field(fail_fast=True)]
-
-    @model_validator(mode="after")
-    def _has_names(self) -> Self:
-        for tool in self.tools:
-            _check_length(self.name, tool.name)
-        self.description = self.description or ""  # OpenAI's type of the response needs one
-        return self
-
-
-class HostedTool(Strict):
-    """Accepted with its settings, but the model does not see it."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str = Field(pattern=f"^{_HOSTED.pattern}$")
-
-
-GivenTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(_tool_kind),
-    BeforeValidator(_served),
-]
-
-
-class NamedFunctionTool(Strict):
-    type: Literal["function"]
-    name: str = Field(max_length=_MAX_NAME_CHARS)
-
-
-class AllowedFunctionTools(Strict):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunctionTool], Field(fail_fast=True, min_length=1)]
 
 
 def _nothing(included: object) -> object:
@@ -252,8 +170,8 @@ class ResponseRequest(SamplingFields):
     include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(
         default=None, description=f"{_ENCRYPTED} is accepted and ignored: reasoning is text."
     )
-    client_metadata: _IgnoredObject = None
-    access_programs: _IgnoredObject = None
+    client_metadata: IgnoredObject = None
+    access_programs: IgnoredObject = None
 
     n: None = None
     response_format: None = None

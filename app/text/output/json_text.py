@@ -13,6 +13,15 @@ from app.text.output.source import Broken, Reading, Source
 _IN_STRING: Final = re.compile(r'[^"\\]+')
 _OUTSIDE: Final = re.compile(r'[^"{}\[\],]+')
 
+_INPUT_BEGINS: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_UNIT: Final = r"\\u[0-9a-fA-F]{4}"
+_FIRST_HALF, _SECOND_HALF = r"\\u[dD][89abAB]", r"\\u[dD][c-fC-F]"  # of a surrogate pair
+_WHOLE_CHARS: Final = re.compile(  # a half is whole once what follows is read
+    rf'(?:[^"\\]+|\\[^u]|(?!{_FIRST_HALF}){_UNIT}|{_UNIT}(?={_SECOND_HALF}){_UNIT}'
+    rf"|{_UNIT}(?=[^\\]|\\[^u]|(?!{_SECOND_HALF}){_UNIT}))*"
+)
+
+INPUT: Final = "input"  # the argument that holds the text for a custom tool
 NAME_KEYS: Final = ("name", "function", "tool_name")
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 OTHER_KEYS: Final = ("id", "type", "tool_call_id")  # written by some models, ignored
@@ -175,3 +184,49 @@ def call_text(
 ) -> str:
     """A call as `json_call` reads it."""
     return json.dumps({name_key: name, key: arguments}, ensure_ascii=False)
+
+
+class InputText:
+    """Reads a custom tool's text out of a call's arguments, `{"input": ...}`, while they grow."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._has_begun = False
+
+    def push(self, arguments: str) -> str:
+        """More of the text."""
+        self._unread += arguments
+        if not self._has_begun:
+            begin = _INPUT_BEGINS.match(self._unread)
+            if begin is None:
+                return ""
+            self._has_begun = True
+            self._unread = self._unread[begin.end() :]
+        found = _WHOLE_CHARS.match(self._unread)
+        end = 0 if found is None else found.end()
+        text, self._unread = self._unread[:end], self._unread[end:]
+        try:
+            return _text(loads(f'"{text}"'))
+        except Broken:
+            return text
+
+    def finish(self) -> str:
+        """What is given in place of the text, if the arguments do not begin with it: the text that
+        comes later, the only text, or the arguments as they are."""
+        if self._has_begun:
+            return ""
+        try:
+            given = loads(self._unread)
+        except Broken:  # they break off
+            return ""
+        values = list(given.values()) if isinstance(given, dict) else [given]
+        if isinstance(given, dict) and isinstance(given.get(INPUT), str):
+            values = [given[INPUT]]
+        if len(values) == 1 and isinstance(values[0], str):
+            return _text(values[0])
+        return self._unread if values else ""
+
+
+def _text(text: str) -> str:
+    """The text, whose halves of surrogate pairs no encoding has."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

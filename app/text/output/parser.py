@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from app.text.output.interface import ReasoningFormat, ToolFormat
-from app.text.output.pieces import AnswerPart, AnswerPiece, AnswerPieces, Tools
+from app.text.output.json_text import InputText
+from app.text.output.pieces import AnswerPart, AnswerPiece, AnswerPieces, CallDelta, Tools
 from app.text.output.source import Reading, Source
 
 
@@ -25,11 +26,15 @@ class OutputParser:
         by_argument: bool,
         in_reasoning: bool = False,
         parallel: bool = True,
+        custom: Set[str] = frozenset(),
     ) -> None:
         self._source = Source()
         self._out = AnswerPieces(tools, by_argument=by_argument, parallel=parallel)
         if in_reasoning:
             self._out.part = AnswerPart.REASONING
+        self._custom = custom
+        self._input: InputText | None = None  # of the last call, of a custom tool
+        self._input_index = -1
         self._num_undecided = 0  # tokens that may turn out to be reasoning
         self.num_reasoning_tokens = 0
         self.is_transparent = False
@@ -54,7 +59,7 @@ class OutputParser:
         """Read more text, one token per item if reasoning tokens are counted."""
         for text in texts:
             self._push(text, 1)
-        return self._out.pop_all()
+        return self._taken()
 
     def finish(self, rest: str = "") -> list[AnswerPiece]:
         """End of the text; an incomplete call becomes text. rest: its end, no token of its own."""
@@ -62,7 +67,32 @@ class OutputParser:
         self._source.ended = True
         for _ in self._reading:
             raise AssertionError("a reader waits at the end of the text")
-        return self._out.pop_all()
+        return [*self._taken(), *self._end_input()]
+
+    def _taken(self) -> list[AnswerPiece]:
+        """The pieces found; those of a custom tool's call have its text."""
+        found = self._out.pop_all()
+        if not self._custom:
+            return found
+        taken: list[AnswerPiece] = []
+        for piece in found:
+            if not isinstance(piece, CallDelta):
+                taken += [*self._end_input(), piece]
+                continue
+            if piece.name is not None:
+                taken += self._end_input()
+                self._input = InputText() if piece.name in self._custom else None
+                self._input_index = piece.index
+            if self._input is None:
+                taken.append(piece)
+            elif (text := self._input.push(piece.arguments)) or piece.name is not None:
+                taken.append(CallDelta(piece.index, piece.name, text, is_custom=True))
+        return taken
+
+    def _end_input(self) -> list[AnswerPiece]:
+        text = "" if self._input is None else self._input.finish()
+        self._input = None
+        return [CallDelta(self._input_index, None, text, is_custom=True)] if text else []
 
     def _push(self, text: str, num_tokens: int) -> None:
         was = self._out.part

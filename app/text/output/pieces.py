@@ -29,11 +29,14 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """An increment of one call. name: set in the first; arguments: more of the JSON text."""
+    """An increment of one call. name: set in the first; arguments: more of the JSON text, or of the
+    text itself where the tool is custom.
+    """
 
     index: int
     name: str | None
     arguments: str
+    is_custom: bool = False
 
 
 AnswerPiece = Text | Reasoning | CallDelta

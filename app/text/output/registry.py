@@ -5,7 +5,7 @@ A new format is one class and one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -73,15 +73,16 @@ class OutputFormats:
         by_argument: bool,
         in_reasoning: bool,
         parallel: bool = True,
+        custom: Set[str] = frozenset(),
     ) -> OutputParser:
         """A parser for one answer.
 
         is_forced: a grammar forces JSON calls. by_argument: send calls argument by argument, not
         once complete. in_reasoning: the prompt has opened the reasoning. parallel: calls after the
-        first are kept, too.
+        first are kept, too. custom: names of tools whose calls have a text for arguments.
         """
         if is_forced:
-            return OutputParser(Forced(), None, tools, by_argument=by_argument)
+            return OutputParser(Forced(), None, tools, by_argument=by_argument, custom=custom)
         return OutputParser(
             self.tools() if tools and self.tools is not None else None,
             None if self.reasoning is None else self.reasoning(),
@@ -89,6 +90,7 @@ class OutputFormats:
             by_argument=by_argument,
             in_reasoning=in_reasoning,
             parallel=parallel,
+            custom=custom,
         )
 
 

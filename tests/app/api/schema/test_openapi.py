@@ -33,10 +33,12 @@ async def test_document_describes_what_is_served(start_server: StartServer) -> N
 async def test_a_call_of_an_answer_has_the_members_that_are_sent(server: Server) -> None:
     schemas = (await server.http.get("/openapi.json")).json()["components"]["schemas"]
     message = schemas["AnswerMessage"]["properties"]["tool_calls"]["anyOf"][0]
-    call = schemas[message["items"]["$ref"].rsplit("/", 1)[1]]
-    assert set(call["properties"]) == {"id", "type", "function"}
-    function = schemas[call["properties"]["function"]["$ref"].rsplit("/", 1)[1]]
-    assert set(function["properties"]) == {"name", "arguments"}
+    found = [schemas[one["$ref"].rsplit("/", 1)[1]] for one in message["items"]["anyOf"]]
+    members = [("function", "arguments"), ("custom", "input")]
+    for call, (what, given) in zip(found, members, strict=True):
+        assert set(call["properties"]) == {"id", "type", what}
+        called = schemas[call["properties"][what]["$ref"].rsplit("/", 1)[1]]
+        assert set(called["properties"]) == {"name", given}
 
 
 async def test_document_has_no_dangling_reference(server: Server) -> None:
