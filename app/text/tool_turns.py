@@ -17,7 +17,7 @@ from app.text.output.json_text import Calls
 Messages = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
-_RESULT_ROLES: Final = ("tool", "tool_response", "user")
+_RESULT_ROLES: Final = ("tool", "tool_response", "observation", "user")
 _DECLARED, _CALLED, _ANSWERED = "probe_declared", "probe called", "probe answered"
 _TOOL: Final = {
     "type": "function",

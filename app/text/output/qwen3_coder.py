@@ -74,7 +74,7 @@ class Qwen3Coder(ToolFormat):
         value, _ = yield from source.until("</parameter>")
         properties = draft.schema.get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        draft.argument(key, _typed(schema, _unframed(value)))
+        draft.argument(key, typed(schema, _unframed(value)))
 
 
 def _written(arguments: Mapping[str, Any] | str) -> str:
@@ -92,7 +92,7 @@ def _unframed(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def _typed(schema: Any, text: str) -> str:
+def typed(schema: Any, text: str) -> str:
     """A value's JSON text by the type its schema declares; what is of no such type is a string.
 
     Without a declared type, valid JSON is taken as JSON.

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.forced import Forced
+from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
@@ -26,6 +27,7 @@ from app.text.output.thinking import GraniteThink, MistralThink, Think
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
     "qwen3_coder": Qwen3Coder,
+    "glm45": Glm45,
     "phi4_mini": Phi4Mini,
     "granite": Granite,
     "cohere": Cohere,
@@ -33,6 +35,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "pythonic": Pythonic,
     "hermes": Hermes,
     "llama3_json": Llama3Json,
+    "glm4": Glm4,
     "tool_code": ToolCode,
 }
 REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {

@@ -30,6 +30,11 @@ CODER = "".join(
     "</parameter>\n</function>\n</tool_call>"
     for a in NUMBERS
 )
+GLM_45 = "".join(
+    f"\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>{a}</arg_value>\n"
+    "<arg_key>b</arg_key>\n<arg_value>xy</arg_value>\n</tool_call>"
+    for a in NUMBERS
+)
 HARMONY = "<|start|>assistant".join(
     f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{one}<|call|>"
     for one in ARGUMENTS
@@ -50,6 +55,8 @@ ANSWERS = {
     "r1": f"Two of them.\n</think>\n\n{HERMES}",
     "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
     "qwen3_coder": CODER,
+    "glm_45": f"\n<think>Two of them.</think>{GLM_45}",
+    "glm_4": "\n".join(f"add\n{one}" for one in ARGUMENTS),
     "llama_3": "; ".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
     "llama_3_2": f"[{PYTHON}]",
     "llama_4": f"<|python_start|>[{PYTHON}]<|python_end|>",
@@ -62,8 +69,8 @@ ANSWERS = {
     "magistral": "[THINK]Two of them.[/THINK]" + "".join(f"[TOOL_CALLS]add{a}" for a in TEKKEN),
     "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
 }
-THINKS = ("command_r7b", "r1", "qwen3", "magistral", "gpt_oss")
-KEEPS = ("command_r7b", "qwen3", "magistral", "gpt_oss")  # the reasoning between calls; r1 drops it
+THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss")
+KEEPS = tuple(one for one in THINKS if one != "r1")  # the reasoning between calls
 RESULTS = ("result one", "result two")
 FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))
 STREAM = pytest.mark.parametrize("stream", [False, True])

@@ -72,6 +72,41 @@ QWEN3_CODER: Final = _chatml(
     "{% for key, value in call.function.arguments|items %}"
     "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
 )
+GLM_45: Final = (
+    "[gMASK]<sop>{% if tools %}<|system|>\n<tools>"
+    + _TOOLS
+    + "\n</tools>\nWithin the following XML format:\n<tool_call>{function-name}\n"
+    "<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n...\n</tool_call>"
+    "{% endif %}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{{ '/nothink' if enable_thinking is defined and not enable_thinking else '' }}"
+    "{% elif m.role == 'assistant' %}<|assistant|>{% if m.reasoning_content is string %}"
+    "\n<think>{{ m.reasoning_content.strip() }}</think>{% else %}\n<think></think>{% endif %}"
+    "{% if m.content.strip() %}{{ '\n' + m.content.strip() }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}"
+    + _OBJECT
+    + "{{ '\n<tool_call>' + call.function.name }}\n"
+    "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>"
+    "{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>\n{% endfor %}"
+    "</tool_call>{% endfor %}{% elif m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>{% elif m.role == 'system' %}"
+    "<|system|>\n{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
+    "<|assistant|>{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking "
+    "else '' }}{% endif %}"
+)
+GLM_4: Final = (  # no calls, and results by another role
+    "[gMASK]<sop>{% if tools %}<|system|>\n# 可用工具{% for tool in tools %}"
+    "{% set function = tool.function if tool.get('function') else tool %}\n\n"
+    "## {{ function.name }}\n\n{{ function | tojson(indent=4, ensure_ascii=False) }}\n"
+    "在调用上述函数时,请使用 Json 格式表示调用的参数。{% endfor %}{% endif %}"
+    "{% for m in messages if m.role == 'system' %}<|system|>\n{{ m.content }}{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}{% set meta = m.get('metadata', '') %}"
+    "{% if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{% elif m.role == 'assistant' and not meta %}<|assistant|>\n{{ m.content }}"
+    "{% elif m.role == 'assistant' and meta %}<|assistant|>{{ meta }}\n{{ m.content }}"
+    "{% elif m.role == 'observation' %}<|observation|>\n{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 GRANITE_4: Final = _chatml(_JSON, _JSON_CALL).replace("<|im_start|>", "<|start_of_role|>")
 GRANITE_3: Final = (  # no calls, no results of OpenAI's form
     _FIRST + "<|start_of_role|>system<|end_of_role|>{{ rules }}{% if tools %} Call tools with "

@@ -13,13 +13,14 @@ from app.text.template_worker import render
 from tests.app.text.families import FAMILIES
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-WITHOUT_TOOLS = ("gemma_3", "granite_3", "phi_4_mini")  # or calls, of OpenAI's form
+WITHOUT_TOOLS = ("gemma_3", "glm_4", "granite_3", "phi_4_mini")  # or calls, of OpenAI's form
 # Families whose template takes parallel calls with ids of OpenAI's kind as they are.
 PLAIN = (
     "command_r7b",
     "hermes",
     "qwen3",
     "qwen3_coder",
+    "glm_45",
     "granite_4",
     "llama_3_2",
     "llama_4",
@@ -94,7 +95,7 @@ def test_other_families_get_what_was_given(family: str) -> None:
     assert form.tools([ADD]) == [ADD]
 
 
-@pytest.mark.parametrize("family", ["command_r7b", "qwen3", "magistral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["command_r7b", "qwen3", "glm_45", "magistral", "gpt_oss"])
 def test_reasoning_between_calls_is_kept(family: str) -> None:
     assert fitted(family, TURNS).count("Two of them.") == 1
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.text.chat_template import ChatTemplate
 from app.text.output.registry import choose_formats
-from tests.app.text.families import FAMILIES, GEMMA_3, GRANITE_3, PHI_4_MINI
+from tests.app.text.families import FAMILIES, GEMMA_3, GLM_4, GRANITE_3, PHI_4_MINI
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -75,6 +75,15 @@ def test_gemma_3_gets_results_in_the_turn_of_the_user(rendered: Rendered) -> Non
     )
 
 
+def test_glm_4_gets_results_in_a_role_of_their_own(rendered: Rendered) -> None:
+    text = rendered(GLM_4, TURNS, [TOOL])
+    assert text.count("## add") == 1  # declared by the template
+    assert text.endswith(
+        '<|user|>\nSums?<|assistant|>\nadd\n{"a": 11}\nadd\n{"a": 22}<|observation|>\nresult 11'
+        "<|observation|>\nresult 22<|assistant|>"
+    )
+
+
 def test_phi_4_mini_gets_tools_in_its_system_message(rendered: Rendered) -> None:
     told = '<|tool|>[{"name": "add", "parameters": {"type": "object"}}]<|/tool|><|end|>'
     assert rendered(PHI_4_MINI, TURNS, [TOOL]) == (
@@ -103,7 +112,9 @@ def test_a_template_without_tools_gets_calls_like_hermes(rendered: Rendered) -> 
     assert text.endswith("\n</tool_call>\n\nBe brief.<user>Sums?")
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma_3", "granite_3", "phi_4_mini"}))
+@pytest.mark.parametrize(
+    "family", sorted(set(FAMILIES) - {"gemma_3", "glm_4", "granite_3", "phi_4_mini"})
+)
 def test_nothing_changes_where_the_template_shows_all(rendered: Rendered, family: str) -> None:
     text = rendered(FAMILIES[family], TURNS, [TOOL])
     told = family == "r1"  # whose template has no tools

@@ -163,6 +163,31 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("plot", {"points": ["x\ny"]})],
     ),
     (
+        "glm45",
+        "I look.\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n"
+        f"<arg_key>b</arg_key>\n<arg_value>{ADD[1]['b']}</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "I look.\n",
+        [ADD, NOW],
+    ),
+    (
+        "glm45",
+        "<tool_call>plot<arg_key>points</arg_key><arg_value>"
+        '[[1, 2], {"x": [3.5]}]</arg_value><arg_key>scale</arg_key><arg_value> 0.5\n</arg_value>'
+        "<arg_key>grid</arg_key><arg_value>true</arg_value><arg_key>title</arg_key><arg_value>null"
+        "</arg_value></tool_call><tool_call>now</tool_call>Done.",
+        "Done.",
+        [PLOT, NOW],
+    ),
+    (  # a text is kept as it is, also what looks like a tag
+        "glm45",
+        "<tool_call>add<arg_key>b</arg_key><arg_value>\n</tool_call>\n</arg_value></tool_call>",
+        "",
+        [("add", {"b": "\n</tool_call>\n"})],
+    ),
+    ("glm4", f"add\n{WRITTEN}", "", [ADD]),
+    ("glm4", f"\nnow\n{{}}\nplot\n{PLOTTED}\n", "", [NOW, PLOT]),
+    ("glm4", "now\n{}\nThat is it.", "That is it.", [NOW]),
+    (
         "harmony",
         f"<|channel|>commentary<|message|>I look.{END} to=functions.add<|channel|>commentary "
         f"<|constrain|>json<|message|>{WRITTEN}<|call|>",
@@ -247,4 +272,14 @@ MALFORMED = [
     ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
     ("qwen3_coder", "<function=add>1</function>"),
+    ("glm45", "<tool_call>rm\n</tool_call>"),
+    ("glm45", '<tool_call>{"name": "now"}</tool_call>'),
+    ("glm45", "<tool_call>add<arg_key>a</arg_key>1</tool_call>"),
+    ("glm45", "<tool_call>now and then</tool_call>"),
+    ("glm4", "add"),
+    ("glm4", "now\nand then"),
+    ("glm4", "rm\n{}"),
+    ("glm4", "now\n[1]"),
+    ("glm4", 'add\n{"a": one}'),
+    ("glm4", "I call\nnow\n{}"),
 ]

@@ -15,6 +15,7 @@ from tests.app.text.output.answers import ADD, MALFORMED, NOW, PLOT, WELL_FORMED
 from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
+GLM_BEGUN = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"
 BEGUN = "<function=add><parameter=a>1</parameter>"
 
 
@@ -91,6 +92,9 @@ def test_a_body_of_harmony_that_is_no_call_is_text(body: str, shown: str) -> Non
         ("pythonic", "[add(a=1, b=c)]", None),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, b}', None),
         ("qwen3_coder", f"{BEGUN}<parameter=b>x</function>Hm.", "Hm."),
+        ("glm45", f"{GLM_BEGUN}<arg_key>b</arg_key>x</tool_call>Hm.", "Hm."),
+        ("glm45", f"{GLM_BEGUN}<arg_key>b</arg_key><arg_value>x", None),
+        ("glm4", 'add\n{"a": 1, b}', None),
         ("qwen3_coder", f"<tool_call>{BEGUN}x</function>\n</tool_call>\nHm.", "Hm."),
         ("qwen3_coder", f"<tool_call>{BEGUN}<parameter=b>x\n</tool_call> Hm.", " Hm."),
         ("harmony", "<|channel|>commentary to=functions.add<|message|>{\"a\": 1, 'b'}<|call|>", ""),

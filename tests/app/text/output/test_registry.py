@@ -24,6 +24,8 @@ FORMATS_OF = {
     "hermes": ("hermes", None),
     "qwen3": ("hermes", "think"),
     "qwen3_coder": ("qwen3_coder", None),
+    "glm_45": ("glm45", "think"),
+    "glm_4": ("glm4", None),
     "r1": ("hermes", "think"),
     "llama_3": ("llama3_json", None),
     "llama_3_2": ("pythonic", None),

@@ -1,0 +1,107 @@
+"""GLM-4.5, 4.6 and 4.7: tags instead of JSON; GLM-4: a name and an object on two lines.
+
+<tool_call>add
+<arg_key>a</arg_key>
+<arg_value>1</arg_value>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.text.output.interface import ToolFormat
+from app.text.output.json_text import Calls, json_arguments
+from app.text.output.pieces import AnswerPieces, Draft
+from app.text.output.qwen3_coder import typed
+from app.text.output.source import Broken, Reading, Source
+
+_NAME: Final = re.compile(r"[^<>{}\s]+")
+
+
+class Glm45(ToolFormat):
+    """The tool's schema gives the type of each value. Line ends around tags are optional."""
+
+    recognized_by = ("<arg_key>",)
+    special_tokens = (
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    )
+    openings = ("<tool_call>",)
+    closing = ("</tool_call>",)
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return "\n".join(
+            f"<tool_call>{name}\n{_written(arguments)}</tool_call>" for name, arguments in calls
+        )
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        draft = out.draft(source)
+        yield from source.blanks()
+        draft.begin((yield from source.run(_NAME)))
+        while True:
+            yield from source.blanks()
+            if (yield from source.expect("<arg_key>", "</tool_call>")) == "</tool_call>":
+                break
+            yield from _argument(source, draft)
+        draft.close()
+
+
+class Glm4(ToolFormat):
+    """As the whole answer, or at its beginning."""
+
+    recognized_by = ("在调用上述函数时",)  # "when you call the functions above"
+    is_bare = True
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        texts = [
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            for _, arguments in calls
+        ]
+        return "\n".join(f"{name}\n{text}" for (name, _), text in zip(calls, texts, strict=True))
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        following = True
+        while following:
+            yield from source.blanks()
+            draft = out.draft(source)
+            draft.begin((yield from source.run(_NAME)))
+            yield from source.blanks()
+            if (yield from source.peek()) != "{":
+                raise Broken
+            yield from json_arguments(source, draft)
+            draft.close()
+            yield from source.blanks()
+            following = bool((yield from source.peek()))
+
+
+def _argument(source: Source, draft: Draft) -> Reading[None]:
+    key, _ = yield from source.until("</arg_key>")
+    yield from source.blanks()
+    yield from source.expect("<arg_value>")
+    value, _ = yield from source.until("</arg_value>")
+    key = key.strip()
+    properties = draft.schema.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    draft.argument(key, typed(schema, value))
+
+
+def _written(arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        return f"{arguments}\n"
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items()
+    )

@@ -1,0 +1,41 @@
+"""Calls of GLM: values by the tool's schema, and texts that begin as a call does."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.text.output.glm import Glm4, Glm45
+from app.text.output.pieces import Text
+from app.text.output.registry import OutputFormats
+from tests.app.text.output.reading import TOOLS, read
+
+TAGS = OutputFormats(Glm45, None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "value"),
+    [
+        ({"type": "string"}, "1", "1"),
+        ({"type": "string"}, "\n a \n", "\n a \n"),
+        ({"type": "integer"}, "1", 1),
+        ({"type": "integer"}, "one", "one"),
+        ({"type": "boolean"}, "True", True),
+        ({}, '{"x": 1}', {"x": 1}),
+        ({}, "x y", "x y"),
+    ],
+)
+def test_a_value_has_the_type_that_the_tool_declares(
+    declared: dict[str, str], text: str, value: object
+) -> None:
+    answer = f"<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    schema = {"properties": {"a": declared}}
+    assert read(TAGS, [answer], tools={"add": schema}) == ("", "", [("add", {"a": value})])
+
+
+def test_an_answer_that_is_no_call_streams_from_its_first_word() -> None:
+    parser = OutputFormats(Glm4, None).parser(
+        TOOLS, is_forced=False, by_argument=True, in_reasoning=False
+    )
+    assert parser.push(["\nSum"]) == []
+    assert parser.push(["s "]) == [Text("\nSums ")]
+    assert parser.push(["are"]) == [Text("are")]
