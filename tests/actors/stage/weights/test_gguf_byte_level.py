@@ -143,6 +143,7 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
         ("qwen2", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
         ("seed-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("deepseek-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("deepseek-llm", ["ab", "Ġ", "12", "Ġ", "Ġ!?", "Ċ"]),
     ],
 )
 def test_text_is_split_as_the_file_says(
@@ -159,6 +160,16 @@ def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
     write_file(path, "default")
     split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("it's x=12345")
     assert [part for part, _ in split] == ["it", "'", "s", "Ġx", "=", "123", "45"]
+
+
+def test_deepseek_llm_splits_by_script(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "deepseek-llm")
+    tokenizer = read(path).backend_tokenizer
+    text = "Это é猫 가나12!x  աբ  "  # of Armenian, only capitals are in DeepSeek's list
+    split = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    parts = [text[start:end] for _, (start, end) in split]
+    assert parts == ["Это", " é", "猫", " ", "가나", "12", "!", "x", "  աբ", "  "]
 
 
 @pytest.mark.parametrize(("variant", "as_in"), [("llama", "default"), ("qwen2", "qwen2")])
