@@ -118,13 +118,14 @@ def _is_medium(location: Sequence[Any], content: Any) -> bool:
 
 def _known_names(model: type[BaseModel], location: Sequence[Any]) -> set[str]:
     """Names of the parameters beside the last part of a location, of all branches of a union that
-    could be meant; without those that are always refused."""
+    could be meant; without those that are always refused, as the last part itself is here."""
     models = [model]
     for part in location[:-1]:
         inner = [found for one in models for found in _models_in(_fields(one).get(part))]
         # Other parts are list indices and names of branches.
         models = inner or [one for one in models if one.__name__ == part] or models
-    return {name for one in models for name, kind in _fields(one).items() if kind is not NoneType}
+    known = {name for one in models for name, kind in _fields(one).items() if kind is not NoneType}
+    return known - {location[-1]}
 
 
 def _fields(model: type[BaseModel]) -> dict[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from app.api.schema.common import (
     ADDED,
@@ -15,15 +15,10 @@ from app.api.schema.common import (
     Strict,
     TextInput,
     Usage,
+    by_type,
 )
 
 TOOL_NAME: Final = r"^[A-Za-z0-9_\-]{1,128}$"
-
-
-def _kind(tool: object) -> str:
-    """Whether a tool, or a call of one, is said to be custom: a function in all other cases."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "custom" if kind == "custom" else "function"
 
 
 class TextPart(Strict):
@@ -66,8 +61,8 @@ class CustomToolCall(Answered):
 
 
 GivenCall = Annotated[
-    Annotated[ToolCall, Tag("function")] | Annotated[CustomToolCall, Tag("custom")],
-    Discriminator(_kind),
+    Annotated[ToolCall, Tag("ToolCall")] | Annotated[CustomToolCall, Tag("CustomToolCall")],
+    by_type(function="ToolCall", custom="CustomToolCall"),
 ]
 
 
@@ -112,10 +107,16 @@ class GrammarInput(Strict):
     grammar: InputGrammar
 
 
+InputFormat = Annotated[
+    Annotated[TextInput, Tag("TextInput")] | Annotated[GrammarInput, Tag("GrammarInput")],
+    by_type(text="TextInput", grammar="GrammarInput"),
+]
+
+
 class CustomSpec(Strict):
     name: str = Field(pattern=TOOL_NAME)
     description: str | None = None
-    format: Annotated[TextInput | GrammarInput, Discriminator("type")] | None = None
+    format: InputFormat | None = None
 
 
 class CustomTool(Strict):
@@ -126,7 +127,8 @@ class CustomTool(Strict):
 
 
 GivenTool = Annotated[
-    Annotated[Tool, Tag("function")] | Annotated[CustomTool, Tag("custom")], Discriminator(_kind)
+    Annotated[Tool, Tag("Tool")] | Annotated[CustomTool, Tag("CustomTool")],
+    by_type(function="Tool", custom="CustomTool"),
 ]
 
 
@@ -145,8 +147,8 @@ class NamedCustomTool(Strict):
 
 
 GivenName = Annotated[
-    Annotated[NamedTool, Tag("function")] | Annotated[NamedCustomTool, Tag("custom")],
-    Discriminator(_kind),
+    Annotated[NamedTool, Tag("NamedTool")] | Annotated[NamedCustomTool, Tag("NamedCustomTool")],
+    by_type(function="NamedTool", custom="NamedCustomTool"),
 ]
 
 

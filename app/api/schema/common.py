@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
 
 MAX_INT64 = 2**63 - 1
 ADDED: Final = "Accepted and ignored: clients add it to answers, which are sent back."
@@ -41,6 +41,22 @@ class SentBack(Strict):
             return given
         known = cls.model_fields
         return {name: value for name, value in given.items() if value is not None or name in known}
+
+
+def by_type(**members: str) -> Discriminator:
+    """Tells which member of a union is meant: type -> tag. The first where no type is given.
+
+    The tags are the members' class names, which no parameter has.
+    """
+    first = next(iter(members.values()))
+
+    def member(given: object) -> str | None:
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        return members.get(kind) if isinstance(kind, str) else first
+
+    *others, last = (f"'{kind}'" for kind in members)
+    message = f"Input should be {', '.join(others)} or {last}"
+    return Discriminator(member, custom_error_type="item_type", custom_error_message=message)
 
 
 class TextInput(Strict):

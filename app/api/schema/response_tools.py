@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.api.schema.chat import TOOL_NAME
-from app.api.schema.common import InputGrammar, Strict, TextInput
+from app.api.schema.common import InputGrammar, Strict, TextInput, by_type
 
 MAX_NAME_CHARS: Final = 128
 # Run by OpenAI's servers, and sent by coding agents whether or not a server has them.
@@ -57,11 +57,17 @@ class GrammarInput(InputGrammar):
     type: Literal["grammar"]
 
 
+InputFormat = Annotated[
+    Annotated[TextInput, Tag("TextInput")] | Annotated[GrammarInput, Tag("GrammarInput")],
+    by_type(text="TextInput", grammar="GrammarInput"),
+]
+
+
 class CustomTool(Strict):
     type: Literal["custom"]
     name: str = Field(pattern=TOOL_NAME)
     description: str | None = None
-    format: Annotated[TextInput | GrammarInput, Discriminator("type")] | None = None
+    format: InputFormat | None = None
     defer_loading: bool | None = Field(default=None, description="Accepted and ignored.")
     allowed_callers: Annotated[list[str] | None, Field(description="Accepted and ignored.")] = None
 
@@ -88,8 +94,8 @@ def _tool_kind(tool: object) -> str:
 
 
 CallableTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
-    Discriminator(_tool_kind),
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[CustomTool, Tag("CustomTool")],
+    by_type(function="FunctionTool", custom="CustomTool"),
     BeforeValidator(_served),
 ]
 

@@ -316,6 +316,10 @@ async def test_response_text_format_constrains(server: Server) -> None:
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"tools": [{"type": []}]}, "tools.0.type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]},
+            "tools.0.tools.0.type",
+        ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "namespace", "name": "n" * 126, "tools": [ADD]}]}, "tools.0"),
         (

@@ -121,21 +121,38 @@ async def test_the_model_is_told_of_the_grammar_and_of_earlier_calls(server: Ser
     assert quoted.json()["prompt_tokens"] == counted.json()["count"]
 
 
+FLAT: Any = {"type": "custom", "name": "patch"}  # as in responses
+FLAT_FORMAT: Any = {"name": "a", "format": {"type": "grammar", **GRAMMAR}}
+
+
 @pytest.mark.parametrize(
-    ("extra", "param"),
+    ("extra", "param", "message"),
     [
-        ({"tools": [{"type": "custom"}]}, "tools.0.custom"),
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.custom.name"),
-        ({"tools": [{"type": "other"}]}, "tools.0.type"),
-        ({"tools": [PATCH, PATCH]}, "tools"),
-        ({"tools": [NOW], "tool_choice": PATCH_NAME}, "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.custom", "Missing"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.custom.name", "Missing"),
+        ({"tools": [{"type": "other"}]}, "tools.0.type", "be 'function' or 'custom'."),
+        ({"tools": [FLAT]}, "tools.0.name", "Unknown parameter: 'tools.0.name'."),
+        ({"tools": [{**NOW, "strict": True}]}, "tools.0.strict", "Unknown"),
+        (
+            {"tools": [{"type": "custom", "custom": FLAT_FORMAT}]},
+            "tools.0.custom.format.syntax",
+            "Unknown parameter: 'tools.0.custom.format.syntax'.",
+        ),
+        ({"tools": [PATCH, PATCH]}, "tools", "same name"),
+        ({"tools": [NOW], "tool_choice": PATCH_NAME}, "tool_choice", "'patch'"),
         (
             {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{**CALL, "custom": {}}]}]},
             "messages.1.tool_calls.0.custom.name",
+            "Missing",
         ),
     ],
 )
-async def test_what_is_malformed_is_refused_by_name(server: Server, extra: Any, param: str) -> None:
+async def test_what_is_malformed_is_refused_by_name(
+    server: Server, extra: Any, param: str, message: str
+) -> None:
     body = {"model": MODEL, "messages": HELLO, **extra}
     answer = await server.http.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+    assert "Did you mean" not in error["message"]

@@ -135,7 +135,7 @@ async def test_a_call_that_breaks_off_is_incomplete(server: Server) -> None:
     [
         ({"type": "custom"}, "tools.0.name"),
         ({"type": "custom", "name": "a b"}, "tools.0.name"),
-        ({**PATCH, "format": {"type": "json"}}, "tools.0.format"),
+        ({**PATCH, "format": {"type": "json"}}, "tools.0.format.type"),
         ({**PATCH, "format": {"type": "grammar", "syntax": "lark"}}, "tools.0.format.definition"),
         ({**PATCH, "format": {**PATCH["format"], "syntax": "gbnf"}}, "tools.0.format.syntax"),
         ({**PATCH, "parameters": {}}, "tools.0.parameters"),
