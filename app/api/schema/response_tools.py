@@ -112,6 +112,7 @@ class NamespaceTool(Strict):
     def _has_names(self) -> Self:
         for tool in self.tools:
             check_length(self.name, tool.name)
+        self.description = self.description or ""  # OpenAI's type of the response needs one
         return self
 
 
