@@ -107,12 +107,14 @@ class StepShape(NamedTuple):
     decode_context_tokens: KV positions those decodes attend to, summed (their own included).
     prefills: (start, num_tokens) of every other slice.
     beside_move: KV moves to or from the second tier meanwhile.
+    num_drafted: how many of the prefills, the first ones, are decodes with drafts.
     """
 
     num_decodes: int = 0
     decode_context_tokens: int = 0
     prefills: tuple[tuple[int, int], ...] = ()
     beside_move: bool = False
+    num_drafted: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -70,9 +70,8 @@ class StepContents:
         if self.drafted:
             sizes = [(s, 1 + d.num_drafts) for s, d in self.drafted.items()]
             prefills = (*[(s.num_computed_tokens - n, n) for s, n in sizes], *prefills)
-        return _make(
-            StepShape, (self.num_decodes, self.decode_context_tokens, prefills, beside_move)
-        )
+        decodes, num_drafted = (self.num_decodes, self.decode_context_tokens), len(self.drafted)
+        return _make(StepShape, (*decodes, prefills, beside_move, num_drafted))
 
     def added_decodes(self, count: int, context_tokens: int) -> None:
         """Count the decodes last appended to `decode_states` and `decode_slices`."""

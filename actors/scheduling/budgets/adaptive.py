@@ -206,8 +206,8 @@ class AdaptiveBudget:
         if timed := self._outside.planning(engine, tbt_s):
             (shape, took_s), allowed_s = timed, tbt_s * self._share()
             kept = took_s <= allowed_s
-            # A step without prefill could not have been shorter.
-            if shape.num_decodes and (kept or shape.prefills):
+            # A step without prefill or drafts could not have been shorter.
+            if (shape.num_decodes or shape.num_drafted) and (kept or shape.prefills):
                 self._kept.note(kept, took_s / allowed_s)
 
     def _doubt(self, bounded: Mix | None) -> None:

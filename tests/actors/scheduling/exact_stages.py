@@ -1,9 +1,10 @@
-"""Stages whose steps take as long as the cost model says."""
+"""Stages whose steps take as long as the cost model says. Every token is the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from actors.scheduling.core import Core
 from actors.scheduling.cost.mix import Mix
@@ -11,6 +12,8 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request
+
+TOKEN = 9
 
 
 class ExactStages:
@@ -43,8 +46,10 @@ class ExactStages:
         """Handle the next event."""
         now_s, _, event = heappop(self._events)
         if isinstance(event, StepDone):
+            extra = dict(event.result.extra_tokens)
             for request_id, _ in event.result.tokens:
-                self.came_s.setdefault(request_id, []).append(now_s)
+                times = [now_s] * (1 + len(extra.get(request_id, ())))
+                self.came_s.setdefault(request_id, []).extend(times)
         for told in self.core.handle(event, now_s):
             if isinstance(told, Execute):
                 self._run(told, now_s)
@@ -59,8 +64,12 @@ class ExactStages:
             self._free_s[stage] = begin_s + model.stage_s(mix)
             times.append((begin_s, self._free_s[stage]))
             arrives_s = self._free_s[stage] + model.send_s(mix.num_tokens)
-        tokens = tuple((part.request_id, 9) for part in plan.named_slices if part.samples)
-        result = StepResult(plan.step_id, tokens, stage_times_s=tuple(times))
+        tokens = tuple((part.request_id, TOKEN) for part in plan.named_slices if part.samples)
+        extra = [(request_id, len([*takewhile(TOKEN.__eq__, d)])) for request_id, d in plan.drafts]
+        result = StepResult(
+            plan.step_id, tokens, stage_times_s=tuple(times),
+            extra_tokens=tuple((request_id, (TOKEN,) * n) for request_id, n in extra if n),
+        )  # fmt: skip
         self._add(self._free_s[-1] + self._late_s, StepDone(result))
 
     def _add(self, at_s: float, event: Event) -> None:

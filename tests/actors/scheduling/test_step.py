@@ -11,6 +11,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.faults import LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS, Faults
 from actors.scheduling.interfaces import EngineView
+from actors.scheduling.plan import StepShape
 from actors.scheduling.state import RequestStatus, Suspicion
 from tests.actors.scheduling.bench import Bench
 from tests.actors.scheduling.driver import Driver
@@ -73,7 +74,7 @@ def test_a_request_decodes_once_in_a_step() -> None:
     step.decode_all()
     step.decode((first, second))
     assert bench.ids() == [2, 1]
-    assert step.shape == (2, 10, (), False)
+    assert step.shape == StepShape(2, 10)
 
 
 @pytest.mark.parametrize("are_chosen", [True, False])
@@ -116,7 +117,7 @@ def test_drafts_take_no_block_that_a_request_waits_for() -> None:
     assert step.add_drafts(second, (1, 2, 3)) == 3
     assert [len(s.block_table) for s in (second, third)] == [3, 2]
     assert step.contents.drafts == [(3, (1, 2)), (2, (1, 2, 3))]
-    assert step.shape == (0, 0, ((5, 3), (7, 4)), False)
+    assert step.shape == StepShape(0, 0, ((5, 3), (7, 4)), num_drafted=2)
     assert not step.contents.decodes_alone
 
 
@@ -166,7 +167,7 @@ def test_chunks_end_with_the_stages_buffers() -> None:
     calls = ((prompts[0], 4), (prompts[0], 6), (prompts[1], 10))
     assert [step.chunk(state, limit) for state, limit in calls] == [4, 6, 2]
     assert step.room == 0
-    assert step.shape == (0, 0, ((5, 10), (5, 2)), False)
+    assert step.shape == StepShape(prefills=((5, 10), (5, 2)))
     assert prompts[0].in_flight == 1
 
 

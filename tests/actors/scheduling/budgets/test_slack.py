@@ -17,7 +17,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
-from tests.actors.scheduling.exact_stages import ExactStages
+from tests.actors.scheduling.exact_stages import TOKEN, ExactStages
 from tests.actors.scheduling.modeled import modeled
 
 
@@ -148,7 +148,7 @@ def _gaps_beside_prompts(
     own_s = [objectives_s[number % len(objectives_s)] for number in range(num_streams)]
     requests = [
         Request(
-            number, (1,) * (20 + 37 * number), SamplingParams(1000), 0.02 * number,
+            number, (1,) * (20 + 37 * number), SamplingParams(3500), 0.02 * number,
             objective=Objective(tbt_s=tbt_s),
         )
         for number, tbt_s in enumerate(own_s)
@@ -159,7 +159,7 @@ def _gaps_beside_prompts(
         stages.advance()
     gaps: dict[float, list[list[float]]] = {tbt_s: [] for tbt_s in objectives_s}
     for number, tbt_s in enumerate(own_s):
-        beside = [at_s for at_s in stages.came_s[number] if at_s > ARRIVAL_S]
+        beside = sorted({at_s for at_s in stages.came_s[number] if at_s > ARRIVAL_S})
         gaps[tbt_s].append([(after - before) / tbt_s for before, after in pairwise(beside)])
     return gaps
 
@@ -238,3 +238,23 @@ def test_whatever_comes_no_stream_waits_for_much_longer_than_its_objective(
             came_s = stages.came_s[request.request_id]
             longest_s = max([after - before for before, after in pairwise(came_s)])
             assert longest_s < most * (request.objective.tbt_s or 0.06)
+
+
+@pytest.mark.parametrize("num_streams", [2, 4])
+def test_steps_of_few_streams_become_shorter_where_answers_are_late(num_streams: int) -> None:
+    """Also those in which every stream's token is followed by drafts. Answers are later by more
+    than is planned for."""
+    model = CostModel("slow", ((1, 0.011), (2001, 2.011)), kv_tokens=64_000, max_model_len=4096)
+    config = modeled(
+        model, budget="adaptive", tbt_s=0.06, max_step_tokens=4096, delivery_s=0.0,
+        budget_options={"first_share": 1.0, "headroom": 0.0}, drafter="lookup", lookahead=True,
+    )  # fmt: skip
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    streams = [Request(n, (TOKEN,) * 50, SamplingParams(4000), 0.0) for n in range(num_streams)]
+    prompts = [Request(n, (2,) * 25, SamplingParams(1), 0.05 * n) for n in range(10, 110)]
+    stages = ExactStages(core, model, [*streams, *prompts], late_s=0.012)
+    while 109 not in stages.came_s:
+        stages.advance()
+    assert core.speculation.num_drafts > 100
+    times = [at_s for at_s in stages.came_s[0] if at_s > ARRIVAL_S]
+    assert sum([after - before > 0.0601 for before, after in pairwise(times)]) < 12
