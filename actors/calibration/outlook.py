@@ -61,7 +61,8 @@ def _chat_qps(model: CostModel, config: SchedulerConfig, limit_s: float) -> floa
     each = min(config.max_requests, room) / model.num_stages  # requests of a step
     for num_decodes in range(1, math.ceil(each) + 1):
         mix = Mix(num_decodes, num_decodes * (CHAT_PROMPT + CHAT_OUTPUT // 2))
-        mix.add(0, max(2, num_decodes * CHAT_PROMPT // CHAT_OUTPUT))
+        num_tokens = max(2, num_decodes * CHAT_PROMPT // CHAT_OUTPUT)
+        mix.add(0, num_tokens, model.attention_window)
         step_s = model.stage_s(mix)
         if step_s > limit_s:
             break

@@ -30,7 +30,8 @@ class Mix:
 
     A slice of one token counts as a decode, even if it is the end of a prompt.
 
-    decode_kv_tokens: sum over decodes of the positions they attend to.
+    decode_kv_tokens: sum over decodes of the positions they attend to; of predicted decodes, of
+        their contexts, which the cost model cuts at the window.
     prefill_kv_tokens: the same over prefill chunks (each chunk reads its context once).
     prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
     prefill_squares: sum over chunks of their length squared: the cost of kernels that compute a

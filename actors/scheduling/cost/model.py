@@ -148,12 +148,17 @@ class CostModel:
         """Seconds one stage spends on attention."""
         return (
             self.decode_slice_s * mix.num_decodes
-            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.decode_kv_s * self._seen(mix)
             + self.prefill_slice_s * mix.num_prefills
             + self.prefill_kv_s * mix.prefill_kv_tokens
             + self.prefill_pair_s * mix.prefill_pairs
             + self.prefill_square_s * mix.prefill_squares
         )
+
+    def _seen(self, mix: Mix) -> int:
+        """KV tokens that its decodes read: of predicted ones, contexts may exceed the window."""
+        seen, window = mix.decode_kv_tokens, self.attention_window
+        return min(seen, mix.num_decodes * window) if window else seen
 
     def stage_s(self, mix: Mix) -> float:
         """Seconds the slowest (the last) stage is busy with this micro-batch."""
@@ -164,7 +169,7 @@ class CostModel:
             + self._last(slices)
             + self.per_request_s * slices
             + self.decode_slice_s * mix.num_decodes
-            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.decode_kv_s * self._seen(mix)
             + self.prefill_slice_s * mix.num_prefills
             + self.prefill_kv_s * mix.prefill_kv_tokens
             + self.prefill_pair_s * mix.prefill_pairs

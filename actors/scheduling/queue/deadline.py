@@ -112,7 +112,8 @@ def _predicted_tokens_per_s(config: SchedulerConfig) -> float:
     """Tokens per second of a step with only prefill; infinite without a cost model."""
     if config.cost_model is None:
         return float("inf")
+    model = CostModel.from_dict(config.cost_model)
     num_tokens = min(TYPICAL_PROMPT, config.max_step_tokens)
     mix = Mix()
-    mix.add(0, num_tokens)
-    return num_tokens / CostModel.from_dict(config.cost_model).stage_s(mix)
+    mix.add(0, num_tokens, model.attention_window)
+    return num_tokens / model.stage_s(mix)

@@ -43,6 +43,15 @@ def test_the_stages_of_a_pipeline_share_the_requests() -> None:
     assert [round(rate, 9) for rate in rates] == [64, 1, 32, 0.5]
 
 
+def test_a_window_takes_from_no_prompt_what_lies_before_it() -> None:
+    free = CostModel("pairs", ((1, 0.001), (2048, 2.048)), prefill_pair_s=1e-3, attention_window=1)
+    found = outlook(OnlineCostModel(free), CONFIG)
+    plain = outlook(LINEAR, CONFIG)
+    assert found is not None
+    assert plain is not None
+    assert found["chat_qps"] > 0.45 * plain["chat_qps"]
+
+
 def test_without_an_objective_or_a_cost_model_there_is_none() -> None:
     assert outlook(LINEAR, replace(CONFIG, tbt_s=None)) is None
     assert outlook(None, CONFIG) is None

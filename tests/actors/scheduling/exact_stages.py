@@ -57,7 +57,7 @@ class ExactStages:
     def _run(self, told: Execute, now_s: float) -> None:
         """Every stage begins with it once it is there and the step before has left."""
         plan, model = told.plan, self._model
-        mix = Mix.of(plan.slices)
+        mix = Mix.of(plan.slices, model.attention_window)
         arrives_s, times = now_s, list[tuple[float, float]]()
         for stage, free_s in enumerate(self._free_s):
             begin_s = max(arrives_s, free_s)

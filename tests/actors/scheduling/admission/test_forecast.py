@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from actors.scheduling.admission.forecast import Predictor
@@ -51,3 +54,28 @@ def test_a_first_token_comes_when_it_is_predicted(
     while 999 not in stages.came_s:
         stages.advance()
     assert 0.85 < predicted_s / (stages.came_s[999][0] - NOW_S) < 1.05
+
+
+@pytest.mark.parametrize("admission", ["all", "predictive"])
+@pytest.mark.parametrize("budget", ["auto", "fixed"])
+def test_contexts_beyond_a_sliding_window_cost_nothing(admission: str, budget: str) -> None:
+    """Streams of long contexts start beside each other, and first tokens come when predicted."""
+    model = replace(MODEL, decode_kv_s=2e-6, attention_window=256)
+    config = modeled(
+        model, budget=budget, token_budget=256 if budget == "fixed" else None, drafter="none",
+        tbt_s=0.06, max_step_tokens=4096, admission=admission,
+    )  # fmt: skip
+    core = build_core(config, cost_model=(cost := OnlineCostModel(model)))
+    requests = [Request(n, (1,) * 2500, SamplingParams(1500), 0.4 * n) for n in range(14)]
+    requests.append(Request(999, (3,) * 1000, SamplingParams(2), 10.0))
+    stages = ExactStages(core, model, requests)
+    while stages.next_s < 10.0:
+        stages.advance()
+    assert len(core.view.decoding) == 14
+    predictor = Predictor.build(config, cost)
+    predicted_s = max(predictor.waits_s(1000, predictor.situation(core.view, 10.0)))
+    while 999 not in stages.came_s:
+        stages.advance()
+    assert 0.8 < predicted_s / (stages.came_s[999][0] - 10.0) < 1.05
+    gaps = [after - before for n in range(14) for before, after in pairwise(stages.came_s[n])]
+    assert max(gaps) < 0.06

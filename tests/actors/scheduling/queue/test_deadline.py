@@ -55,3 +55,14 @@ def test_knows_from_the_cost_model_how_long_a_prompt_takes() -> None:
         order.push(state(1, prompt=100, arrival_s=0.0, objective=Objective(ttft_s=2.0)), 0.0)
         order.push(state(2, prompt=800, arrival_s=0.0, objective=Objective(ttft_s=2.5)), 0.0)
         assert pop_all(order)[0] == first
+
+
+def test_knows_that_a_window_shortens_a_prompt() -> None:
+    """1 ms a token, or with all pairs of tokens 27 ms."""
+    cost = {"name": "linear", "tokens_s": [[1, 0.001], [1000, 1.0]], "prefill_pair_s": 1e-4}
+    for window, first in ((0, 2), (4, 1)):
+        cost_model = {**cost, "attention_window": window}
+        order = build_order("deadline", replace(CONFIG, cost_model=cost_model))
+        order.push(state(1, prompt=100, arrival_s=0.0, objective=Objective(ttft_s=30.0)), 0.0)
+        order.push(state(2, prompt=800, arrival_s=0.0, objective=Objective(ttft_s=35.0)), 0.0)
+        assert pop_all(order)[0] == first
