@@ -34,7 +34,7 @@ class Situation:
 
     ahead: prompt tokens to compute before. begin_s: until a step planned now could begin.
     share, finish_rate, tightest_s: see `Predictor`. free_tokens: at the predicted peak.
-    held_tokens: of the decodes at their ends. full_steps: by the decodes in them, as needed.
+    full_steps: by the decodes in them, as needed.
     """
 
     engine: EngineView
@@ -44,7 +44,6 @@ class Situation:
     finish_rate: float
     tightest_s: float | None
     free_tokens: float
-    held_tokens: int
     full_steps: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
 
 
@@ -88,7 +87,6 @@ class Predictor:
             finish_rate=self.finish_rate(engine),
             tightest_s=self.tightest_s(engine),
             free_tokens=self.peak.free_tokens(engine) if engine.decoding else 0.0,
-            held_tokens=sum([view.max_length for view in engine.decoding]),
         )
 
     def waits_s(self, num_tokens: int, there: Situation) -> tuple[float, float]:
@@ -117,8 +115,7 @@ class Predictor:
 
     def _begin_s(self, engine: EngineView, now_s: float) -> float:
         """Seconds until a step planned now could begin, after those in flight."""
-        steps = engine.in_flight
-        stages = self.cost.profile.num_stages
+        steps, stages = engine.in_flight, self.cost.profile.num_stages
         if len(steps) < stages or not steps:
             return 0.0
         oldest = steps[0]
@@ -130,10 +127,8 @@ class Predictor:
         return left_s + sum([self.cost.step_s(step.shape) for step in steps][1:])
 
     def _prefill_s(self, num_tokens: int, there: Situation, more: float = 0.0) -> float:
-        """Seconds of the steps (full ones and a last one) for this much prefill beside the decodes.
-
-        more: additional decodes of mean length (negative: fewer).
-        """
+        """Seconds of the steps (full ones and a last one) for this much prefill beside the decodes
+        and so many more of mean length (negative: fewer)."""
         decodes = self._decodes(there.engine, more)
         key = decodes.num_decodes, decodes.decode_kv_tokens
         if key not in there.full_steps:
@@ -164,8 +159,7 @@ class Predictor:
         if not engine.decoding:
             return 0.0
         profile, single, decodes = self.cost.profile, self._single(engine), self._decodes(engine)
-        tbt_s = self.tightest_s(engine)
-        _, step_s = self._full_step(single, tbt_s)
+        _, step_s = self._full_step(single, self.tightest_s(engine))
         lone_s = profile.stage_s(single) * self.cost.ratio(single)
         taken_s = profile.stage_s(decodes) * self.cost.ratio(decodes) - lone_s
         return min(1.0, max(0.0, taken_s / max(step_s - lone_s, 1e-6)))
@@ -182,8 +176,7 @@ class Predictor:
 
     def _decodes(self, engine: EngineView, more: float = 0.0) -> Mix:
         """The decodes that a step holds, one stage's share of them."""
-        stages = self.cost.profile.num_stages
-        decoding = engine.decoding
+        stages, decoding = self.cost.profile.num_stages, engine.decoding
         running = round(min(max(len(decoding) + more, 0.0), float(self.max_requests)))
         context = sum([view.num_tokens for view in decoding])
         if decoding:
@@ -238,16 +231,25 @@ class Predictor:
         if not decoding:
             return 0.0
         running = len(decoding) + len(engine.prefilling)
-        slots = engine.num_waiting + 1 - (self.max_requests - running)
-        tokens = engine.num_waiting_tokens - engine.num_shared_tokens + num_tokens
-        return max(slots / len(decoding), (tokens - there.free_tokens) / there.held_tokens)
+        coming = engine.num_waiting + 1
+        slots = coming - (self.max_requests - running)
+        output = self._mean_output(engine)
+        held = sum([view.num_prompt_tokens for view in decoding]) + output * len(decoding)
+        known = engine.num_waiting_tokens - engine.num_shared_tokens + num_tokens
+        lacking = known + output * coming - there.free_tokens  # all hold most at their ends
+        return max(slots / len(decoding), lacking / held)
 
     def ended_s(self, engine: EngineView, count: float) -> float:
-        """Seconds until `count` (positive) running requests have ended."""
+        """Seconds until `count` (positive) have ended: running ones, then those in their places."""
         left = sorted([view.max_length - view.num_tokens for view in engine.decoding])
-        if count > len(left):
-            return count / self.finish_rate(engine)
-        return left[math.ceil(count) - 1] * self.peak.expected_share * self.pace_s(engine)
+        rounds, last = divmod(math.ceil(count) - 1, len(left))
+        num_steps = left[last] * self.peak.expected_share + rounds * self._mean_output(engine)
+        return num_steps * self.pace_s(engine)
+
+    def _mean_output(self, engine: EngineView) -> float:
+        """Expected tokens of a new one, by those that decode."""
+        whole = sum([view.max_length - view.num_prompt_tokens for view in engine.decoding])
+        return whole * self.peak.expected_share / len(engine.decoding)
 
     def finish_rate(self, engine: EngineView) -> float:
         """Running requests that end per second, at the pace their tokens have come so far.
@@ -298,8 +300,7 @@ class Predictor:
         tbt_s = self.tightest_s(engine, *engine.prefilling, starting)
         if tbt_s is None or not (engine.decoding or engine.prefilling):
             return False
-        mix = self._all_decodes(engine, starting.num_tokens)
-        profile = self.cost.profile
+        mix, profile = self._all_decodes(engine, starting.num_tokens), self.cost.profile
         limit_s = profile.stage_share_s(tbt_s, mix.num_decodes)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
 
@@ -307,9 +308,7 @@ class Predictor:
         """A stage's share of a step in which all running requests and one of `context` tokens
         decode."""
         running = len(engine.decoding) + len(engine.prefilling)
-        held = sum([v.num_tokens for v in engine.decoding])
-        held += sum([v.num_tokens for v in engine.prefilling])
-        if fewer:
-            held = held * (running - fewer) // running
+        held = sum([view.num_tokens for view in (*engine.decoding, *engine.prefilling)])
+        held = held * (running - fewer) // max(1, running)
         stages = self.cost.profile.num_stages
         return Mix(-(-(running - fewer + 1) // stages), (held + context) // stages)

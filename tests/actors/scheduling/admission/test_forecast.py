@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -79,3 +80,36 @@ def test_contexts_beyond_a_sliding_window_cost_nothing(admission: str, budget: s
     assert 0.8 < predicted_s / (stages.came_s[999][0] - 10.0) < 1.05
     gaps = [after - before for n in range(14) for before, after in pairwise(stages.came_s[n])]
     assert max(gaps) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("places", "prompt", "outputs", "ttft_s"),
+    [
+        ({"max_requests": 16}, 300, (300,), 6.0),
+        ({"max_requests": 16, "num_stages": 2}, 300, (300,), 6.0),
+        ({"num_blocks": 600}, 150, (200, 300), 4.0),
+    ],
+)
+def test_who_is_accepted_behind_several_rounds_of_streams_has_its_first_token_in_time(
+    places: dict[str, int], prompt: int, outputs: tuple[int, ...], ttft_s: float
+) -> None:
+    """Sequence slots or memory are taken, and many come at once. What runs is nearly done at times,
+    and those that take its place are not; they need memory for their outputs, too."""
+    model = replace(MODEL, num_stages=places.get("num_stages", 1))
+    config = modeled(
+        model, budget="auto", drafter="none", tbt_s=0.06, ttft_s=ttft_s, max_step_tokens=2048,
+        admission="predictive", **places,
+    )  # fmt: skip
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    chance, requests, arrival_s = random.Random(1), list[Request](), 0.0
+    for number in range(150):
+        arrival_s += chance.expovariate(30.0)
+        sampling = SamplingParams(chance.choice(outputs))
+        requests.append(Request(number, (number + 1,) * prompt, sampling, arrival_s))
+    stages = ExactStages(core, model, requests)
+    while stages.is_busy:
+        stages.advance()
+    took_s = [stages.came_s[n][0] - requests[n].arrival_s for n in stages.came_s]
+    assert 40 < len(took_s) < 140
+    assert sum([each_s > ttft_s for each_s in took_s]) < 0.03 * len(took_s)
+    assert max(took_s) > 0.7 * ttft_s
