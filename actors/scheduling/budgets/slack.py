@@ -9,6 +9,7 @@ objective.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.scheduling.cost.mix import Mix
@@ -21,6 +22,8 @@ SENT = 16  # stages usually send each other one part in so many of the longest s
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 INITIAL_SHARE, LEAST_SHARE, MOST_SHARE = 0.9, 0.7, 0.95  # of `KeptShare`
 IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
+
+Followers = list[tuple[float, float]]  # when such a step is due, and its stage seconds
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Slack:
     # Decodes for which this step has no place, and when the first of their tokens is due
     _left_out: Mix = field(default_factory=Mix)
     _left_out_due_s: float = math.inf
+    _saved: dict[int, list[float]] = field(default_factory=dict)  # see `PipelineClock.followers`
 
     def __post_init__(self) -> None:
         self.clock = PipelineClock(self.cost)
@@ -61,37 +65,38 @@ class Slack:
         if self.tightest_s == math.inf and default_s is not None:
             self.tightest_s = default_s
         limit_s = clock.room_s(due_s, send_s) if due_s < math.inf else math.inf
-        longest_s = others_tbt_s * self.smoothness
-        if self._left_out.num_decodes:
-            clock.follows(self._left_out, self._left_out_due_s - longest_s)
-        if others_tbt_s < math.inf and clock.ends:
-            room_s = clock.room_before_others_s(longest_s, send_s)
-            limit_s = min(limit_s, room_s)
+        if others_tbt_s < math.inf:
+            followers = clock.followers(others_tbt_s, self._saved)
+            if self._left_out.num_decodes:  # these come before
+                followers.insert(0, (self._left_out_due_s, clock.stage_s(self._left_out)))
+            limit_s = min(limit_s, clock.room_before_others_s(followers, send_s))
         return limit_s
 
     def _due_s(self, engine: EngineView, ours: int) -> tuple[float, float, float]:
         """When the first token of step `ours` is due; the tightest objectives in and beside it."""
         # Passes all decodes once per iteration: no calls for the usual one.
         clock, smooth, default_s = self.clock, self.smoothness, self.tbt_s
-        busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
+        busy_s = max(next(reversed(clock.ends.values()), 0.0), engine.now_s)
         seen: dict[int, tuple[float, float]] = {}
-        self._left_out, self._left_out_due_s = Mix(), math.inf
+        self._left_out, self._left_out_due_s, self._saved = Mix(), math.inf, {}
         due_s = ours_tbt_s = others_tbt_s = math.inf
         for view in engine.decoding:
             tbt_s = view.request.objective.tbt_s or default_s
             if tbt_s is None:
                 continue
+            last_s = view.last_token_s
             if view.step_id != ours:
                 if tbt_s < others_tbt_s:
                     others_tbt_s = tbt_s
+                if last_s is None:
+                    continue
                 if view.num_computed_tokens < view.num_tokens:  # nor in flight
-                    self._leave_out(view, tbt_s, engine.now_s)
-                if smooth != 1.0 and (entry := self._due.get(view.request_id)) is not None:
-                    seen[view.request_id] = entry
+                    self._leave_out(view, self._banked_s(view, last_s, tbt_s, seen), engine.now_s)
+                elif smooth != 1.0:
+                    self._note_saved(view, self._banked_s(view, last_s, tbt_s, seen), tbt_s)
                 continue
             if tbt_s < ours_tbt_s:
                 ours_tbt_s = tbt_s
-            last_s = view.last_token_s
             # With lookahead a token of it may still be in flight; this one follows it.
             pending = view.num_computed_tokens > view.num_tokens or last_s is None
             if smooth == 1.0 or last_s is None:
@@ -105,15 +110,17 @@ class Slack:
         self._due = seen
         return due_s, ours_tbt_s, others_tbt_s
 
-    def _leave_out(self, view: RequestView, tbt_s: float, now_s: float) -> None:
+    def _note_saved(self, view: RequestView, due_s: float, tbt_s: float) -> None:
+        """Its token, due then, is in flight; the next one may use what this one saves."""
+        if (end_s := self.clock.ends.get(view.step_id)) is not None:
+            next_s = due_after(due_s, end_s, tbt_s, self.smoothness)
+            self._saved.setdefault(view.step_id, []).append(next_s)
+
+    def _leave_out(self, view: RequestView, due_s: float, now_s: float) -> None:
         """Its token comes after this step. One that is late anyway, since it lacks memory, say,
         shortens no step."""
-        if view.last_token_s is None:
-            return
-        due_s = view.last_token_s + tbt_s * self.smoothness
         if due_s > now_s:
-            self._left_out.num_decodes += 1
-            self._left_out.decode_kv_tokens += view.num_tokens
+            self._left_out.add(view.num_tokens - 1, 1)
             self._left_out_due_s = min(self._left_out_due_s, due_s)
 
     def _banked_s(
@@ -238,7 +245,7 @@ class PipelineClock:
     `sync` once per planning; `free_s` and `ends` then hold.
 
     free_s: when each stage has done the steps in flight (absolute; for stage 0 at least now).
-    ends: (end on the last stage, its decodes alone in stage seconds) per step in flight.
+    ends: when each step in flight, by its id and oldest first, ends on the last stage.
     """
 
     def __init__(self, cost: OnlineCostModel) -> None:
@@ -246,7 +253,7 @@ class PipelineClock:
         self._known: list[tuple[StepView, list[float], float]] = []
         self._base_s = [0.0] * cost.profile.num_stages
         self.free_s = list(self._base_s)
-        self.ends: list[tuple[float, float]] = []
+        self.ends: dict[int, float] = {}
 
     def sync(self, engine: EngineView) -> None:
         """Drop answered steps, and add those planned since the last call."""
@@ -260,12 +267,12 @@ class PipelineClock:
                 known.append(self._place(step))
         free_s = known[-1][1] if known else self._base_s
         self.free_s = [max(free_s[0], now_s), *(max(s, now_s) for s in free_s[1:])]
-        self.ends = [(max(frees[-1], now_s), alone_s) for _, frees, alone_s in known]
+        self.ends = {step.plan.step_id: max(frees[-1], now_s) for step, frees, _ in known}
 
     def _place(self, step: StepView) -> tuple[StepView, list[float], float]:
         profile, shape = self._cost.profile, step.shape
         mix = Mix.of_shape(shape, profile.attention_window)
-        stage_s = profile.stage_s(mix) * self._cost.ratio(mix) + step.plan.adapter_load_s
+        stage_s = self.stage_s(mix) + step.plan.adapter_load_s
         before = self._known[-1][1] if self._known else self._base_s
         arrives_s, frees = step.planned_at_s, []
         send_s = profile.send_s(mix.num_tokens)
@@ -275,32 +282,34 @@ class PipelineClock:
             arrives_s = end_s + send_s
         # A prompt that ends in this step decodes in the next.
         alone = Mix(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
-        return step, frees, profile.stage_s(alone) * self._cost.ratio(alone)
+        return step, frees, self.stage_s(alone)
 
-    def follows(self, decodes: Mix, since_s: float) -> None:
-        """These decodes wait since then, and come before those in flight."""
-        alone_s = self._cost.profile.stage_s(decodes) * self._cost.ratio(decodes)
-        self.ends.insert(0, (since_s, alone_s))
+    def stage_s(self, mix: Mix) -> float:
+        return self._cost.profile.stage_s(mix) * self._cost.ratio(mix)
+
+    def followers(self, tbt_s: float, saved: Mapping[int, list[float]]) -> Followers:
+        """Each step in flight is followed by one of its decodes, after this one, in order.
+
+        saved: when these are due, of streams that may have saved time; others are within tbt_s."""
+        followers = []
+        for (step, _, alone_s), end_s in zip(self._known, self.ends.values(), strict=True):
+            dues_s = saved.get(step.plan.step_id, [])
+            if len(dues_s) < step.shape.num_decodes + len(step.shape.prefills):
+                dues_s = [*dues_s, end_s + tbt_s]
+            followers.append((min(dues_s, default=math.inf), alone_s))
+        return followers
 
     def room_s(self, due_s: float, send_s: float) -> float:
         """Longest stage time of a step planned now whose last stage must end by due_s."""
-        n = len(self.free_s)
-        return min(
-            (due_s - send_s * (n - 1 - k) - free_s) / (n - k)
-            for k, free_s in enumerate(self.free_s)
-        )
+        n, stages = len(self.free_s), enumerate(self.free_s)
+        return min((due_s - send_s * (n - 1 - k) - free_s) / (n - k) for k, free_s in stages)
 
-    def room_before_others_s(self, tbt_s: float, send_s: float) -> float:
-        """Longest stage time with which the steps in flight can follow again within tbt_s.
-
-        Each will be followed by a step of its decodes, after this one, in order.
-        """
+    def room_before_others_s(self, followers: Followers, send_s: float) -> float:
+        """Longest stage time with which these steps, in order after this one, end when due."""
         room_s, alone_sum_s, n = math.inf, 0.0, len(self.free_s)
-        for end_s, alone_s in self.ends:
+        for due_s, alone_s in followers:
             alone_sum_s += alone_s
-            due_s = end_s + tbt_s
-            # After this step at the last stage, and after it at the first.
-            room_s = min(room_s, self.room_s(due_s - alone_sum_s, send_s))
+            # After this step at the first stage, and after it at the last.
             first_s = due_s - alone_sum_s - (n - 1) * (alone_s + send_s) - self.free_s[0]
-            room_s = min(room_s, first_s)
+            room_s = min(room_s, first_s, self.room_s(due_s - alone_sum_s, send_s))
         return room_s
