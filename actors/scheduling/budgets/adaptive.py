@@ -308,8 +308,8 @@ class AdaptiveBudget:
         profile = self.cost.profile
         views = [*engine.decoding, *engine.prefilling]
         running, context = len(views) + 1, sum([view.num_tokens for view in views])
-        stages = profile.num_stages
-        share = -(-running // stages)
-        mix = Mix(share, (context + running * self.growth) // stages)
+        stages, share = profile.num_stages, -(-running // profile.num_stages)
+        shape = StepShape(share, (context + running * self.growth) // stages)
+        mix = Mix.of_shape(shape, profile.attention_window)
         limit_s = profile.stage_share_s(tightest_s, share) * self._share()
         return profile.stage_s(mix) * self.cost.bound_factor(mix, self.caution) <= limit_s

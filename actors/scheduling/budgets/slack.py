@@ -120,7 +120,7 @@ class Slack:
         """Its token comes after this step. One that is late anyway, since it lacks memory, say,
         shortens no step."""
         if due_s > now_s:
-            self._left_out.add(view.num_tokens - 1, 1)
+            self._left_out.add(view.num_tokens - 1, 1, self.cost.profile.attention_window)
             self._left_out_due_s = min(self._left_out_due_s, due_s)
 
     def _banked_s(
@@ -281,8 +281,8 @@ class PipelineClock:
             frees.append(end_s)
             arrives_s = end_s + send_s
         # A prompt that ends in this step decodes in the next.
-        alone = Mix(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
-        return step, frees, self.stage_s(alone)
+        alone = StepShape(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
+        return step, frees, self.stage_s(Mix.of_shape(alone, profile.attention_window))
 
     def stage_s(self, mix: Mix) -> float:
         return self._cost.profile.stage_s(mix) * self._cost.ratio(mix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from statistics import median
 from types import MappingProxyType
@@ -278,3 +279,13 @@ def test_steps_of_few_streams_become_shorter_where_answers_are_late(num_streams:
     assert core.speculation.num_drafts > 100
     times = [at_s for at_s in stages.came_s[0] if at_s > ARRIVAL_S]
     assert sum([after - before > 0.0601 for before, after in pairwise(times)]) < 12
+
+
+@pytest.mark.parametrize("smoothness", [1.0, 2.0])
+def test_decodes_attend_to_no_more_than_the_window(smoothness: float) -> None:
+    """Those of other steps, and of prompts that wait, take as long as if each had a fixed cost."""
+    second, model = 2**-9, replace(_linear(2), decode_kv_s=0.0)
+    windowed = replace(model, decode_kv_s=second, attention_window=1)
+    assert _serve(windowed, "uniform", smoothness, 0) == _serve(
+        replace(model, decode_slice_s=second), "uniform", smoothness, 0
+    )
