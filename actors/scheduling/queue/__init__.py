@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.ageing import PriorityWithAgeing, ShortestOutput
+from actors.scheduling.queue.ageing import FirstComeFirstServed, PriorityWithAgeing, ShortestOutput
 from actors.scheduling.queue.deadline import EarliestDeadline
 from actors.scheduling.queue.fair import VirtualTokenCounter
 from actors.scheduling.queue.mlfq import FeedbackLevels
 from actors.scheduling.queue.order import Order
-from actors.scheduling.queue.waiting import FirstComeFirstServed
 from actors.scheduling.queue.yielding import YieldingOrder
 from actors.scheduling.registry import build_part
 

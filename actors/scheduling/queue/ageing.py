@@ -1,4 +1,4 @@
-"""Orders in which waiting counts: by priority, and by expected output.
+"""Orders in which waiting counts: by arrival, by priority, and by expected output.
 
 Ageing needs no timer: when priority grows linearly with waiting time, the order of two requests is
 the same at any time.
@@ -12,6 +12,14 @@ from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState
 
 _MAX_NAMES = 4096  # tenants whose mean is remembered
+
+
+class FirstComeFirstServed(HeapOrder):
+    """By arrival. A priority above 0 counts in the order `priority` only, which an operator
+    chooses."""
+
+    def value(self, state: RequestState) -> float:
+        return state.request.counts_from_s
 
 
 class PriorityWithAgeing(HeapOrder):

@@ -13,6 +13,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.queue.order import Order
+from actors.scheduling.queue.waiting import FEW
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
@@ -44,6 +45,7 @@ class EarliestDeadline(Order):
         self._due: list[tuple[tuple[float, int], RequestState]] = []
         self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, request)
         self._pop_relegated = False  # whether the last peek returned a relegated request
+        self._num_removed = 0  # some may never come to the front, to be skipped
 
     def push(self, state: RequestState, now_s: float) -> None:
         self.adopt(state)
@@ -100,12 +102,24 @@ class EarliestDeadline(Order):
             return self._relegated.popleft()[1]
         return heapq.heappop(self._due)[1]
 
+    def remove(self, state: RequestState) -> None:
+        self._num_removed += 1
+        if 2 * self._num_removed > len(self._due) + len(self._relegated) + FEW:
+            self._num_removed = 0
+            self._due = [one for one in self._due if _waits(one[1], state)]
+            heapq.heapify(self._due)
+            self._relegated = deque(one for one in self._relegated if _waits(one[1], state))
+
     def drain(self) -> list[RequestState]:
         waiting = [state for _, state in sorted(self._due)]
         waiting += [state for _, state in self._relegated]
         self._due.clear()
         self._relegated.clear()
         return [state for state in waiting if state.status is RequestStatus.WAITING]
+
+
+def _waits(state: RequestState, removed: RequestState) -> bool:
+    return state.status is RequestStatus.WAITING and state is not removed
 
 
 def _predicted_tokens_per_s(config: SchedulerConfig) -> float:

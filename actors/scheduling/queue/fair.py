@@ -17,7 +17,7 @@ requests.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
@@ -47,7 +47,8 @@ class VirtualTokenCounter(Order):
         self.output_weight = output_weight
         self.counters: dict[str, float] = {}
         self.use(config)
-        self._queues: dict[str, deque[RequestState]] = {}  # waiting requests by tenant
+        # Waiting requests by tenant; a dictionary, as any of them may leave
+        self._queues: dict[str, OrderedDict[RequestState, None]] = {}
         self._aside: dict[str, set[RequestState]] = {}  # those that are set aside
         # (counter, tenant), once for every tenant in _listed (all that wait); counters only grow,
         # so an outdated entry is too small and is corrected when it reaches the top
@@ -64,7 +65,7 @@ class VirtualTokenCounter(Order):
             if len(self.counters) >= _MAX_NAMES:
                 self._forget(floor)
             self._raise(tenant, floor)
-        self._enter(tenant).append(state)
+        self._enter(tenant)[state] = None
 
     def use(self, config: SchedulerConfig) -> None:
         most_output = config.max_running_per_tenant or config.max_requests
@@ -96,8 +97,10 @@ class VirtualTokenCounter(Order):
         self._known(tenant)
         if tenant in self._aside and tenant not in self._queues:
             self._raise(tenant, self._floor())
-        self.remove(state)
-        self._enter(tenant).appendleft(state)
+        self._returned(state)
+        queue = self._enter(tenant)
+        queue[state] = None
+        queue.move_to_end(state, last=False)
 
     def set_aside(self) -> RequestState:
         last_counter = self._last_counter
@@ -107,16 +110,20 @@ class VirtualTokenCounter(Order):
         return state
 
     def remove(self, state: RequestState) -> None:
+        self._returned(state)
+        self._queues.get(state.request.tenant, OrderedDict()).pop(state, None)
+
+    def _returned(self, state: RequestState) -> None:
         aside = self._aside.get(state.request.tenant)
         if aside is not None:
             aside.discard(state)
             if not aside:
                 del self._aside[state.request.tenant]
 
-    def _enter(self, tenant: str) -> deque[RequestState]:
+    def _enter(self, tenant: str) -> OrderedDict[RequestState, None]:
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._queues[tenant] = deque()
+            queue = self._queues[tenant] = OrderedDict()
             if tenant not in self._listed:
                 self._listed.add(tenant)
                 heapq.heappush(self._heap, (self.counters[tenant], tenant))
@@ -128,8 +135,8 @@ class VirtualTokenCounter(Order):
         while heap:
             counter, tenant = heap[0]
             queue = self._queues.get(tenant)
-            while queue and queue[0].status is not RequestStatus.WAITING:
-                queue.popleft()
+            while queue and next(iter(queue)).status is not RequestStatus.WAITING:
+                queue.popitem(last=False)
             if not queue:
                 heapq.heappop(heap)
                 self._listed.discard(tenant)
@@ -145,12 +152,12 @@ class VirtualTokenCounter(Order):
         if self._least_counter() is None:
             return None
         self._next = self._heap[0][1]
-        return self._queues[self._next][0]
+        return next(iter(self._queues[self._next]))
 
     def pop(self) -> RequestState:
         tenant = self._next
         queue = self._queues[tenant]
-        state = queue.popleft()
+        state, _ = queue.popitem(last=False)
         if not queue:
             del self._queues[tenant]
             self._last_counter = self.counters[tenant]
@@ -184,6 +191,6 @@ class VirtualTokenCounter(Order):
     def drain(self) -> list[RequestState]:
         waiting: list[RequestState] = []
         while (state := self.peek(0.0)) is not None:
-            self._queues[self._next].popleft()
+            self._queues[self._next].popitem(last=False)
             waiting.append(state)
         return waiting

@@ -58,10 +58,12 @@ class WaitingQueue:
             self.order.restore(state, now_s)
 
     def remove(self, state: RequestState) -> None:
-        """Remove a waiting request that has ended; orders skip it by its status."""
+        """Remove a waiting request that has ended."""
         self._count(state, -1)
         self._returned(state)
         self.order.remove(state)
+        if state in (parked := self.parked.get(state.request.tenant, [])):
+            parked.remove(state)  # an empty list goes with `unpark`
 
     def shared_tokens_of(self, state: RequestState) -> int:
         """All but the last one of a prompt that another computes."""
@@ -254,7 +256,6 @@ class HeapOrder(Order):
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
         self._num_entries = 0
         self._entry_of: dict[RequestState, int] = {}  # its entry that counts, while it is WAITING
-        self._most_entries = FEW  # before those that count no longer are dropped
 
     def value(self, state: RequestState) -> float:
         """Smaller is served earlier."""
@@ -272,14 +273,20 @@ class HeapOrder(Order):
 
     def _enter(self, state: RequestState) -> None:
         """Any earlier entry of it counts no longer."""
-        if len(self._heap) >= self._most_entries:  # some may never come to the top, to be skipped
-            self._heap = [one for one in self._heap if self._counts(*one)]
-            heapq.heapify(self._heap)
-            self._entry_of = {state: number for _, number, state in self._heap}
-            self._most_entries = 2 * len(self._heap) + FEW
         self._num_entries += 1
         self._entry_of[state] = self._num_entries
         heapq.heappush(self._heap, (state.order_key, self._num_entries, state))
+        self._drop()
+
+    def remove(self, state: RequestState) -> None:
+        self._entry_of.pop(state, None)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Entries that count no longer may never come to the top, to be skipped."""
+        if len(self._heap) > 2 * len(self._entry_of) + FEW:
+            self._heap = [one for one in self._heap if self._counts(*one)]
+            heapq.heapify(self._heap)
 
     def _counts(self, key: tuple[float, int], number: int, state: RequestState) -> bool:
         return state.status is RequestStatus.WAITING and self._entry_of.get(state) == number
@@ -305,11 +312,3 @@ class HeapOrder(Order):
         self._heap.clear()
         self._entry_of.clear()
         return waiting
-
-
-class FirstComeFirstServed(HeapOrder):
-    """By arrival. A priority above 0 counts in the order `priority` only, which an operator
-    chooses."""
-
-    def value(self, state: RequestState) -> float:
-        return state.request.counts_from_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from weakref import ReferenceType, ref
 
-from actors.scheduling.queue import build_order
+import pytest
+
+from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.queue.waiting import HeapOrder, WaitingQueue
 from actors.scheduling.state import RequestState, RequestStatus, Suspicion
 from tests.actors.scheduling.short_lives import config, request
@@ -15,9 +17,13 @@ def _queue(**settings: object) -> WaitingQueue:
     return WaitingQueue(settled, build_order("fcfs", settled))
 
 
-def _state(number: int, tenant: str = "") -> RequestState:
-    made = replace(request(number, prompt=5), tenant=tenant, arrival_s=float(number))
-    return RequestState(made, number, max_model_len=64)
+class _State(RequestState):
+    """Without slots, so that weak references can tell whether it is kept."""
+
+
+def _state(number: int, tenant: str = "", priority: int = 0) -> RequestState:
+    made = request(number, prompt=5, tenant=tenant, priority=priority)
+    return _State(made, number, max_model_len=64)
 
 
 def _start(queue: WaitingQueue, state: RequestState) -> None:
@@ -95,20 +101,47 @@ def test_another_order_keeps_all_that_wait() -> None:
     assert queue.num_requests == 2
 
 
-def test_those_that_left_are_not_kept_while_others_come_before_them() -> None:
-    """A load that never lets the queue become empty: none of them comes to the top, where orders
-    skip who waits no longer."""
+@pytest.mark.parametrize("cap", [None, 1])
+@pytest.mark.parametrize("name", ORDERS)
+def test_those_that_left_are_not_kept_while_others_come_before_them(
+    name: str, cap: int | None
+) -> None:
+    """A load that never lets the queue become empty: behind a background request that waits, none
+    of them comes to the front, where orders skip who waits no longer."""
+    settings = config(max_running_per_tenant=cap)
+    queue = WaitingQueue(settings, build_order(name, settings))
+    queue.add(_state(0, priority=-1000), 0.0)
+    gone, before = list[ReferenceType[RequestState]](), _state(1)
+    queue.add(before, 0.0)
+    for number in range(2, 1000):
+        now_s = 0.1 * number
+        if before.status is RequestStatus.WAITING:
+            assert queue.head(now_s) is before
+            _start(queue, before)
+        assert cap is None or queue.head(now_s) is None  # all that wait are set aside
+        live, late = _state(2 * number), _state(2 * number + 1, priority=-1000)
+        for state in (live, late):
+            queue.add(state, now_s)
+        assert (queue.head(now_s) is None) is bool(cap)
+        queue.remove(late)  # its client has gone
+        late.status = RequestStatus.ENDED
+        gone.append(ref(late))
+        queue.stopped(before, now_s)
+        before.status = RequestStatus.ENDED
+        before = live
+    del state, late
+    assert sum(state() is not None for state in gone) < 100
+
+
+def test_a_burst_that_left_is_not_kept() -> None:
     queue = _queue()
     order = queue.order
     assert isinstance(order, HeapOrder)
-    for number in range(2000):
-        live, late = _state(2 * number), _state(2 * number + 1)
-        late.request = replace(late.request, priority=-1000)
-        for state in (live, late):
-            queue.add(state, float(number))
-        queue.remove(late)  # its client has gone
-        late.status = RequestStatus.ENDED
-        assert queue.head(float(number)) is live
-        _start(queue, live)
+    states = [_state(number) for number in range(5000)]
+    for state in states:
+        queue.add(state, 0.0)
+    for state in states[1:]:
+        queue.remove(state)
+        state.status = RequestStatus.ENDED
     assert len(order._heap) < 100
-    assert len(order._entry_of) < 100
+    assert queue.head(0.0) is states[0]
