@@ -212,7 +212,8 @@ $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 
 await keepPolling();
-follow(`console/feed${location.search}`, take, undefined, () => { // perhaps of another front
+follow(`console/feed${location.search}`, take, undefined, () => { // perhaps of another front, or after a time out of view
+  iterations.length = 0;
   counts.length = 0;
   streams.offset = Infinity;
 });

@@ -260,3 +260,54 @@ def test_long_prompts_that_were_long_ago_are_not_drawn(server: Server, browser: 
         }, (problem) => done(String(problem)));"""
     )
     assert marks == [1, 2]
+
+
+def test_charts_do_not_join_what_was_before_and_after_a_tab_was_out_of_view(
+    server: Server, browser: Any
+) -> None:
+    step = (
+        '{"done_s": 1, "num_decode_tokens": 0, "num_prefill_tokens": 50, "token_budget": null,'
+        ' "predicted_s": null, "stages_s": [[0, 1]]}'
+    )
+    source = f"""{{
+        const own = window.fetch;
+        let told = 'data: {{"iterations": [{step}], "gaps_s": [], "num_tokens": 0}}\\n\\n';
+        window.isHidden = false;
+        Object.defineProperty(document, "hidden", {{ get: () => window.isHidden }});
+        window.fetch = async (path, options) => {{
+          if (!path.startsWith("console/feed")) return own(path, options);
+          return new Response(new ReadableStream({{
+            start(to) {{
+              to.enqueue(new TextEncoder().encode(told));
+              told = "";
+              options.signal.addEventListener("abort", () => to.error(options.signal.reason));
+            }},
+          }}));
+        }};
+    }}"""
+    browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    browser.get(server.url + "/")
+    wait(browser, _has_prefill)
+    for hidden in ("true", "false"):
+        browser.execute_script(
+            f"window.isHidden = {hidden}; document.dispatchEvent(new Event('visibilitychange'))"
+        )
+    wait(browser, lambda d: not _has_prefill(d))
+
+
+def _has_prefill(browser: Any) -> bool:
+    """Whether the chart of tokens shows any of prompts."""
+    return bool(
+        browser.execute_async_script(
+            """const done = arguments[0], canvas = document.getElementById("tokens");
+            import("/console/charts.js").then(({ color }) => {
+              const [r, g, b] = color("--prefill").match(/\\d+/g).map(Number);
+              const { data } = canvas.getContext("2d").getImageData(
+                0, 0, canvas.width, canvas.height);
+              let found = false;
+              for (let i = 0; i < data.length; i += 4)
+                found ||= data[i] === r && data[i + 1] === g && data[i + 2] === b;
+              done(found);
+            });"""
+        )
+    )
