@@ -49,7 +49,7 @@ class Outcomes:
                 f"step {step.plan.step_id}: {len(result.tokens)} tokens for "
                 f"{len(step.sampled)} sampling slices"
             )
-        self.num_prefilled_tokens += step.num_prompt_tokens
+        self.num_prefilled_tokens += step.num_tokens - step.num_decode_tokens
         now_s = self.requests.now_s
         outputs: list[OutputRow] = []
         add = outputs.append
