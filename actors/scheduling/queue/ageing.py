@@ -18,9 +18,6 @@ class FirstComeFirstServed(HeapOrder):
     """By arrival. A priority above 0 counts in the order `priority` only, which an operator
     chooses."""
 
-    def value(self, state: RequestState) -> float:
-        return state.request.counts_from_s
-
 
 class PriorityWithAgeing(HeapOrder):
     """One class of priority is worth `ageing_s` seconds of waiting.

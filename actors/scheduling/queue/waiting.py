@@ -249,7 +249,7 @@ class WaitingQueue:
 
 
 class HeapOrder(Order):
-    """Subclasses define `value`, known on entry; ties are ordered by submission."""
+    """By a `value` known on entry; ties are ordered by submission."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         # (key on entry, entry number, request)
@@ -258,8 +258,8 @@ class HeapOrder(Order):
         self._entry_of: dict[RequestState, int] = {}  # its entry that counts, while it is WAITING
 
     def value(self, state: RequestState) -> float:
-        """Smaller is served earlier."""
-        raise TypeError(f"{type(self).__name__} defines no value")
+        """Smaller is served earlier: by arrival, unless a subclass knows better."""
+        return state.request.counts_from_s
 
     def push(self, state: RequestState, now_s: float) -> None:
         self.adopt(state)
