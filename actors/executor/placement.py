@@ -92,9 +92,9 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float:
 
 
 @functools.cache
-def _stage_class() -> Any:
+def _remote(actor_class: type) -> Any:
     """Once for all rebuilds: Ray keeps each class that it is given for good, in every process."""
-    return ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(StageActor)
+    return ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(actor_class)
 
 
 def create_stages(
@@ -103,7 +103,7 @@ def create_stages(
     """Stage actors [stage][rank], created but not loaded. standby: name of a set beside the running
     one, which holds the bundles' CPUs.
     """
-    actor_class = _stage_class()
+    actor_class = _remote(StageActor)
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):

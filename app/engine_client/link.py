@@ -48,9 +48,9 @@ _SILENT_S = 45.0  # a scheduler touches its replica's socket once it runs; this 
 
 
 @functools.cache
-def _scheduler_class() -> Any:
+def _remote(actor_class: type) -> Any:
     """Once for all starts: Ray keeps each class that it is given for good, in every process."""
-    return ray.remote(SchedulerActor)
+    return ray.remote(actor_class)
 
 
 class EngineFailed(RuntimeError):
@@ -138,7 +138,7 @@ class SchedulerLink(SchedulerChannel):
                 for ranks in self._stages:
                     for actor in ranks:  # they import torch while the scheduler starts
                         actor.warm_up.remote(with_grammars=False, when_idle=False)
-            scheduler = _scheduler_class().options(**options)
+            scheduler = _remote(SchedulerActor).options(**options)
             self._actor = scheduler.remote(self._config, self._stages)
             try:
                 return await self._started(path)

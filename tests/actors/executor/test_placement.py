@@ -137,7 +137,7 @@ class ActorClass:
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorClass]:
     made = ActorClass()
-    module._stage_class.cache_clear()
+    module._remote.cache_clear()
 
     def remote(**options: Any) -> Any:
         made.num_classes += 1
@@ -145,7 +145,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorClass]:
 
     monkeypatch.setattr(ray, "remote", remote)
     yield made
-    module._stage_class.cache_clear()
+    module._remote.cache_clear()
 
 
 def test_rebuilds_give_ray_no_other_class(actors: ActorClass) -> None:

@@ -140,7 +140,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def in_place_of_ray(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
-    monkeypatch.setattr(link, "_scheduler_class", lambda: made)
+    monkeypatch.setattr(link, "_remote", lambda actor_class: made)
     monkeypatch.setattr(ray, "kill", lambda scheduler: scheduler.die())
     monkeypatch.setattr(link, "create_stages", lambda *arguments: [])
     monkeypatch.setattr(link, "current_group", lambda: None)
