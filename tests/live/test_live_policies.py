@@ -42,7 +42,7 @@ async def test_policies_give_equal_tokens_and_the_log_replays(
             await engine.reconfigure({"policy": "no_such_policy"})
         with pytest.raises(RequestRefused, match="the stages were built for 32") as caught:
             await engine.reconfigure({"scheduling.max_requests": 33})
-        assert caught.value.param == "max_requests"
+        assert caught.value.param == "scheduling.max_requests"
         with pytest.raises(RequestRefused, match="tbt_ms: must be a number or null"):
             await engine.reconfigure({"tbt_ms": "soon"})
         with pytest.raises(QuestionFailed, match="TypeError"):
