@@ -61,7 +61,7 @@ def test_the_first_grammar_finds_its_compilers_loaded(server: Server) -> None:
         for kind in KINDS - loaded:
             for process in server.titled(kind):
                 with suppress(psutil.Error):  # it has just ended
-                    if any("xgrammar" in mapped.path for mapped in process.memory_maps()):
+                    if any("llguidance" in mapped.path for mapped in process.memory_maps()):
                         loaded.add(kind)
 
 

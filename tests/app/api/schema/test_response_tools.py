@@ -160,4 +160,5 @@ def test_a_namespace_is_repeated_as_it_was_given() -> None:
     given = {"type": "namespace", "name": "files", "tools": [NOW, PATCH]}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert NamespaceTool.model_validate(given).model_dump(exclude_none=True) == given
+        repeated = NamespaceTool.model_validate(given).model_dump(exclude_none=True)
+    assert repeated == {**given, "description": ""}
