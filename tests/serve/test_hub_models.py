@@ -55,6 +55,7 @@ forks.close()
 """
 
 
+@pytest.mark.long
 def test_without_the_command_a_rank_downloads(
     tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

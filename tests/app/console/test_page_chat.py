@@ -10,6 +10,7 @@ from tests.app.console.chromium import is_installed, text, wait
 from tests.serve.server_process import Server
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.skipif(
         not is_installed(), reason="needs the packages chromium and chromium-driver"
