@@ -104,7 +104,7 @@ class FrontServer(HttpReplica):
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.api
 
-    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any) -> None:
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any = None) -> None:
         """A fleet's settings are in `user_config` of `Engine`. Called first as the replica starts,
         for the sake of `rank`: it then raises ValueError. Later that is only told of, as in
         `app.user_config.UserConfig`."""
@@ -164,7 +164,7 @@ class EngineReplica:
         if self.engine.failure is not None:
             raise EngineFailed(self.engine.failure)
 
-    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any) -> None:
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any = None) -> None:
         """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`. For
         the sake of `rank`, Serve also calls it where there is none, and where there no longer is.
         """

@@ -76,7 +76,7 @@ class Server(HttpReplica):
         if self.engine.failure is not None:
             raise EngineFailed(self.engine.failure)
 
-    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any) -> None:
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: Any = None) -> None:
         """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`. For
         the sake of `rank`, Serve also calls it where there is none, and where there no longer is.
         """

@@ -159,7 +159,7 @@ class GrammarMasks:
 
     def allows_some(self, bits_W: torch.Tensor) -> bool:
         """Whether this mask has a token: a grammar may come to where nothing can follow."""
-        return bool(bits_W.any())
+        return bool(bits_W.numpy().any())
 
     def forced(
         self, request_id: int, grammar: Grammar, output: NDArray[np.int32], count: int
