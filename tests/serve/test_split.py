@@ -16,7 +16,7 @@ import pytest
 from tests.serve.fleet_streams import Streams, engines_of, wait_for_engines
 from tests.tiny_models import LASTING
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_clients_see_no_difference(
