@@ -132,10 +132,14 @@ class _GuidanceMatcher:
         self._copy()
 
     def _copy(self) -> None:
-        """A copy that has come as far. An error would stay with the one before."""
-        self._origin = self._compiled.first
-        self._matcher = self._origin.deep_copy()
-        self._matcher.try_consume_tokens(self._taken)
+        """Take a copy that comes as far. An error would stay with the one before."""
+        for _ in range(2):  # without states, one stops on its way and tells no error
+            self._origin = self._compiled.first
+            self._matcher = self._origin.deep_copy()
+            self._is_behind = self._matcher.try_consume_tokens(self._taken) < len(self._taken)
+            if not self._is_behind:
+                return
+            self._compiled.renew(self._origin)
 
     def _goes_on(self) -> bool:
         """Whether it is worth to try again, as states of the lexer were used up by others."""
@@ -144,7 +148,7 @@ class _GuidanceMatcher:
                 return False
             self._compiled.renew(self._origin)
         self._copy()
-        return not self._matcher.is_error()
+        return not self.is_lost
 
     @property
     def is_over(self) -> bool:
@@ -152,9 +156,8 @@ class _GuidanceMatcher:
 
     @property
     def is_lost(self) -> bool:
-        return bool(self._matcher.is_error()) and not self._matcher.get_error().startswith(
-            _DEAD_END
-        )
+        error = self._matcher.get_error()  # none is empty
+        return self._is_behind or bool(error and not error.startswith(_DEAD_END))
 
     def mask(self) -> NDArray[np.uint32]:
         words_W = np.zeros(self._num_words, np.uint32)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls, json_arguments
 from app.text.output.pieces import AnswerPieces, Draft
-from app.text.output.qwen3_coder import typed
+from app.text.output.qwen3_coder import add_argument, texts_of
 from app.text.output.source import Broken, Reading, Source
 
 _NAME: Final = re.compile(r"[^<>{}\s]+")
@@ -89,19 +89,13 @@ def _argument(source: Source, draft: Draft) -> Reading[None]:
     yield from source.blanks()
     yield from source.expect("<arg_value>")
     value, _ = yield from source.until("</arg_value>")
-    key = key.strip()
-    properties = draft.schema.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    draft.argument(key, typed(schema, value))
+    add_argument(draft, key.strip(), value)
 
 
 def _written(arguments: Mapping[str, Any] | str) -> str:
     if isinstance(arguments, str):
         return f"{arguments}\n"
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in arguments.items()
-    }
     return "".join(
-        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items()
+        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n"
+        for key, text in texts_of(arguments).items()
     )

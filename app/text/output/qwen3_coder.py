@@ -72,24 +72,35 @@ class Qwen3Coder(ToolFormat):
         key = yield from source.run(_NAME)
         yield from source.expect(">")
         value, _ = yield from source.until("</parameter>")
-        properties = draft.schema.get("properties")
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        draft.argument(key, typed(schema, _unframed(value)))
+        add_argument(draft, key, _unframed(value))
 
 
 def _written(arguments: Mapping[str, Any] | str) -> str:
     if isinstance(arguments, str):
         return f"{arguments}\n"
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in arguments.items()
-    }
-    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return "".join(
+        f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts_of(arguments).items()
+    )
 
 
 def _unframed(text: str) -> str:
     """The text without the line ends between a value and its tags."""
     return text.removeprefix("\n").removesuffix("\n")
+
+
+def texts_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Values as they stand between tags: strings as they are, others as JSON."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+
+
+def add_argument(draft: Draft, key: str, text: str) -> None:
+    """The argument that stands between tags, by the type that the tool declares."""
+    properties = draft.schema.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    draft.argument(key, typed(schema, text))
 
 
 def typed(schema: Any, text: str) -> str:
