@@ -86,7 +86,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/fleet/*.py",
         "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine_client",
     ),
-    "output": ("app/text/output/*.py", ""),
+    "output": ("app/text/output/*.py", "vocabulary"),
     "text": ("app/text/*.py", "vocabulary stage client output installation"),
     "http": ("app/api/http/*.py", "client"),
     "schema": ("app/api/schema/*.py", ""),

@@ -41,17 +41,46 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldCall:
+    """name: of the tool. before, after: the texts around a call's arguments. schema: theirs, as
+    JSON; None: any object.
+    """
+
+    name: str
+    before: str
+    schema: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCalls:
+    """How tool calls are written that are held to the schemas of their arguments.
+
+    opening: the mark that begins them, which no other text has. head: the text that follows it.
+    calls: of each tool. separator: between two calls; None: there is one. tail: behind the last.
+    """
+
+    opening: str
+    head: str
+    calls: tuple[HeldCall, ...]
+    separator: str | None
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """What may stand before a constrained answer, or in its place.
 
     reasoning: the marks around it; empty: there is none. is_begun: the prompt has opened it. calls:
-    the marks with which tool calls begin. marks: special tokens that calls may have.
+    the marks with which tool calls begin. marks: special tokens that calls may have. held: in what
+    ways calls may be written; empty: in any.
     """
 
     reasoning: tuple[str, ...] = ()
     is_begun: bool = False
     calls: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    held: tuple[HeldCalls, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +88,7 @@ class Grammar:
     """A constraint on the output text.
 
     kind: "json_object", "json_schema", "strict_json_schema" (what cannot be kept is refused, not
-    left out of account), "regex", "ebnf" or "choice".
+    left out of account), "regex", "ebnf", "choice" or "text" (any: only its frame constrains it).
     text: the schema, pattern, grammar, or a JSON list of choices.
     frame: of any kind but "ebnf".
     """
@@ -67,6 +96,14 @@ class Grammar:
     kind: str
     text: str
     frame: Frame | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Of all that a client gives."""
+        calls = (
+            () if self.frame is None else (call for held in self.frame.held for call in held.calls)
+        )
+        return len(self.text) + sum(len(call.schema or "") for call in calls)
 
 
 @dataclass(frozen=True, slots=True)

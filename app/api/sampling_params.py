@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from actors.scheduling.request import Frame, Grammar, SamplingParams
+from actors.scheduling.request import Grammar, SamplingParams
 from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
@@ -120,20 +119,18 @@ def own_or_default(name: str, request: SamplingFields, context: Context) -> floa
 
 
 async def checked_grammar(
-    grammar: Grammar | None, context: Context, param: str, key: str, frame: Frame | None = None
+    grammar: Grammar | None, context: Context, param: str, key: str
 ) -> Grammar | None:
-    """The grammar, framed, once it is known to compile in time; raises 400, or 503 under a flood.
-    key: the name of the request's API key."""
+    """The grammar, once it is known to compile in time; raises 400, or 503 under a flood. key: the
+    name of the request's API key."""
     if grammar is None:
         return None
-    if len(grammar.text) > context.options.max_grammar_chars:
+    if grammar.num_chars > context.options.max_grammar_chars:
         raise invalid(
             f"The grammar is longer than {context.options.max_grammar_chars} characters (setting "
             "api.max_grammar_chars).",
             param,
         )
-    if frame is not None:
-        grammar = replace(grammar, frame=frame)
     try:
         await context.text.grammars.check(grammar, key)
     except GrammarInvalid as error:

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from actors.scheduling.request import Frame, Grammar
+from actors.scheduling.request import Frame, Grammar, HeldCall, HeldCalls
 from actors.stage.grammars.compiler import GrammarCompiler
 from actors.stage.grammars.matcher import MaskTime, Matcher
 from app.text.lean_import import import_grammars_alone
@@ -44,10 +44,7 @@ def main(model_path: str) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
-            given = job["grammar"]
-            frame = None if given["frame"] is None else Frame(**given["frame"])
-            grammar = Grammar(given["kind"], given["text"], frame)
-            complaint = trial.complaint(compiler.compile(grammar))
+            complaint = trial.complaint(compiler.compile(_grammar(**job["grammar"])))
         except MemoryError:
             return {"error": "it needs too much memory to compile"}
         except Exception as error:  # the libraries raise their own and the runtime's kinds
@@ -57,6 +54,17 @@ def main(model_path: str) -> None:
         return {"error": complaint, "is_measured": complaint == _SLOW}
 
     serve_jobs(answer)
+
+
+def _grammar(kind: str, text: str, frame: dict[str, Any] | None) -> Grammar:
+    """What `asdict` has made a dict of."""
+    if frame is None:
+        return Grammar(kind, text)
+    held = [
+        HeldCalls(**{**ways, "calls": tuple(HeldCall(**call) for call in ways["calls"])})
+        for ways in frame["held"]
+    ]
+    return Grammar(kind, text, Frame(**{**frame, "held": tuple(held)}))
 
 
 class Trial:

@@ -66,6 +66,8 @@ class GrammarCompiler:
                 return self._ebnf.compile(grammar.text)
             return self._guidance.compile(grammar.kind, grammar.text, grammar.frame)
         except (RuntimeError, ValueError, TypeError) as bad:
+            if grammar.kind == "text":
+                raise ValueError(f"calls cannot be held to this schema: {bad}") from bad
             if grammar.kind == "strict_json_schema":
                 raise ValueError(
                     f"the output cannot be held to this schema: {bad}; leave that out, or 'strict'"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduling.request import Frame
+from actors.scheduling.request import Frame, HeldCalls
 from actors.stage.grammars.frame import literal, rules_of
 from actors.stage.grammars.json_schema import prepared
 from actors.stage.grammars.matcher import Matcher
@@ -78,8 +78,10 @@ class GuidanceCompiler:
     def compile(self, kind: str, text: str, frame: Frame | None = None) -> Callable[[], Matcher]:
         """Gives matchers of a grammar. Raises ValueError where it is none."""
         try:
-            compiled = self._compiled(_rule(kind, text), frame)
+            compiled = self._compiled(None if kind == "text" else _rule(kind, text), frame)
         except ValueError:
+            for held in () if frame is None else frame.held:
+                self._check_arguments(held)
             if kind != "json_schema":
                 raise
             # Perhaps for a pattern in words of another language, which need not be kept.
@@ -87,12 +89,19 @@ class GuidanceCompiler:
             compiled = self._compiled(rule, frame)
         return lambda: _GuidanceMatcher(compiled, self._num_words)
 
-    def _compiled(self, start: str, frame: Frame | None) -> _Compiled:
+    def _compiled(self, start: str | None, frame: Frame | None) -> _Compiled:
         rules = ""
         if frame is not None:
-            start, rules = rules_of(start, frame, self._special)
+            start, rules = rules_of(start, frame, self._special, _arguments_rule)
         grammar = f"{_HEAD}\nstart: {start}\n{rules}\n"
         return _Compiled(lambda: self._new(grammar))
+
+    def _check_arguments(self, held: HeldCalls) -> None:
+        for call in held.calls:
+            try:
+                self._new(f"{_HEAD}\nstart: {_arguments_rule(call.schema)}\n")
+            except ValueError as bad:
+                raise ValueError(f"{bad}, in the parameters of '{call.name}'") from bad
 
     def _is_pattern(self, pattern: str) -> bool:
         from llguidance import regex_to_lark
@@ -197,6 +206,12 @@ def _rule(kind: str, text: str) -> str:
         case "choice":
             return _regex_rule("|".join(map(literal, _choices(text))))
     raise ValueError(f"grammar kind {kind!r} is unknown")
+
+
+def _arguments_rule(schema: str | None) -> str:
+    if schema is None:
+        return _json_rule({"type": "object"}, is_strict=False)
+    return _json_rule(json.loads(schema), is_strict=True)
 
 
 def _json_rule(

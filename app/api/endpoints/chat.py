@@ -62,7 +62,7 @@ class Chat:
         prompt = rendered.tokens
         context.check_prompt(prompt, "messages")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
+        grammar = await checked_grammar(output.grammar, context, param, call.key_name)
         sampling = sampling_params(
             body,
             context,

@@ -67,7 +67,7 @@ class Messages:
         context.check_prompt(prompt.tokens, "messages")
         grammar, param = tools.constrain(*_format(body))
         output = plan_output(context, tools, grammar, prompt.text)
-        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
+        grammar = await checked_grammar(output.grammar, context, param, call.key_name)
         fields = SamplingFields(
             temperature=body.temperature,
             top_p=body.top_p,
@@ -158,8 +158,9 @@ def _plan(body: Conversation, context: Context) -> ToolPlan:
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
     tools = [function_tool(t.name, t.description, t.input_schema) for t in body.tools]
+    strict = [tool.name for tool in body.tools if tool.strict]
     if choice is None:
-        return plan_tool_calls(tools, "auto", True, context.options)
+        return plan_tool_calls(tools, "auto", True, context.options, strict=strict)
     if choice.type == "tool" and choice.name is None:
         param = "tool_choice.name"
         raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
@@ -167,7 +168,7 @@ def _plan(body: Conversation, context: Context) -> ToolPlan:
     if choice.type == "tool":
         wanted = named_tool(choice.name or "")
     parallel = not choice.disable_parallel_tool_use
-    return plan_tool_calls(tools, wanted, parallel, context.options)
+    return plan_tool_calls(tools, wanted, parallel, context.options, strict=strict)
 
 
 def _thinking(body: Conversation, context: Context) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from actors.scheduling.request import Frame, Grammar
+from actors.scheduling.request import Frame, Grammar, HeldCalls
 from app.api.context import Context
 from app.api.endpoints.tool_choice import ToolPlan
 from app.api.http.errors import invalid
@@ -22,13 +22,14 @@ EFFORT: Final = "reasoning_effort"  # template variables
 SWITCHES: Final = ("enable_thinking", "thinking")
 _OFF: Final = ("none", "minimal")
 _GRADES: Final = ("low", "medium", "high")
+_TEXT: Final = Grammar("text", "")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
     """formats: None where all is text. in_reasoning: the prompt ends within the reasoning.
-    parallel: an answer may hold several calls. frame: of the answer's own grammar. custom: names of
-    tools that take text.
+    parallel: an answer may hold several calls. grammar: with what may stand before the answer, or
+    in its place. custom: names of tools that take text.
     """
 
     formats: OutputFormats | None
@@ -36,7 +37,7 @@ class OutputPlan:
     is_forced: bool
     in_reasoning: bool
     parallel: bool = True
-    frame: Frame | None = None
+    grammar: Grammar | None = None
     custom: frozenset[str] = frozenset()
 
     def parsers(self, count: int, *, stream: bool) -> list[OutputParser]:
@@ -60,8 +61,9 @@ class OutputPlan:
     ) -> TextRules:
         """Rules by which tokens become the text that is parsed."""
         shown: frozenset[str] = frozenset()
-        if self.formats is not None and not self.is_forced:
-            shown = self.formats.special_tokens(with_tools=bool(self.tools))
+        if self.formats is not None:
+            with_tools = bool(self.tools) and not self.is_forced
+            shown = self.formats.special_tokens(with_tools=with_tools)
         return TextRules(
             stops, stop_token_ids, skip_special_tokens, shown, by_token=self.formats is not None
         )
@@ -70,28 +72,38 @@ class OutputPlan:
 def plan_output(
     context: Context, tools: ToolPlan, grammar: Grammar | None, prompt: str
 ) -> OutputPlan:
-    """grammar: of the request. Forced calls have no reasoning."""
-    formats = context.text.formats
-    is_forced, frame, calls = tools.grammar is not None, None, tools.tools
-    if not is_forced and grammar is not None:
-        frame = None if grammar.kind == "ebnf" else _frame(formats, bool(calls), prompt)
-        if frame is None:
-            return OutputPlan(None, {}, False, False)
-        calls = calls if frame.calls else {}
-    if not tools.tools and formats.reasoning is None:
-        return OutputPlan(None, {}, False, False)
-    begun = not is_forced and formats.reasoning is not None and formats.reasoning.begins_in(prompt)
-    return OutputPlan(formats, calls, is_forced, begun, tools.parallel, frame, tools.custom)
+    """grammar: of the request."""
+    formats, calls = context.text.formats, tools.tools
+    held: tuple[HeldCalls, ...] = ()
+    if tools.strict and formats.tools is not None:
+        held = formats.tools.held(tools.schemas())
+    if grammar is None and held:
+        grammar = _TEXT
+    is_forced = tools.grammar is not None
+    if grammar is not None:
+        frame = Frame()
+        if grammar.kind != "ebnf":
+            frame = _frame(formats, bool(calls) and not is_forced, prompt, held)
+        if not frame.reasoning and grammar is not _TEXT:
+            formats = replace(formats, reasoning=None)
+        if not frame.calls and not is_forced:
+            calls = {}
+        if frame != Frame():
+            grammar = replace(grammar, frame=frame)
+    if not calls and formats.reasoning is None:
+        return OutputPlan(None, {}, False, False, grammar=grammar)
+    begun = formats.reasoning is not None and formats.reasoning.begins_in(prompt)
+    return OutputPlan(formats, calls, is_forced, begun, tools.parallel, grammar, tools.custom)
 
 
-def _frame(formats: OutputFormats, with_tools: bool, prompt: str) -> Frame | None:
-    """What a constrained answer may have before it or in its place; None: nothing."""
+def _frame(
+    formats: OutputFormats, with_tools: bool, prompt: str, held: tuple[HeldCalls, ...]
+) -> Frame:
+    """What a constrained answer may have before it or in its place."""
     marks, is_begun = _reasoning_marks(formats.reasoning, prompt)
-    called = formats.tools if with_tools else None
-    openings = () if called is None else called.openings
-    if not marks and not openings:
-        return None
-    return Frame(marks, is_begun, openings, () if called is None else called.special_tokens)
+    if not with_tools or formats.tools is None:
+        return Frame(marks, is_begun)
+    return Frame(marks, is_begun, formats.tools.openings, formats.tools.special_tokens, held)
 
 
 def _reasoning_marks(

@@ -41,6 +41,7 @@ from app.api.schema.response_tools import (
     AllowedFunctionTools,
     CallableTool,
     CustomTool,
+    FunctionTool,
     GrammarInput,
     HostedTool,
     NamedFunctionTool,
@@ -81,7 +82,7 @@ class Responses:
         prompt = rendered.tokens
         context.check_prompt(prompt, "input")
         output = plan_output(context, tools, grammar, rendered.text)
-        grammar = await checked_grammar(grammar, context, param, call.key_name, output.frame)
+        grammar = await checked_grammar(output.grammar, context, param, call.key_name)
         sampling = sampling_params(
             body,
             context,
@@ -129,6 +130,9 @@ def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
         return ToolPlan()
     tools = [_shown(name, tool) for name, tool in callable_tools]
     custom = [name for name, tool in callable_tools if isinstance(tool, CustomTool)]
+    strict = [
+        name for name, tool in callable_tools if isinstance(tool, FunctionTool) and tool.strict
+    ]
     parallel = body.parallel_tool_calls is not False
     given = body.tool_choice
     choice: str | NamedTool | AllowedTools | None
@@ -138,7 +142,7 @@ def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
         choice = allowed_tools(given.mode, [tool.name for tool in given.tools])
     else:
         choice = given
-    return plan_tool_calls(tools, choice, parallel, context.options, custom)
+    return plan_tool_calls(tools, choice, parallel, context.options, custom, strict)
 
 
 def _callable_tools(body: ResponseRequest) -> Iterator[tuple[str, CallableTool]]:

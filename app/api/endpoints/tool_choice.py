@@ -42,7 +42,7 @@ _GRAMMARS: Final = {
 class ToolPlan:
     """specs: the tools as the template shows them. tools: calls of these are parsed in the output.
     grammar: constrains the output to calls. parallel: an answer may hold several. custom: names of
-    tools that take text.
+    tools that take text. strict: of those whose calls keep to their schema.
     """
 
     specs: list[dict[str, Any]] | None = None
@@ -50,13 +50,21 @@ class ToolPlan:
     grammar: Grammar | None = None
     parallel: bool = True
     custom: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
+
+    def schemas(self) -> dict[str, str | None]:
+        """Of the arguments of all tools, as JSON; None for a tool that is not strict."""
+        return {
+            name: json.dumps(_of_object(schema)) if name in self.strict else None
+            for name, schema in self.tools.items()
+        }
 
     def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
         """The one constraint of the output, of the request's own and the tools', and the parameter
         that asks for it. An answer that has to call holds no text that a format could be of;
         400 where an extension constrains all of the output."""
         if self.grammar is None:
-            return grammar, param
+            return grammar, param if grammar is not None else "tools"
         if grammar is not None and param not in _FORMATS:
             raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
         return self.grammar, "tools"
@@ -115,9 +123,10 @@ def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
     custom = [tool.custom.name for tool in tools if isinstance(tool, CustomTool)]
+    strict = [t.function.name for t in tools if isinstance(t, Tool) and t.function.strict]
     parallel = body.parallel_tool_calls is not False
     functions = [_as_function(tool) for tool in tools]
-    return plan_tool_calls(functions, choice, parallel, options, custom)
+    return plan_tool_calls(functions, choice, parallel, options, custom, strict)
 
 
 def plan_tool_calls(
@@ -126,8 +135,10 @@ def plan_tool_calls(
     parallel: bool,
     options: ApiOptions,
     custom: Collection[str] = (),
+    strict: Collection[str] = (),
 ) -> ToolPlan:
-    """The plan for a non-empty list of tools. custom: the names of those that take text."""
+    """The plan for a non-empty list of tools. custom: the names of those that take text. strict: of
+    those whose calls are to keep to their schema, also where none has to be called."""
     if len(tools) > options.max_tools:
         raise invalid(
             f"At most {options.max_tools} tools are allowed (setting api.max_tools).", "tools"
@@ -148,7 +159,8 @@ def plan_tool_calls(
         return ToolPlan()
     declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
     if choice in (None, "auto"):
-        return ToolPlan(specs, declared, None, parallel, frozenset(custom))
+        strict = frozenset(strict) & set(declared)
+        return ToolPlan(specs, declared, None, parallel, frozenset(custom), strict)
     if isinstance(choice, NamedTool | NamedCustomTool):
         name = _named(choice)
         chosen = [tool for tool in tools if tool.function.name == name]
@@ -180,9 +192,16 @@ def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
     return {**schema, "$defs": definitions} if definitions else schema
 
 
+def _of_object(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a call's arguments, which are an object also where it does not say so."""
+    if parameters and not ("properties" in parameters and "type" not in parameters):
+        return dict(parameters)
+    return {"type": "object", "properties": {}, **parameters}
+
+
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     name = tool.function.name
-    parameters = copy.deepcopy(tool.function.parameters) or {"type": "object", "properties": {}}
+    parameters = copy.deepcopy(_of_object(tool.function.parameters or {}))
     own: dict[str, Any] = {}
     for key in ("$defs", "definitions"):  # move to the root, under names of this tool's own
         given = parameters.pop(key, None) or {}

@@ -78,7 +78,7 @@ class GivenTool(Strict):
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
-    strict: bool | None = Field(default=None, description="Accepted and ignored.")
+    strict: bool | None = None
     eager_input_streaming: bool | None = Field(
         default=None, description="Accepted and ignored: arguments are streamed as they come."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, call_text, json_calls
+from app.text.output.json_text import JsonWriting, json_calls
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Reading, Source
 from app.text.output.thinking import Think
@@ -38,13 +38,9 @@ class Cohere(ToolFormat):
     special_tokens = ("<|START_ACTION|>", "<|END_ACTION|>")
     openings = ("<|START_ACTION|>",)
     closing = ("<|END_ACTION|>",)
-
-    @staticmethod
-    def written(calls: Calls) -> str:
-        listed = ", ".join(
-            call_text(*call, name_key="tool_name", key="parameters") for call in calls
-        )
-        return f"<|START_ACTION|>[{listed}]<|END_ACTION|>"
+    writing = JsonWriting(
+        "<|START_ACTION|>[", "]<|END_ACTION|>", name_key="tool_name", key="parameters"
+    )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from actors.scheduling.request import HeldCalls
 from app.text.output.interface import ToolFormat, ending
-from app.text.output.json_text import Calls, call_text, json_call, json_calls
+from app.text.output.json_text import JsonWriting, json_call, json_calls
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -14,10 +17,7 @@ class Granite(ToolFormat):
     recognized_by = ("<|tool_call|>",)
     special_tokens = ("<|tool_call|>",)
     openings = ("<|tool_call|>",)
-
-    @staticmethod
-    def written(calls: Calls) -> str:
-        return f"<|tool_call|>[{', '.join(call_text(*call) for call in calls)}]"
+    writing = JsonWriting("<|tool_call|>[")
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
@@ -34,10 +34,12 @@ class Phi4Mini(ToolFormat):
     special_tokens = ("<|tool_call|>", "<|/tool_call|>")
     openings = ("<|tool_call|>", "functools[")
     closing = ("<|/tool_call|>",)
+    writing = JsonWriting("<|tool_call|>[", "]<|/tool_call|>")
 
-    @staticmethod
-    def written(calls: Calls) -> str:
-        return f"{Granite.written(calls)}<|/tool_call|>"
+    @classmethod
+    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
+        mark = cls.openings[1]
+        return (*super().held(schemas), JsonWriting(mark).held(mark, schemas))
 
     def closing_of(self, opening: str) -> tuple[str, ...]:
         return () if opening == "functools[" else self.closing

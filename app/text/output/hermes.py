@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.text.output.interface import ToolFormat, ending
-from app.text.output.json_text import Calls, call_text, json_call
+from app.text.output.json_text import JsonWriting, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -15,10 +15,7 @@ class Hermes(ToolFormat):
     special_tokens = ("<tool_call>", "</tool_call>")
     openings = ("<tool_call>",)
     closing = ("</tool_call>",)
-
-    @staticmethod
-    def written(calls: Calls) -> str:
-        return "\n".join(f"<tool_call>\n{call_text(*call)}\n</tool_call>" for call in calls)
+    writing = JsonWriting("<tool_call>\n", "\n</tool_call>", separator=None)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from app.text.output.json_text import Calls, call_text
+from actors.scheduling.request import HeldCalls
+from app.text.output.json_text import Calls, JsonWriting
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -45,18 +47,31 @@ class ToolFormat(Format):
 
     openings: texts that begin calls, anywhere in the answer. closing: texts that end them, the
     outermost last. is_bare: an answer may also begin with calls without an opening. hidden: the
-    openings that are not shown where no call follows.
+    openings that are not shown where no call follows. writing: of calls in JSON.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
     hidden: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
     is_bare: ClassVar[bool] = False
+    writing: ClassVar[JsonWriting] = JsonWriting()
 
-    @staticmethod
-    def written(calls: Calls) -> str:
-        """Calls as a model of the family writes them; a list of JSON unless overridden."""
-        return f"[{', '.join(call_text(*call) for call in calls)}]"
+    @classmethod
+    def written(cls, calls: Calls) -> str:
+        """Calls as a model of the family writes them."""
+        return cls.writing.written(calls)
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
+        """All ways to write calls of these tools such that they keep to the schemas of their
+        arguments (JSON; None: any object). None where calls are no JSON, or have no mark to tell
+        them from text.
+        """
+        return tuple(
+            cls.writing.held(opening, schemas)
+            for opening in cls.openings
+            if cls.writing.begin.startswith(opening)
+        )
 
     def closing_of(self, opening: str) -> tuple[str, ...]:
         """The texts that end calls after this opening."""

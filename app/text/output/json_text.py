@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -179,11 +181,36 @@ def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
             return
 
 
-def call_text(
-    name: str, arguments: Mapping[str, Any] | str, key: str = "arguments", name_key: str = "name"
-) -> str:
-    """A call as `json_call` reads it."""
-    return json.dumps({name_key: name, key: arguments}, ensure_ascii=False)
+@dataclass(frozen=True, slots=True)
+class JsonWriting:
+    """How a family writes calls as objects: `begin`, all of them with `separator` between, `end`;
+    with None each is written so, on lines of their own. name_key, key: of name and arguments.
+    """
+
+    begin: str = "["
+    end: str = "]"
+    separator: str | None = ", "
+    name_key: str = "name"
+    key: str = "arguments"
+
+    def written(self, calls: Calls) -> str:
+        texts = [
+            json.dumps({self.name_key: name, self.key: arguments}, ensure_ascii=False)
+            for name, arguments in calls
+        ]
+        if self.separator is None:
+            return "\n".join(f"{self.begin}{text}{self.end}" for text in texts)
+        return f"{self.begin}{self.separator.join(texts)}{self.end}" if texts else ""
+
+    def held(self, opening: str, schemas: Mapping[str, str | None]) -> HeldCalls:
+        """Calls of these tools, in this way, held to the schemas of their arguments."""
+        keys = (f'{{"{self.name_key}": ', f', "{self.key}": ')
+        calls = [
+            HeldCall(name, f"{keys[0]}{json.dumps(name)}{keys[1]}", schema, "}")
+            for name, schema in schemas.items()
+        ]
+        head = self.begin.removeprefix(opening)
+        return HeldCalls(opening, head, tuple(calls), self.separator, self.end)
 
 
 class InputText:

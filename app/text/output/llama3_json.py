@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, call_text, json_call
+from app.text.output.json_text import JsonWriting, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -24,10 +24,7 @@ class Llama3Json(ToolFormat):
     openings = ("<|python_tag|>", *hidden)
     special_tokens = openings
     is_bare = True
-
-    @staticmethod
-    def written(calls: Calls) -> str:
-        return "; ".join(call_text(*call, key="parameters") for call in calls)
+    writing = JsonWriting("", "", "; ", key="parameters")
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

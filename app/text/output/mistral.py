@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
+from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import (
-    Calls,
-    call_text,
-    json_arguments,
-    json_call,
-    json_calls,
-)
+from app.text.output.json_text import JsonWriting, json_arguments, json_call, json_calls
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -25,10 +21,15 @@ class Mistral(ToolFormat):
     recognized_by = ("[TOOL_CALLS]",)
     special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     openings = ("[TOOL_CALLS]",)
+    writing = JsonWriting("[TOOL_CALLS][")
 
-    @staticmethod
-    def written(calls: Calls) -> str:
-        return f"[TOOL_CALLS][{', '.join(call_text(*call) for call in calls)}]"
+    @classmethod
+    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
+        named = [HeldCall(name, f"{name}[ARGS]", schema, "") for name, schema in schemas.items()]
+        return (
+            *super().held(schemas),
+            HeldCalls(cls.openings[0], "", tuple(named), None, ""),
+        )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

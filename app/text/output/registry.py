@@ -84,12 +84,11 @@ class OutputFormats:
         once complete. in_reasoning: the prompt has opened the reasoning. parallel: calls after the
         first are kept, too. custom: names of tools whose calls have a text for arguments.
         """
-        if is_forced:
-            return OutputParser(Forced(), None, tools, by_argument=by_argument, custom=custom)
+        called = Forced if is_forced else self.tools
         return OutputParser(
-            self.tools() if tools and self.tools is not None else None,
+            called() if tools and called is not None else None,
             None if self.reasoning is None else self.reasoning(),
-            tools if self.tools is not None else {},
+            tools if called is not None else {},
             by_argument=by_argument,
             in_reasoning=in_reasoning,
             parallel=parallel,

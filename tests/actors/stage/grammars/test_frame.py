@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.scheduling.request import Frame
+from actors.scheduling.request import Frame, HeldCall, HeldCalls
 from actors.stage.grammars.guidance import GuidanceCompiler
 
 END, OPEN, CLOSE, CALL = 256, 257, 258, 259
@@ -12,10 +12,12 @@ _SPECIAL = {"<": OPEN, ">": CLOSE, "!": CALL}  # as the texts below write them
 _THINK, _CALLS = ("<think>", "</think>"), ("<tool_call>",)
 
 
-def takes(frame: Frame, text: str, *, special: bool) -> bool:
+def takes(
+    frame: Frame, text: str, *, special: bool, kind: str = "choice", constraint: str = '["yes"]'
+) -> bool:
     """special: whether marks are tokens of their own; else they are spelled."""
     matcher = GuidanceCompiler(_TEXTS, (END,), _NAMES if special else {}).compile(
-        "choice", '["yes"]', frame
+        kind, constraint, frame
     )()
     tokens: list[int] = []
     for char in text:
@@ -53,3 +55,62 @@ def test_special_tokens_of_calls_may_be_in_them(special: bool) -> None:
     frame = Frame(calls=_CALLS, marks=("</think>",))
     assert takes(frame, "!a>b", special=special)
     assert takes(Frame(calls=_CALLS), "!a>b", special=special) != special
+
+
+_INTEGER = '{"type": "integer"}'
+# `!f(1)` and `!g({...})`, and lists of them between brackets
+_SINGLE = HeldCalls(
+    "<tool_call>",
+    "",
+    (HeldCall("f", "f(", _INTEGER, ")"), HeldCall("g", "g(", None, ")")),
+    None,
+    "",
+)
+_LISTED = HeldCalls("<tool_call>", "[", (HeldCall("f", "f(", _INTEGER, ")"),), ", ", "]")
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("frame", "taken", "refused"),
+    [
+        (Frame(calls=_CALLS, held=(_SINGLE,)),
+         ["", "a é", "!f(1)", 'a !f(1) b!g({"x": [1]})', "a>b", "!f(1)!f(2)"],
+         ["!", "!f", "!f(x)", "a!f(x)", "!f(1)!f(x)", "!h(1)", "!g(1)", "a !b"]),
+        (Frame(calls=_CALLS, held=(_SINGLE, _LISTED)),
+         ["!f(1)", "!f(1)\n!f(2)", "a![f(1), f(2)] b", "![f(1)]!g({})"],
+         ["![f(1)", "![]", "![f(1),f(2)]", "![g({})]"]),
+        (Frame(_THINK, calls=_CALLS, held=(_SINGLE,)), ["<a!b>c!f(1)", "a !f(1)"], ["<a!b>c!f(x)"]),
+    ],
+)  # fmt: skip
+def test_calls_within_text_keep_to_their_schemas(
+    frame: Frame, taken: list[str], refused: list[str], special: bool
+) -> None:
+    if special and frame.reasoning:
+        taken = [text.replace("!b", "b") for text in taken]
+    options = {"special": special, "kind": "text", "constraint": ""}
+    assert [text for text in taken if not takes(frame, text, **options)] == []
+    assert [text for text in refused if takes(frame, text, **options)] == []
+
+
+def test_a_call_may_be_spelled_where_its_mark_is_a_token() -> None:
+    frame = Frame(calls=_CALLS, held=(_SINGLE,))
+    compile = GuidanceCompiler(_TEXTS, (END,), _NAMES).compile
+    for text, is_taken in (("a <tool_call>f(1) b", True), ("a <tool_call>f(x)", False)):
+        matcher = compile("text", "", frame)()
+        assert all(map(matcher.take, text.encode())) == is_taken
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_calls_in_an_answers_place_keep_to_their_schemas(special: bool) -> None:
+    frame = Frame(_THINK, calls=_CALLS, held=(_SINGLE,))
+    for text in ("yes", "!f(1)", "!f(1)\n!f(2)", "<a>!f(1)", "!g({})"):
+        assert takes(frame, text, special=special), text
+    for text in ("!f(x)", "!f(1) b", "!", "yes!f(1)", "!f(1)yes"):
+        assert not takes(frame, text, special=special), text
+
+
+def test_the_tool_is_named_whose_schema_cannot_be_kept() -> None:
+    calls = (HeldCall("f", "f(", None, ")"), HeldCall("odd", "o(", '{"not": {}}', ")"))
+    held = HeldCalls("<tool_call>", "", calls, None, "")
+    with pytest.raises(ValueError, match=r"not.*in the parameters of 'odd'"):
+        GuidanceCompiler(_TEXTS, (END,)).compile("text", "", Frame(calls=_CALLS, held=(held,)))

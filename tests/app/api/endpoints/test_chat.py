@@ -418,7 +418,7 @@ async def test_definitions_of_many_tools_keep_apart(server: Server) -> None:
         "t0.n": {"const": 0},
         "t1.n": {"const": 1},
         "t1.again": {"$ref": "#/$defs/t1"},
-        "t1": {"properties": {"a": {"$ref": "#/$defs/t1.n"}}},
+        "t1": {"type": "object", "properties": {"a": {"$ref": "#/$defs/t1.n"}}},
         "t2.n": {"const": 2},
     }
 

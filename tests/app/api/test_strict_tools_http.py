@@ -1,0 +1,137 @@
+"""Calls that are held to the schemas of strict tools, and what a forced call may have before it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from actors.scheduling.request import Frame, Grammar
+from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.api.test_reasoning_http import HELLO, OfFamily, of_family, write
+
+__all__ = ["of_family"]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ADD = {"name": "add", "parameters": PARAMETERS, "strict": True}
+NOW = {"name": "now"}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def chat_tool(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+async def ask(server: Server, path: str, tools: list[dict[str, Any]], **fields: Any) -> Any:
+    body: dict[str, Any] = {"model": MODEL, **fields}
+    if path == "messages":
+        body |= {"messages": HELLO, "max_tokens": 99}
+        body["tools"] = [
+            {"name": tool["name"], "input_schema": tool.get("parameters", {"type": "object"})}
+            | ({"strict": tool["strict"]} if "strict" in tool else {})
+            for tool in tools
+        ]
+    elif path == "responses":
+        body |= {"input": "Hi", "tools": [{"type": "function", **tool} for tool in tools]}
+    else:
+        body |= {"messages": HELLO, "tools": list(map(chat_tool, tools))}
+    return await server.http.post(f"/v1/{path}", json=body)
+
+
+def grammar_of(server: Server) -> Grammar | None:
+    """Of the last request."""
+    return server.engine.seen[-1].sampling.grammar
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_calls_of_strict_tools_are_held_to_their_schemas(
+    start_server: StartServer, of_family: OfFamily, path: str
+) -> None:
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    write(server, processor, f"<think>\nHm.\n</think>\n\nSo:{CALL}")
+    answer = await ask(server, path, [ADD, NOW])
+    assert answer.status_code == 200, answer.text
+    assert "add" in answer.text
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert grammar.frame is not None
+    assert (grammar.kind, grammar.frame.reasoning) == ("text", ("<think>", "</think>"))
+    (held,) = grammar.frame.held
+    assert [(call.name, json.loads(call.schema or "0")) for call in held.calls] == [
+        ("add", PARAMETERS),
+        ("now", 0),
+    ]
+    for tools in ([NOW], [{**ADD, "strict": False}]):
+        assert (await ask(server, path, tools)).status_code == 200
+        assert grammar_of(server) is None
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_a_strict_tool_that_cannot_be_kept_is_refused(
+    start_server: StartServer, of_family: OfFamily, path: str
+) -> None:
+    server = await start_server(processor=of_family("qwen3"))
+    odd = {"name": "odd", "parameters": {"properties": {"a": {"not": {}}}}}
+    answer = await ask(server, path, [ADD, {**odd, "strict": True}])
+    assert answer.status_code == 400
+    assert "'odd'" in answer.json()["error"]["message"]
+    assert (await ask(server, path, [ADD, odd])).status_code == 200
+
+
+async def test_families_whose_calls_are_no_json_are_served_as_ever(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    server = await start_server(processor=of_family("gpt_oss"))
+    assert (await ask(server, "chat/completions", [ADD])).status_code == 200
+    assert grammar_of(server) is None
+
+
+async def test_strict_tools_beside_a_format(start_server: StartServer, of_family: OfFamily) -> None:
+    server = await start_server(processor=of_family("qwen3"))
+    wanted = {"type": "json_object"}
+    answer = await ask(server, "chat/completions", [ADD], response_format=wanted)
+    assert answer.status_code == 200
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert grammar.frame is not None
+    assert grammar.kind == "json_object"
+    assert len(grammar.frame.held) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "before", "frame"),
+    [
+        ("r1", {}, "Hm.\n</think>\n\n", Frame(("<think>", "</think>"), is_begun=True)),
+        ("qwen3", {}, "<think>\nHm.\n</think>\n\n", Frame(("<think>", "</think>"))),
+        ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}, "", None),
+        ("hermes", {}, "", None),
+        ("gpt_oss", {}, "", None),
+    ],
+)
+async def test_a_model_reasons_before_a_forced_call(
+    start_server: StartServer,
+    of_family: OfFamily,
+    family: str,
+    options: dict[str, Any],
+    before: str,
+    frame: Frame | None,
+) -> None:
+    processor = of_family(family)
+    server = await start_server(processor=processor)
+    write(server, processor, before + '[{"name": "add", "arguments": {"a": 1}}]')
+    answer = await ask(server, "chat/completions", [ADD], tool_choice="required", **options)
+    (choice,) = answer.json()["choices"]
+    message = choice["message"]
+    assert message.get("reasoning_content") == ("Hm." if before else None)
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("add", '{"a": 1}')
+    assert not message["content"]
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert (grammar.kind, grammar.frame) == ("json_schema", frame)
