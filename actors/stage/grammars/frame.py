@@ -124,7 +124,7 @@ def _mark(mark: str, token_ids: Mapping[str, int]) -> str:
 
 
 def _tokens(ids: set[int]) -> list[str]:
-    return [f"<[{token}]>" for token in sorted(ids)]
+    return [f"<[{','.join(map(str, sorted(ids)))}]>"] if ids else []
 
 
 def _up_to(mark: str) -> str:
