@@ -58,6 +58,7 @@ class HeldCalls:
 
     opening: the mark that begins them, which no other text has. head: the text that follows it.
     calls: of each tool. separator: between two calls; None: there is one. tail: behind the last.
+    Blanks with which head and tail begin may be missing.
     """
 
     opening: str

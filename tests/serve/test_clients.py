@@ -230,3 +230,35 @@ def test_a_tool_is_called_and_its_answer_put_into_words(demo: LiveServer) -> Non
     ).choices[0]
     assert said.finish_reason == "stop"
     assert "4 degrees" in said.message.content
+
+
+def test_a_call_of_a_strict_tool_keeps_to_its_schema_where_none_has_to_be_made(
+    demo: LiveServer,
+) -> None:
+    client = openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none")
+    parameters = {
+        "type": "object",
+        "properties": {"location": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "required": ["location", "days"],
+        "additionalProperties": False,
+    }
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "get_weather", "parameters": parameters, "strict": True},
+    }
+
+    def asked(text: str) -> Any:
+        messages: list[Any] = [{"role": "user", "content": text}]
+        return client.chat.completions.create(
+            model=demo.model, messages=messages, tools=[tool], temperature=0
+        ).choices[0]
+
+    called = asked("What is the weather in Oslo?")
+    assert called.finish_reason == "tool_calls"
+    (call,) = called.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert list(arguments) == ["location", "days"]
+    assert arguments["location"] in ("Paris", "Rome")
+    said = asked("Hello!")
+    assert said.message.content
+    assert not said.message.tool_calls

@@ -106,7 +106,7 @@ def _held_rules(
         following = ""
         if held.separator is not None:
             following = f"({_spelled(held.separator, token_ids)} call{number})*"
-        head, tail = _spelled(held.head, token_ids), _spelled(held.tail, token_ids)
+        head, tail = _edge(held.head, token_ids), _edge(held.tail, token_ids)
         rules.append(f"held{number}: {head} call{number} {following} {tail}")
     return rules
 
@@ -116,6 +116,13 @@ def _spelled(text: str, token_ids: Mapping[str, int]) -> str:
     names = sorted((name for name in token_ids if name in text), key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
     return " ".join(_mark(part, token_ids) for part in parts if part)
+
+
+def _edge(text: str, token_ids: Mapping[str, int]) -> str:
+    """Its blanks may be missing: models of one family differ in them."""
+    rest = text.lstrip()
+    blanks = text[: len(text) - len(rest)]
+    return f"{f'/{literal(blanks)}/?' if blanks else ''} {_spelled(rest, token_ids)}"
 
 
 def _mark(mark: str, token_ids: Mapping[str, int]) -> str:

@@ -73,6 +73,8 @@ def test_held_calls_are_those_that_a_format_writes(name: str, calls: list[tuple[
     assert all(map(matcher.take, f"So: {written}".encode()))
     assert matcher.take(_END)
     assert read(FORMATS[name], list(written))[2] == calls
+    bare = _held(name)()
+    assert all(map(bare.take, written.replace("\n", "").encode()))
     begun = _held(name)()
     unknown = TOOL_FORMATS[name].written([("sub", {})])
     assert not all(map(begun.take, unknown.encode()))
