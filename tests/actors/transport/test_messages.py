@@ -39,7 +39,7 @@ sampling = st.builds(
     stop_token_ids=tokens,
     logit_bias=st.lists(st.tuples(st.integers(0, 99), floats), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
-    grammar=st.none() | st.builds(Grammar, kind=st.just("regex"), text=st.text()),
+    grammar=st.none() | st.from_type(Grammar),
 )
 logprob = st.builds(
     TokenLogprobs,
