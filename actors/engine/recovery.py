@@ -165,8 +165,9 @@ class Recovery:
                 if self.num_rebuilds_in_a_row > self._max_rebuilds:
                     self._give_up(f"{line}; {self._max_rebuilds} rebuilds did not help")
                 notify(
-                    f"stages lost ({line}): rebuilding them, {self._num_requests()} requests "
-                    f"wait (rebuild {self.num_rebuilds_in_a_row} of {self._max_rebuilds})",
+                    f"stages lost ({line}): rebuilding them, requests waiting: "
+                    f"{self._num_requests()} (rebuild {self.num_rebuilds_in_a_row} of "
+                    f"{self._max_rebuilds})",
                     self._engine_id,
                 )
                 self._lost_anew.clear()  # `rebuild` at once closes the pipeline that spoke
@@ -183,8 +184,8 @@ class Recovery:
             self.is_rebuilding = False
             self.num_recoveries += 1
             notify(
-                f"stages rebuilt in {time.monotonic() - begin_s:.1f} s: "
-                f"{self._num_requests()} requests go on",
+                f"stages rebuilt in {time.monotonic() - begin_s:.1f} s, requests going on: "
+                f"{self._num_requests()}",
                 self._engine_id,
             )
             self._on_rebuilt()

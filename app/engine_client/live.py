@@ -148,10 +148,10 @@ class LiveEngine:
             self._link.discard()
             self._rebuilds += 1
             if self._rebuilds > self._max_rebuilds:
-                self._link.tell(f"giving up: {_NOT_REBUILT}, {self.num_open} requests fail")
+                self._link.tell(f"giving up: {_NOT_REBUILT}, requests failing: {self.num_open}")
                 self._give_up()
                 return
-            self._link.tell(f"scheduler lost: rebuilding it, {self.num_open} requests wait")
+            self._link.tell(f"scheduler lost: rebuilding it, requests waiting: {self.num_open}")
             self._config = replace(self._config, is_rebuild=True)
             try:
                 self._link = self._new_link()
@@ -160,7 +160,7 @@ class LiveEngine:
             except Exception as error:  # a full disk, no sockets, no memory: it counts
                 logger.error("rebuild failed: %s: %s", type(error).__name__, error)
         took = f"{time.monotonic() - begin_s:.1f} s"
-        self._link.tell(f"scheduler rebuilt in {took}: {self.num_open} requests go on")
+        self._link.tell(f"scheduler rebuilt in {took}, requests going on: {self.num_open}")
 
     # ---- EngineClient ------------------------------------------------------------------------
 

@@ -63,8 +63,8 @@ def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     canary.check(server)
     told(
         server,
-        r"stages lost \(.+\): rebuilding them, \d+ requests wait \(rebuild 1 of 3\)",
-        r"stages rebuilt in \d+\.\d s: \d+ requests go on",
+        r"stages lost \(.+\): rebuilding them, requests waiting: \d+ \(rebuild 1 of 3\)",
+        r"stages rebuilt in \d+\.\d s, requests going on: \d+",
     )
     fresh = prepared(server)
     assert len(fresh) == 2
@@ -139,8 +139,8 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
         exact(streams, canary, SCHEDULER_KILLED_S)
         told(
             server,
-            r"scheduler lost: rebuilding it, \d+ requests wait",
-            r"scheduler rebuilt in \d+\.\d s: \d+ requests go on",
+            r"scheduler lost: rebuilding it, requests waiting: \d+",
+            r"scheduler rebuilt in \d+\.\d s, requests going on: \d+",
         )
         status = httpx.get(f"{server.url}/console/status").json()
         assert (status["tbt_s"], status["pid"] != scheduler) == (0.25, True)

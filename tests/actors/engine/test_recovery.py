@@ -68,10 +68,11 @@ async def test_a_full_disk_for_a_while_costs_two_rebuilds(
     lines = [record.getMessage() for record in caplog.records if record.name == "legato.notices"]
     full = "OSError: [Errno 28] No space left on device"
     assert lines[:3] == [
-        f"engine a7: stages lost ({reason}): rebuilding them, 5 requests wait (rebuild {n} of 3)"
+        f"engine a7: stages lost ({reason}): rebuilding them, "
+        f"requests waiting: 5 (rebuild {n} of 3)"
         for n, reason in ((1, "a stage died"), (2, full), (3, full))
     ]
-    assert re.fullmatch(r"engine a7: stages rebuilt in 0\.\d s: 5 requests go on", lines[3])
+    assert re.fullmatch(r"engine a7: stages rebuilt in 0\.\d s, requests going on: 5", lines[3])
 
 
 async def test_a_rank_that_fails_with_a_traceback_is_told_of_in_one_line(
