@@ -206,4 +206,6 @@ class RunOptions:
         Path | None, typer.Option(help="With --paper: keep finished capacity searches here.")
     ] = None
     out: Annotated[Path | None, typer.Option(help="Write Parquet, JSON and plots here.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; tables go to standard error.")
+    ] = False
