@@ -19,7 +19,7 @@ import typer
 from rich.status import Status
 
 from actors.transport import semaphores
-from app.api.http.keys import ApiKeyError, read_key
+from app.api.http.keys import ApiKeyError, read_digest
 from app.cli.banner import show_banner
 from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
@@ -83,7 +83,7 @@ def serve(
         check_models(config)
         for application in config["applications"]:  # before a model is downloaded and loaded
             for key in ((application.get("args") or {}).get("api") or {}).get("api_keys") or ():
-                read_key(key)
+                read_digest(key)
         return config
 
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
+from app.api.http.keys import by_digest
 from app.cli.serve_config import num_cpus_of
 from app.cli.serve_keys import check_serve_keys
 from app.cli.start_failure import cause_of
@@ -24,7 +26,7 @@ def deploy(config: dict[str, Any]) -> Any:
     from ray.serve.schema import ServeDeploySchema
 
     check_serve_keys(config)
-    schema = ServeDeploySchema.model_validate(config)
+    schema = ServeDeploySchema.model_validate(_with_digests(config))
     client = serve_start(
         http_options=schema.http_options.model_dump(), proxy_location=schema.proxy_location
     )
@@ -100,4 +102,15 @@ def _replace(client: Any, config: dict[str, Any], changed: dict[str, Any], num_c
             f"its replicas, old beside new, reserve {wanted} CPUs, and this server began with "
             f"{num_cpus}: restart it"
         )
-    client.deploy_apps(ServeDeploySchema.model_validate(changed), _blocking=False)
+    client.deploy_apps(ServeDeploySchema.model_validate(_with_digests(changed)), _blocking=False)
+
+
+def _with_digests(config: dict[str, Any]) -> dict[str, Any]:
+    """This config with digests for the API keys that are written in it: Serve's controller logs the
+    arguments of applications, in files that every user of the machine may read."""
+    given = deepcopy(config)
+    for application in given["applications"]:
+        api = (application.get("args") or {}).get("api") or {}
+        if keys := api.get("api_keys"):
+            api["api_keys"] = {by_digest(key): limits for key, limits in keys.items()}
+    return given

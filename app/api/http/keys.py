@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -105,10 +106,28 @@ def read_key(written: str) -> str:
     return key
 
 
+def read_digest(written: str) -> bytes:
+    """The key's digest, which is all that a server needs of it. Raises ApiKeyError."""
+    kind, _, number = written.strip().partition(":")
+    if kind != "sha256":
+        return _digest(read_key(written))
+    if re.fullmatch(r"[0-9a-fA-F]{64}", number) is None:
+        raise ApiKeyError("api.api_keys: sha256:...: a digest has 64 hexadecimal digits")
+    return bytes.fromhex(number)
+
+
+def by_digest(written: str) -> str:
+    """The same key of the settings without the key itself in it."""
+    written = written.strip()
+    if written.startswith(("env:", "file:", "sha256:")):
+        return written
+    return f"sha256:{_digest(written).hex()}"
+
+
 def shown_key(written: str) -> str:
     """What messages call a key of the settings: where it is, else its digest's beginning."""
-    written = written.strip()
-    return written if written.startswith(("env:", "file:")) else _named(_digest(written))
+    kind, _, number = by_digest(written).partition(":")
+    return f"key-{number[:8].lower()}" if kind == "sha256" else written.strip()
 
 
 def _digest(key: str) -> bytes:
@@ -134,7 +153,7 @@ class KeyRing:
     ) -> None:
         self._allowances: list[tuple[bytes, Allowance]] = []
         for written, limits in keys.items():
-            digest = _digest(read_key(written))
+            digest = read_digest(written)
             self._allowances.append((digest, Allowance(_named(digest), limits, clock)))
 
     def admit(self, authorization: bytes | None) -> Allowance:

@@ -45,7 +45,7 @@ class ApiOptions:
         default_factory=dict,
         description="Key to its limits; without any, no key is needed. A key written "
         "`env:NAME` or `file:PATH` is the content of that variable or file on the "
-        "replica's machine.",
+        "replica's machine; `sha256:HEX` is the key with that digest.",
     )
     public_paths: frozenset[str] = Field(
         default=frozenset({"/health", "/live", "/"}),

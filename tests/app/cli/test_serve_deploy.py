@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.api.http.keys import by_digest
 from app.cli.serve_config import load_config, set_address
 from app.cli.serve_deploy import deploy_again
 from app.settings.model_folder import SettingsError
@@ -65,6 +66,20 @@ def test_a_file_that_cannot_be_read_changes_nothing(
     printed = capsys.readouterr().err
     assert "is not deployed" in printed
     assert "bad" in printed
+
+
+def test_serve_which_logs_a_config_gets_digests_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.cli.serve_deploy._LOOK_S", 0.01)
+    client, changed = Client(), _running()
+    changed["applications"][0]["args"]["api"] = {"api_keys": {"sesame": {}, "env:A_KEY": {}}}
+    others = {*threading.enumerate()}
+    assert deploy_again(client, _running(), lambda: changed, 8) is changed
+    for thread in {*threading.enumerate()} - others:
+        thread.join(30)
+    (schema,) = client.deployed
+    given = list(schema.applications[0].args["api"]["api_keys"])
+    assert given == [by_digest("sesame"), "env:A_KEY"]
+    assert "sesame" in changed["applications"][0]["args"]["api"]["api_keys"], "for the banner"
 
 
 def test_a_value_that_serve_refuses_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections import Counter
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,15 @@ from app.api.context import Context
 from app.api.http.audit import Audit
 from app.api.http.errors import ApiError
 from app.api.http.guard import Guard, Ingress, middlewares
-from app.api.http.keys import ApiKeyError, KeyRing, TokenBucket, given_key, read_key, shown_key
+from app.api.http.keys import (
+    ApiKeyError,
+    KeyRing,
+    TokenBucket,
+    by_digest,
+    given_key,
+    read_key,
+    shown_key,
+)
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.engine_client.client import EngineUnavailable, ModelCard, RequestRefused
 from app.settings.load import parse
@@ -154,6 +163,21 @@ def test_a_reference_with_spaces_around_it_is_no_key(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LEGATO_TEST_KEY", "sesame")
     assert read_key(" env:LEGATO_TEST_KEY ") == "sesame"
     assert shown_key(" env:LEGATO_TEST_KEY ") == "env:LEGATO_TEST_KEY"
+
+
+def test_a_digest_in_the_settings_stands_for_its_key() -> None:
+    written = by_digest(" sesame ")
+    assert written == f"sha256:{sha256(b'sesame').hexdigest()}"
+    assert by_digest(written) == written
+    assert by_digest("env:NAME") == "env:NAME"
+    assert shown_key(written) == shown_key("sesame")
+    ring, plain = KeyRing({written: KeyLimits()}), KeyRing({"sesame": KeyLimits()})
+    assert ring.admit(b"Bearer sesame").name == plain.admit(b"Bearer sesame").name
+    with pytest.raises(ApiError):
+        ring.admit(b"Bearer " + written.encode())
+    for wrong in ("sha256:", "sha256:12", f"{written}0", "sha256:" + 64 * "g"):
+        with pytest.raises(ApiKeyError, match="64 hexadecimal digits"):
+            KeyRing({wrong: KeyLimits()})
 
 
 async def test_public_paths_and_probes_are_those_below_a_prefix() -> None:
