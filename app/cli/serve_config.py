@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import socket
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from app.settings.models import engine_groups, entry_of, is_fleet, parse_each, r
 from app.settings.schema import Settings
 
 _OF_A_DEVICE = ("parallel.backend: ", "kv.dtype: ", "model.quantization: ")
+_TOPS = ("model", "models", "applications")  # one of them says what is served
 _NO_GPU = "torch finds no GPU here; where one will be, write `parallel.device: cuda`"
 
 
@@ -85,6 +87,9 @@ def _read(path: Path) -> dict[str, Any]:
         return _of_args(config)
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
+        for key in config if isinstance(config, dict) else ():
+            if key not in _TOPS and (close := get_close_matches(str(key), _TOPS, n=1)):
+                raise SettingsError(f"{path}: {key}: unknown key; did you mean {close[0]!r}?")
         raise SettingsError(
             f"{path}: needs a list `applications`, as `serve run` reads it, or the settings of one "
             "application, `model` among them; `legato config show` prints a whole config"

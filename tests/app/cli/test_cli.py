@@ -175,6 +175,8 @@ def test_a_model_folder_is_checked_from_any_folder(
         (": [", "is not YAML"),
         ("\x00", "is not YAML"),
         ("applications: {}", "needs a list `applications`"),
+        ("modle: {path: demo}", "modle: unknown key; did you mean 'model'?"),
+        ("aplications: []", "did you mean 'applications'?"),
         ("slo: {tbt_ms: 50}", "`legato config show` prints a whole config"),
         ("applications: [1]", "applications.0: must be a mapping"),
         ("applications: [{args: {}}]", "lacks `import_path"),
