@@ -164,8 +164,8 @@ def from_row(row: Row) -> tuple[float, Event, list[Instruction]]:
 
 def config_of(row: Row) -> SchedulerConfig:
     """The configuration in the first row of a log. Raises ValueError as `from_row` does."""
-    if row["kind"] != "Config":
-        raise ValueError(f"a log begins with its configuration, not with {row['kind']}")
+    if (kind := row.get("kind", "what is no event")) != "Config":
+        raise ValueError(f"a log begins with its configuration, not with {kind}")
     settings = {**_FORMER_DEFAULTS, **json.loads(row["event"])}
     config: SchedulerConfig = decode(SchedulerConfig, settings)
     return config
@@ -188,7 +188,8 @@ class Recorder:
 def replay(rows: Iterable[Row], core: Core | None = None) -> Iterator[Row]:
     """Feed a log's events to a fresh core (that of its first row) and yield the rows it gives."""
     iterator = iter(rows)
-    first = next(iterator)
+    if (first := next(iterator, None)) is None:
+        raise ValueError("the log is empty")
     core = core or build_core(config_of(first))
     yield config_row(core.config)
     for row in iterator:

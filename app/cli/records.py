@@ -146,6 +146,9 @@ def replay(
         "slo.ttft_ms": ttft_ms,
     }
     changes = {key: value for key, value in given.items() if value is not None}
+    if file.is_dir():  # of which pyarrow would read all files
+        logs = ", ".join(map(str, sorted(file.rglob("events-*-0001.parquet")))) or "it has none"
+        fail(f"{file} is a folder; give the first file of a log ({logs})", code=WRONG_USAGE)
     try:
         if not changes and cost_model is None:
             if as_json:
@@ -163,9 +166,6 @@ def replay(
     except (OSError, ValueError) as error:
         if not file.exists():  # pyarrow says no more than the name
             fail(f"no file {str(file)!r}", code=WRONG_USAGE)
-        if file.is_dir():
-            logs = ", ".join(map(str, sorted(file.rglob("events-*-0001.parquet")))) or "it has none"
-            fail(f"{file} is a folder; give the first file of a log ({logs})", code=WRONG_USAGE)
         fail(f"{file}: {error}", code=WRONG_USAGE)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -241,7 +242,19 @@ def test_nothing_to_explain(tmp_path: Path) -> None:
     assert "logs are kept there, but no requests have ended yet" in result.output
 
 
+@pytest.mark.parametrize("what_if", [[], ["--policy", "vllm"]])
+def test_what_is_no_log_of_events_is_not_replayed(what_if: list[str], tmp_path: Path) -> None:
+    other = "a log begins with its configuration, not with what is no event"
+    for rows, found in ([{"ttft_s": 0.1}], other), ([], "the log is empty"):
+        file = tmp_path / "requests-1.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        ran = runner.invoke(app, ["replay", str(file), *what_if])
+        assert (ran.exit_code, f"{file}: {found}" in ran.output) == (2, True)
+
+
 def test_a_folder_is_not_replayed_but_searched(tmp_path: Path) -> None:
+    ran = runner.invoke(app, ["replay", str(tmp_path)])
+    assert (ran.exit_code, "(it has none)" in ran.output) == (2, True), "not read as an empty log"
     (tmp_path / "settings.json").write_text("{}")
     first = tmp_path / "events-20260101-000000-0001.parquet"
     for logs in ("it has none", str(first)):
