@@ -183,7 +183,11 @@ def command(
     """Servers side by side: decode, prefill, stall, capacity, speculation; ratios to the first."""
     try:
         plan = ComparisonPlan.model_validate(yaml.safe_load(locate(plan_file).read_text()))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+    except ValidationError as error:
+        wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
+        said = "; ".join(f"{key}: {message}" if key else message for key, message in wrong)
+        raise typer.BadParameter(f"{plan_file}: {said}") from None
+    except (OSError, yaml.YAMLError, UnicodeError) as error:
         raise typer.BadParameter(f"{plan_file}: {error}") from None
     names = only.split(",") if only else list(plan.servers)
     if unknown := [name for name in names if name not in plan.servers]:

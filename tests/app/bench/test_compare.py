@@ -47,6 +47,23 @@ def test_a_shipped_plan_is_valid(file: Path) -> None:
     assert any(server.command.startswith("legato") for server in plan.servers.values())
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"model: x", "servers: Field required; model: Extra inputs are not permitted"),
+        (b"\xff", "can't decode byte 0xff"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_said_in_a_line(
+    text: bytes, said: str, tmp_path: Path
+) -> None:
+    (plan := tmp_path / "plan.yaml").write_bytes(text)
+    result = CliRunner().invoke(app, ["bench", "compare", str(plan)], env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "pydantic" not in result.output
+
+
 def test_a_plan_says_how_long_it_takes() -> None:
     plan = ComparisonPlan.model_validate(yaml.safe_load((PLANS / "compare_135m.yaml").read_text()))
     least_s, most_s = _alone_s(plan)
