@@ -132,8 +132,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404 and path and path == request.scope.get("root_path"):
         # The address that Serve tells of: the page's files and calls are relative to /prefix/.
         return RedirectResponse(f"{path}/?{query}" if query else f"{path}/")
+    found, root = request.url.path[:200], request.scope.get("root_path", "")
     messages = {
-        404: f"There is nothing at {request.url.path[:200]}.",
+        404: f"There is nothing at {found}. GET {root}/openapi.json lists what there is.",
         405: f"{request.method} is not allowed here.",
     }
     message = messages.get(error.status_code, error.detail)

@@ -359,6 +359,13 @@ async def test_wrong_paths_and_methods(server: Server, method: str, path: str, s
     assert ("allow" in answer.headers) == (status == 405)
 
 
+async def test_a_path_where_nothing_is_is_told_where_to_look(server: Server) -> None:
+    answer = await server.http.get("/docs")
+    assert answer.status_code == 404
+    where = answer.json()["error"]["message"].partition("GET ")[2].split()[0]
+    assert "/v1/models" in (await server.http.get(where)).json()["paths"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
