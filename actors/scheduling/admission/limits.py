@@ -128,15 +128,17 @@ class QueueLimits:
         engine = engine.found_by(request.priority)
         limit = config.max_queued_requests
         if limit is not None and engine.num_waiting >= limit:
-            return Refuse(name, f"{limit} requests wait already", None, self._retry_s(engine))
+            message = f"the queue is full (scheduling.max_queued_requests: {limit})"
+            return Refuse(name, message, None, self._retry_s(engine))
         limit = config.max_queued_tokens
         num_tokens = len(request.prompt) + len(request.output)
         # An empty queue takes any prompt: otherwise a long one could never be served.
         if limit is not None and 0 < _to_compute(engine) > limit - num_tokens:
-            return Refuse(name, f"{limit} tokens wait already", None, self._retry_s(engine))
+            message = f"the queue has no room for this (scheduling.max_queued_tokens: {limit})"
+            return Refuse(name, message, None, self._retry_s(engine))
         limit = config.max_queued_per_tenant
         if limit is not None and engine.num_waiting_of(request.tenant) >= limit:
-            message = f"{limit} requests of this tenant wait already"
+            message = f"this tenant's queue is full (scheduling.max_queued_per_tenant: {limit})"
             return Refuse(name, message, None, self._retry_s(engine))
         return None
 

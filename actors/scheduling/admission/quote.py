@@ -119,7 +119,7 @@ def _between_tokens(
         (k for k in range(running + 1) if predictor.tbt_bound_s(engine, context, k) <= tbt_s), None
     )
     message = (
-        f"steps beside {running} running requests take up to "
+        f"steps beside running requests ({running}) take up to "
         f"{1000 * predicted.tbt_bound_s:.3g} ms, the objective allows {1000 * tbt_s:.3g} ms"
     )
     if fewer is None:

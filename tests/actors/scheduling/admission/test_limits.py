@@ -81,7 +81,9 @@ def test_queued_tokens_are_limited_but_one_always_fits() -> None:
     driver.submit(request(2, prompt=50))  # alone in the queue
     driver.submit(request(3, prompt=5))
     assert driver.callers[2].refused is None
-    assert driver.callers[3].refused is not None
+    refused = driver.callers[3].refused
+    assert refused is not None
+    assert "no room for this (scheduling.max_queued_tokens: 20)" in refused.message
     driver.drain()
 
 
