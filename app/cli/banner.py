@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -93,9 +94,11 @@ def _capacity(status: dict[str, Any], settings: Settings) -> str | None:
     tbt_ms = 1000 * found["tbt_s"]
     short = wanted_ms is not None and tbt_ms > wanted_ms
     lines = [f"{wanted_ms:g} ms are less than a token takes here;"] if short else []
-    lines += [
-        f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration,",
-        f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
-        f"{CHAT_OUTPUT} out)",
-    ]
+    lines.append(f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration")
+    if (status.get("max_model_len") or math.inf) >= CHAT_PROMPT + CHAT_OUTPUT:
+        lines[-1] += ","
+        lines.append(
+            f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
+            f"{CHAT_OUTPUT} out)"
+        )
     return _BELOW.join(lines)

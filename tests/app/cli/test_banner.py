@@ -10,6 +10,7 @@ import pytest
 
 from app.cli import banner
 from app.cli.banner import ready_in
+from app.settings.models import parse_each
 
 
 def test_the_parts_are_the_time_from_one_end_to_the_next() -> None:
@@ -55,6 +56,17 @@ def test_the_capacity_of_each_model_is_asked_for_with_a_key(
     # Of b the KV cache holds less than its context.
     assert "context of b: 2048 tokens, not the model's 4096: the KV cache holds no more" in told
     assert "context of a" not in told
+
+
+@pytest.mark.parametrize(("longest", "chats"), [(639, False), (640, True)])
+def test_no_chats_are_counted_that_the_context_does_not_hold(longest: int, chats: bool) -> None:
+    (settings,) = parse_each({"model": {"path": "none"}, "slo": {"tbt_ms": 100}})
+    outlook = {"tbt_s": 0.1, "num_tokens": 64, "chat_qps": 5.0}
+    said = banner._capacity({"outlook": outlook, "max_model_len": longest}, settings)
+    assert said is not None
+    assert said.startswith("100 ms between tokens: 64 tokens an iteration")
+    assert ("of chat (512 tokens in, 128 out)" in said) == chats
+    assert said.endswith("iteration") != chats
 
 
 def test_a_server_goes_on_where_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
