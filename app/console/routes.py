@@ -140,8 +140,8 @@ def _meant(served: _Served, name: str | None) -> tuple[EngineClient, Observer]:
     if name is None:
         return next(iter(served.values()))
     if name not in served:
-        known = f"it knows {', '.join(served)}, whose figures hold those of their adapters"
-        message = f"The console knows no model '{name[:128]}'; {known}."
+        known = f"but of {', '.join(served)}, each with its adapters"
+        message = f"There are no figures of a model '{name[:128]}', {known}."
         raise ApiError(404, message, "model", "model_not_found")
     return served[name]
 

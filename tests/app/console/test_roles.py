@@ -193,7 +193,9 @@ async def test_a_model_that_the_console_does_not_know_is_told_from_those_it_does
     answer = await client.get("/console/status", params={"model": "an-adapter"})
     assert answer.status_code == 404
     message = answer.json()["error"]["message"]
-    assert message.startswith(f"The console knows no model 'an-adapter'; it knows {MODEL}, ")
+    assert message == (
+        f"There are no figures of a model 'an-adapter', but of {MODEL}, each with its adapters."
+    )
 
 
 async def test_a_model_without_a_status_does_not_hide_the_others(text: TextProcessor) -> None:
