@@ -146,7 +146,7 @@ def replay(
         "slo.ttft_ms": ttft_ms,
     }
     changes = {key: value for key, value in given.items() if value is not None}
-    if file.is_dir():  # of which pyarrow would read all files
+    if os.path.isdir(file):  # of which pyarrow would read all files
         logs = ", ".join(map(str, sorted(file.rglob("events-*-0001.parquet")))) or "it has none"
         fail(f"{file} is a folder; give the first file of a log ({logs})", code=WRONG_USAGE)
     try:
@@ -164,7 +164,7 @@ def replay(
     except ReplayMismatch as error:
         fail(f"{file}: {error}")
     except (OSError, ValueError) as error:
-        if not file.exists():  # pyarrow says no more than the name
+        if not os.path.exists(file):  # pyarrow says no more than the name
             fail(f"no file {str(file)!r}", code=WRONG_USAGE)
         fail(f"{file}: {error}", code=WRONG_USAGE)
     if as_json:

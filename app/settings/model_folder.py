@@ -160,6 +160,8 @@ def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{key}: {path!r} holds no config.json") from None
+    except OSError as error:  # as of another user's folder
+        raise SettingsError(f"{key}: {file}: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"{key}: {file} is not JSON: {error}") from None
     if not isinstance(config, dict):

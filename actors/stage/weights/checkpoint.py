@@ -8,6 +8,7 @@ unpickling runs code.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -186,6 +187,8 @@ def _open(shard: Path) -> Any:
             raise ModelError(
                 f"weight file {shard} is only Git LFS's pointer to it: `git lfs pull` fetches it"
             ) from bad
+        if not os.access(shard, os.R_OK):  # which safetensors calls a file that is not there
+            raise ModelError(f"weight file {shard} may not be read by this user") from bad
         raise ModelError(f"weight file {shard} is corrupt or truncated: {bad}") from bad
 
 

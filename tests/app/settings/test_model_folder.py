@@ -62,6 +62,12 @@ def test_a_folder_is_read() -> None:
     assert model_config(DEMO)["vocab_size"] == max(vocabulary(DEMO).values()) + 1
 
 
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()  # as of another user's folder, also for the superuser
+    with pytest.raises(SettingsError, match=r"^model\.path: .*/config\.json: Is a directory"):
+        model_config(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

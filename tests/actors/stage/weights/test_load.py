@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,13 @@ def test_broken_folder(folder: Path, case: str) -> None:
     edit, message = BROKEN[case]
     edit(folder)
     with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every file")
+def test_weights_of_another_user_are_not_called_corrupt(folder: Path) -> None:
+    (folder / "model.safetensors").chmod(0)
+    with pytest.raises(ModelError, match=r"model\.safetensors may not be read by this user"):
         load(folder)
 
 
