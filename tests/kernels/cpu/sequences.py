@@ -50,8 +50,9 @@ class Sequences:
         out = BACKEND.attention(q, batch, self.layer, self.shape)
         return list(out.split([n for _, _, n in work]))
 
-    def expected(self, s: int) -> torch.Tensor:
-        return reference_attention(self.q[s], self.k[s], self.v[s], 0, self.shape)
+    def expected(self, s: int, start: int = 0) -> torch.Tensor:
+        """The rows from position `start` on."""
+        return reference_attention(self.q[s][start:], self.k[s], self.v[s], start, self.shape)
 
 
 def make(
