@@ -176,6 +176,10 @@ class RankPool:
             raise RanksFailed(failures)
         return [value for _, value in answers]
 
+    @property
+    def lives(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
     def kill(self) -> None:
         for process in self._processes:
             process.kill()

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,13 +107,6 @@ def test_a_preempted_request_keeps_its_adapter(
     planner = MiniPlanner(runners(tiny_model("llama"), adapters, backend="cpu"), num_blocks=26)
     assert planner.run(make_prompts(), GREEDY, adapters=WANTED) == answers(adapters)
     assert planner.num_preemptions > 0
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize(("backend", "num_stages"), [("torch", 1), ("cpu", 1), ("cpu", 2)])

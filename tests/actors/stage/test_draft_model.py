@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -100,13 +100,6 @@ def test_equal_tokens_on_torch(tiny_model: Folder) -> None:
         drafted, core, _ = serve(MODEL, stages(folder, draft, backend="torch"))
         assert {i: a.tokens for i, a in drafted.items()} == {i: a.tokens for i, a in plain.items()}
         assert core.speculation.num_drafts > 0
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,6 @@ from tests.actors.stage.rank_pool import RankPool
 from tests.actors.stage.weights import mxfp4_folders, packed_folders
 from tests.actors.stage.weights.test_packed import GREEDY as SHORT
 from tests.actors.stage.weights.test_packed import LENGTHS, answers
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -195,13 +195,6 @@ def test_equal_tokens_on_torch(tiny_model: Callable[..., Path], name: str) -> No
         exact=False,
         **changes,
     )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -171,18 +171,11 @@ def test_a_model_of_embeddings_may_say_how_it_pools(tmp_path: Path) -> None:
         config_read(path, "qwen3", tune=lambda w: w.add_pooling_type(gguf.PoolingType.RANK))
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    ranks = RankPool(2)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize(
     "kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
 )
-def test_stored_kinds(tmp_path: Path, pool: RankPool, kind: Kind, backend: str) -> None:
+def test_stored_kinds(tmp_path: Path, ranks: RankPool, kind: Kind, backend: str) -> None:
     """Blocks of 256 features ask for sizes to match; so do two ranks that cut no block."""
     skip_unless_available(backend)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -198,8 +191,8 @@ def test_stored_kinds(tmp_path: Path, pool: RankPool, kind: Kind, backend: str) 
         planner = MiniPlanner(chain, feeds=num_stages > 1)
         assert planner.run(make_prompts(LENGTHS), GREEDY) == expected
     for num_stages in (1, 2):
-        pool.make(folder, num_stages, backend=backend, dtype="float32")
-        planner = MiniPlanner(pool.execute, feeds=num_stages > 1)
+        ranks.make(folder, num_stages, backend=backend, dtype="float32")
+        planner = MiniPlanner(ranks.execute, feeds=num_stages > 1)
         assert planner.run(make_prompts(LENGTHS), GREEDY) == expected
 
 
@@ -213,12 +206,12 @@ def test_floats_of_two_bytes(tmp_path: Path, kind: Kind) -> None:
     assert StageRunner(StageSpec(str(folder), backend="torch")).info.dtype == wanted
 
 
-def test_ranks_may_cut_a_block(tmp_path: Path, pool: RankPool) -> None:
+def test_ranks_may_cut_a_block(tmp_path: Path, ranks: RankPool) -> None:
     """96 inner features are three blocks, so a rank's half is not whole ones."""
     model = write(tmp_path / "tiny.gguf", "qwen3-moe", Kind.Q8_0, mlp_only_layers=[])
     folder = model_folder(tmp_path, tmp_path / "cache")
-    pool.make(folder, dtype="float32")
-    assert MiniPlanner(pool.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    ranks.make(folder, dtype="float32")
+    assert MiniPlanner(ranks.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
 def test_transformers_reads_the_same_from_the_file(tmp_path: Path) -> None:

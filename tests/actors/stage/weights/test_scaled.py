@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +60,13 @@ def test_mixtures(tmp_path: Path, method: str, variant: str, backend: str) -> No
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    ranks = RankPool(2)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize("method", ["w4a16", "w4a16-act-order", "w8a8", "deepseek"])
-def test_two_ranks(tmp_path: Path, pool: RankPool, method: str) -> None:
+def test_two_ranks(tmp_path: Path, ranks: RankPool, method: str) -> None:
     """A rank's half of 96 inputs cuts a group of 32, and act order cannot be cut: both are then
     turned into floating point."""
     model = scaled_folders.write(tmp_path, method, "qwen2")
-    pool.make(tmp_path)
-    assert MiniPlanner(pool.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    ranks.make(tmp_path)
+    assert MiniPlanner(ranks.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
     assert packed_layers(tmp_path, 2) == (method == "w8a8")
 
 

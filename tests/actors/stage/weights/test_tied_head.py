@@ -54,7 +54,7 @@ def test_one_that_differs_is_used(untied: Path, num_stages: int) -> None:
     assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
 
 
-def test_rows_of_one_rank_may_be_those_of_the_embedding(untied: Path) -> None:
+def test_rows_of_one_rank_may_be_those_of_the_embedding(untied: Path, ranks: RankPool) -> None:
     """Each rank compares what it reads; all of them together hold the stored head."""
     path = untied / "model.safetensors"
     tensors = load_file(path)
@@ -62,12 +62,8 @@ def test_rows_of_one_rank_may_be_those_of_the_embedding(untied: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     whole = MiniPlanner(make_chain(untied)).run(make_prompts(), GREEDY)
     assert whole != expected("llama")
-    pool = RankPool(2)
-    try:
-        pool.make(untied)
-        assert MiniPlanner(pool.execute).run(make_prompts(), GREEDY) == whole
-    finally:
-        pool.close()
+    ranks.make(untied)
+    assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == whole
 
 
 def test_a_copy_of_the_embedding_is_not_kept_twice(
