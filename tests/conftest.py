@@ -42,7 +42,10 @@ SHARED = {
     "own_serve": "shared servers",
     "faulted_server": "shared servers",
     "served_fleet": "served fleet",
+    "console_server": "console",
 }
+# Those and what else lasts: not beyond the tests of processes.
+LASTING = ("ray_cluster", "browser_process", *SHARED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -112,11 +115,11 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """A worker's cluster and servers end before its first test without processes: no test after
-    that needs them, and at rest they would take a tenth of two cores."""
+    """A worker's cluster, servers and browser end before its first test without processes: no test
+    after that needs them, and at rest they would take a tenth of two cores."""
     if not _has_marker(item, quick.PROCESSES):
         definitions = item.session._fixturemanager._arg2fixturedefs
-        for server in [d for name in ("ray_cluster", *SHARED) for d in definitions.get(name, ())]:
+        for server in [d for name in LASTING for d in definitions.get(name, ())]:
             server.finish(item._request)  # type: ignore[attr-defined]
     yield
 
