@@ -35,19 +35,27 @@ def expected(variant: str, lengths: tuple[int, ...] = LENGTHS, **overrides: Any)
 
 
 def _generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    answers = []
+    for answer in generate(model, prompts, MAX_TOKENS):
+        ends = [n for n, token in enumerate(answer, 1) if token == tiny_models.EOS_TOKEN_ID]
+        answers.append(answer[: ends[0]] if ends else answer)
+    return answers
+
+
+def generate(
+    model: Any, prompts: list[list[int]], num_tokens: int, **options: Any
+) -> list[list[int]]:
     """All at once, the shorter ones padded on the left."""
     width = max(map(len, prompts))
     rows = model.generate(
         torch.tensor([[0] * (width - len(p)) + p for p in prompts]),
         attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
-        max_new_tokens=MAX_TOKENS,
+        max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
+        **options,
     )
-    answers = []
-    for answer in rows[:, width:].tolist():
-        ends = [n for n, token in enumerate(answer, 1) if token == tiny_models.EOS_TOKEN_ID]
-        answers.append(answer[: ends[0]] if ends else answer)
+    answers: list[list[int]] = rows[:, width:].tolist()
     return answers
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from kernels.cpu.quantize import quantize
 from kernels.gptq_awq import unpack_gptq
 from kernels.quantized import fake_quantize
 from kernels.torch.linear import TorchQuantizedLinear
-from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.actors.stage.greedy_reference import generate, make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import packed_folders
 from tests.actors.stage.weights.linears import linears
@@ -31,24 +33,39 @@ LENGTHS = (3, 17, 40)
 GREEDY = SamplingParams(max_tokens=16)
 
 
-def answers(model: PreTrainedModel) -> list[list[int]]:
-    generated = []
-    for prompt in make_prompts(LENGTHS):
-        ids = model.generate(
-            torch.tensor([prompt]), max_new_tokens=16, min_new_tokens=16, do_sample=False,
-            eos_token_id=None,
-        )  # fmt: skip
-        generated.append(ids[0, len(prompt) :].tolist())
-    return generated
+def answers(model: PreTrainedModel, by_length: bool = False) -> list[list[int]]:
+    """by_length: see `BY_LENGTH`."""
+    prompts = make_prompts(LENGTHS)
+    return [
+        answer
+        for part in ([[prompt] for prompt in prompts] if by_length else [prompts])
+        for answer in generate(model, part, 16, eos_token_id=None)
+    ]
+
+
+Write = Callable[[Path, str, str], PreTrainedModel]
+Written = Callable[..., tuple[Path, list[list[int]]]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """`written(write, method)` is a folder and its answers, made once for all backends."""
+
+    @functools.cache
+    def get(write: Write, method: str, variant: str = "llama") -> tuple[Path, list[list[int]]]:
+        folder = tmp_path_factory.mktemp("written")
+        return folder, answers(write(folder, method, variant))
+
+    return get
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("method", packed_folders.METHODS)
-def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
+def test_greedy(written: Written, method: str, backend: str) -> None:
     skip_unless_available(backend)
-    model = packed_folders.write(tmp_path, method)
-    planner = MiniPlanner(make_chain(tmp_path, backend=backend))
-    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    folder, right = written(packed_folders.write, method)
+    planner = MiniPlanner(make_chain(folder, backend=backend))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -56,11 +73,11 @@ def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
     ("method", "variant"),
     [("gptq", "qwen3-moe"), ("gptq-8", "olmoe"), ("gptq-act-order", "olmoe"), ("awq", "qwen3-moe")],
 )
-def test_mixtures(tmp_path: Path, method: str, variant: str, backend: str) -> None:
+def test_mixtures(written: Written, method: str, variant: str, backend: str) -> None:
     skip_unless_available(backend)
-    model = packed_folders.write(tmp_path, method, variant)
-    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
-    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    folder, right = written(packed_folders.write, method, variant)
+    planner = MiniPlanner(make_chain(folder, 2, backend=backend), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
 @pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])

@@ -20,7 +20,8 @@ from tests.actors.stage.greedy_reference import make_prompts, skip_unless_availa
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
 from tests.actors.stage.weights import scaled_folders
-from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, Written, answers
+from tests.actors.stage.weights.test_packed import written as written  # a fixture of this one too
 
 LAYER = "model.layers.1.mlp.down_proj"
 
@@ -33,12 +34,12 @@ def packed_layers(folder: Path, ranks: int = 1) -> bool:
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("method", scaled_folders.METHODS)
-def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
+def test_greedy(written: Written, method: str, backend: str) -> None:
     skip_unless_available(backend)
-    model = scaled_folders.write(tmp_path, method)
-    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
-    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
-    assert packed_layers(tmp_path) == method.startswith("w")
+    folder, right = written(scaled_folders.write, method)
+    planner = MiniPlanner(make_chain(folder, 2, backend=backend), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == right
+    assert packed_layers(folder) == method.startswith("w")
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -53,11 +54,11 @@ def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
         ("deepseek", "qwen3-moe"),
     ],
 )
-def test_mixtures(tmp_path: Path, method: str, variant: str, backend: str) -> None:
+def test_mixtures(written: Written, method: str, variant: str, backend: str) -> None:
     skip_unless_available(backend)
-    model = scaled_folders.write(tmp_path, method, variant)
-    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
-    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    folder, right = written(scaled_folders.write, method, variant)
+    planner = MiniPlanner(make_chain(folder, 2, backend=backend), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
 @pytest.mark.parametrize("method", ["w4a16", "w4a16-act-order", "w8a8", "deepseek"])
