@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -10,11 +9,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be compiled")
 
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
 # The most shared memory one program may take, per compute capability.
 SHARED_BYTES = {
@@ -92,87 +93,57 @@ def test_multiply_adds_are_fused_whatever_triton_does_by_default() -> None:
             assert not enabled(False)
 
 
-@pytest.mark.tensors
-def test_the_widest_heads_fit_the_least_shared_memory() -> None:
-    """In float32, where the rows of K and V are twice as long."""
-    script = """
-import torch
-from app.bench.gpu.checks import AttentionCase, attention_inputs
-from kernels.triton.backend import TritonBackend
-from kernels.triton.compile import compiling_for
-
-case, cpu = AttentionCase("", (2, 1, 256), 16, ((33, 1), (60, 20))), torch.device("cpu")
-backend = TritonBackend()
-q_TND, batch, cache = attention_inputs(case, backend, torch.float32, cpu)
-with compiling_for(86) as compiled:
-    backend.attention(q_TND, batch, cache, case.shape)
-print({kernel.name: kernel.shared_bytes for kernel in compiled})
-"""
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """What tests/kernels/triton/compiled.py prints: one process compiles for several tests."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-m", "tests.kernels.triton.compiled"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    shared_bytes = ast.literal_eval(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.tensors
+def test_the_widest_heads_fit_the_least_shared_memory(compiled: dict[str, Any]) -> None:
+    shared_bytes = compiled["widest_heads"]
     assert shared_bytes.keys() >= {"_prefill_kernel", "_decode_kernel"}
     assert max(shared_bytes.values()) <= SHARED_BYTES[86]
 
 
 @pytest.mark.tensors
-def test_the_largest_tiles_of_packed_weights_fit_the_least_shared_memory() -> None:
-    """As many tokens as are multiplied in one launch."""
-    script = """
-import torch
-from kernels.packing import pack_weight
-from kernels.triton.compile import compiling_for
-from kernels.triton.linear import QuantizedLinear
-from kernels.triton.tiles import most_fused_tokens
-
-with compiling_for(86) as compiled:
-    for dtype in (torch.bfloat16, torch.float32):
-        linear = QuantizedLinear(pack_weight(torch.zeros(64, 2048), "int8"), None)
-        linear(torch.zeros(most_fused_tokens(dtype), 2048, dtype=dtype))
-print([kernel.shared_bytes for kernel in compiled if kernel.name == "_quantized_linear_kernel"])
-"""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    shared_bytes = ast.literal_eval(done.stdout)
+def test_the_largest_tiles_of_packed_weights_fit_the_least_shared_memory(
+    compiled: dict[str, Any],
+) -> None:
+    shared_bytes = compiled["largest_packed_tiles"]
     assert len(shared_bytes) == 2
     assert max(shared_bytes) <= SHARED_BYTES[86]
 
 
 @pytest.mark.tensors
-def test_ranks_wait_between_writing_and_reading() -> None:
+def test_ranks_wait_between_writing_and_reading(compiled: dict[str, Any]) -> None:
     """In the machine's order, over all GPUs: the part's stores, a barrier of the program, the
     release, the acquire in a loop, a barrier, and only then loads of all parts."""
-    script = """
-import torch
-from app.bench.gpu.reduce_checks import draw, make_ranks
-from kernels.triton.backend import TritonBackend
-from kernels.triton.compile import compiling_for
-
-size, cpu = (8, 3, 4096), torch.device("cpu")
-[mine, *_] = make_ranks(*size, torch.bfloat16, cpu)
-(part_TH, *_), residual_TH, weight_H = draw(*size, torch.bfloat16, cpu)
-with compiling_for(90) as compiled:
-    TritonBackend().reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
-print(compiled[0].ptx)
-"""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     # w: a vector is written, r: read, |: barrier. x, weight and residual: two vectors each.
     kinds = {"w": r"st\.global\.v4", "r": r"ld\.global\.v4", "|": r"bar\.sync"}
     kinds |= {"R": r"sys\.release|release\.sys", "A": r"sys\.acquire|acquire\.sys"}
-    found = re.findall("|".join(f"(?P<_{ord(k)}>{kind})" for k, kind in kinds.items()), done.stdout)
+    patterns = "|".join(f"(?P<_{ord(k)}>{kind})" for k, kind in kinds.items())
+    found = re.findall(patterns, compiled["sum_over_ranks"])
     order = "".join([*kinds][[*map(bool, groups)].index(True)] for groups in found)
     assert re.fullmatch(r"rrww\|+R\|*rrrr\|*A\|+(rr){8}ww\|+ww", order), order
 
 
 @pytest.mark.tensors
-@pytest.mark.timeout(600)
+def test_fp8_caches_are_read_by_the_instruction_where_there_is_one(
+    compiled: dict[str, Any],
+) -> None:
+    found = compiled["float8_conversions"]
+    for kernel in ("_decode_kernel", "_prefill_kernel"):
+        assert not found["80"][kernel]
+        assert found["90"][kernel]
+
+
+@pytest.mark.tensors
 @pytest.mark.parametrize(
     ("arch", "options"),
     [(90, ["--once"]), *(pytest.param(arch, [], marks=pytest.mark.long) for arch in SHARED_BYTES)],
