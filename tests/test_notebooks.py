@@ -14,12 +14,16 @@ pytestmark = pytest.mark.heavy
 
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 LIVE = {"a_stall_live"}  # runs an engine: times of this machine, different each time
-RUN = [
-    pytest.param(
-        path, id=path.stem, marks=[pytest.mark.ray, pytest.mark.long] if path.stem in LIVE else []
-    )
+# It draws the rows that tests/app/simulate/paper/test_evaluation.py makes again.
+LONG = {"the_paper", *LIVE}
+MARKS = {
+    path.stem: [
+        *([pytest.mark.ray] if path.stem in LIVE else []),
+        *([pytest.mark.long] if path.stem in LONG else []),
+    ]
     for path in PATHS
-]
+}
+RUN = [pytest.param(path, id=path.stem, marks=MARKS[path.stem]) for path in PATHS]
 
 
 def printed(notebook: Any) -> list[str]:
