@@ -270,7 +270,11 @@ LARGE: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LARGE)
+# The answers of both completions are made and sent alike.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long) if n == "chat logprobs" else n for n in LARGE],
+)
 def test_gap_10_large_answers_stop_no_stream(server: Server, name: str) -> None:
     route, body_of = LARGE[name]
     body = {**body_of(server.model), **({"ignore_eos": True} if "v1" in route else {})}

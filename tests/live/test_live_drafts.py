@@ -46,7 +46,7 @@ async def kill_a_stage(engine: LiveEngine, has_begun: asyncio.Event) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("stages", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
 async def test_the_same_tokens_also_after_a_death(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],

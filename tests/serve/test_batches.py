@@ -64,7 +64,7 @@ def test_a_batch_has_the_answers_of_live_requests(demo: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"num_replicas": 1}, None),
+        pytest.param({"num_replicas": 1}, None, marks=pytest.mark.long),
         ({"num_replicas": 2}, "num_replicas: 2"),
         ({"autoscaling_config": {"min_replicas": 1, "max_replicas": 3}}, "max_replicas: 3"),
         ({"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}}, None),

@@ -60,7 +60,7 @@ async def test_a_split_computes_no_block_twice(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That it changes no token: test_ways_exact."""
+    """That it changes no token: test_followed and test_ways_exact."""
     # What is not saved in time is computed: here there is time, however busy the machine is.
     monkeypatch.setattr("app.fleet.stream_placement._SAVED_WITHIN_S", 200.0)
     fleet = await make_fleet(0, way="split", roles=SPLIT, **sections)

@@ -24,7 +24,8 @@ from tests.live.reference import make_prompts
 from tests.live.test_live_tier import at_rest
 from tests.tiny_models import SLOW
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+# Plain engines give the same tokens in every way in tests/app/bench/studies/test_followed.py.
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(280)]
 
 MAX_TOKENS = 64
 # Of one token, and of three that are drawn: drafts are met. These streams are the last, so that
@@ -49,8 +50,7 @@ KINDS: list[dict[str, Any]] = [
 # Of prompts: of one token, of full blocks only, of several pieces of a move (16 blocks of 4).
 LENGTHS = (81, 17, 40, 130, 64, 22, 9, 1, 60, 33, 5, 12, 100)
 
-# Of three engines that serve every request in every way. `everything` stands for the others in the
-# short run: they tell which part is at fault.
+# Of three engines that serve every request in every way.
 ENGINE_KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "int8 weights": {"model": {"quantization": "int8"}},
@@ -72,11 +72,7 @@ ENGINE_KINDS: dict[str, dict[str, Any]] = {
 COSTS = "{name: slow, tokens_s: [[1, 1.0], [64, 1.2]]}"
 ATTENTION = list(tiny_adapters.LLAMA_MODULES[:4])  # the rest are as wide as the model is slow
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # stages and ranks
-SHORT = [("everything", 2, 1)]
-CASES = [
-    pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.long])
-    for case in [(kind, *layout) for kind in ENGINE_KINDS for layout in LAYOUTS]
-]
+CASES = [(kind, *layout) for kind in ENGINE_KINDS for layout in LAYOUTS]
 
 
 def requests(way: str, has_adapter: bool) -> list[GenerationRequest]:
