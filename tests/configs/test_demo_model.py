@@ -131,7 +131,10 @@ def test_held_out_python_is_no_surprise(
     assert total_nats / num_characters < PYTHON_NATS_PER_CHARACTER_BOUND
 
 
-@pytest.mark.parametrize("prompt", PYTHON_PROMPTS)
+@pytest.mark.parametrize(
+    "prompt",
+    [PYTHON_PROMPTS[0], *(pytest.param(p, marks=pytest.mark.long) for p in PYTHON_PROMPTS[1:])],
+)
 def test_completing_python_reads_like_python(model: Any, tokenizer: Any, prompt: str) -> None:
     torch.manual_seed(0)
     inputs = tokenizer([prompt] * 8, return_tensors="pt")

@@ -178,10 +178,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return make
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-@pytest.mark.parametrize(
-    "kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
-)
+KINDS = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
+# What is turned into floats at load reaches the CPU library as Q4_K does.
+LONG = [pytest.param(kind, "cpu", marks=pytest.mark.long) for kind in KINDS[3:]]
+SHORT = [*((kind, "torch") for kind in KINDS), *((kind, "cpu") for kind in KINDS[:3])]
+
+
+@pytest.mark.parametrize(("kind", "backend"), [*SHORT, *LONG])
 def test_stored_kinds(stored: Stored, ranks: RankPool, kind: Kind, backend: str) -> None:
     skip_unless_available(backend)
     folder, expected = stored(kind)

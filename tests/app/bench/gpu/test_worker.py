@@ -66,7 +66,11 @@ def test_one_process_runs_all_that_leave_it_sound(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "how"), [(faults, "its process was ended by SIGSEGV"), (exits, "ended with status 3")]
+    ("work", "how"),
+    [
+        (faults, "its process was ended by SIGSEGV"),
+        pytest.param(exits, "ended with status 3", marks=pytest.mark.long),
+    ],
 )
 def test_a_process_that_dies_is_replaced(worker: Worker, work: Any, how: str) -> None:
     rows: list[tuple[str, Any]] = []

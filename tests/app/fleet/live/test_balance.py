@@ -126,6 +126,8 @@ async def test_streams_leave_an_engine_that_misses_its_objective(
     assert shown["num_inexact_moves"] == 0
 
 
+# They move as those above; to which engine: tests/app/simulate/run/test_handover.py.
+@pytest.mark.long
 async def test_engines_that_decode_relieve_each_other(
     make_fleet: Callable[..., Any],
     sections: dict[str, Any],
