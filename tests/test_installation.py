@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -13,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.ports import free_port
@@ -124,13 +124,10 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def test_commands_find_what_came_with_them(
-    legato: Run, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_commands_find_what_came_with_them(environment: dict[str, str], tmp_path: Path) -> None:
     site = environment["PYTHONPATH"]
-    checked = legato("config", "check")
-    assert (checked.returncode, checked.stdout) == (0, "configs/serve/demo.yaml: ok\n")
     commands = [
+        ["config", "check"],
         ["config", "show", "--resolved"],
         ["config", "check", "configs/serve/bench_135m_adaptive.yaml"],  # a shape, a cost model
         ["config", "check", "configs/serve/two_stages.yaml"],
@@ -146,8 +143,9 @@ def test_commands_find_what_came_with_them(
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [code for code, _, _ in found] == [0] * len(commands), found
     texts = [text for _, text, _ in found]
-    assert json.loads(texts[0])["stage"]["model_path"] == f"{site}/configs/models/demo"
-    assert all(json.loads(text)["num_completed"] > 0 for text in texts[3:])
+    assert texts[0] == "configs/serve/demo.yaml: ok\n"
+    assert json.loads(texts[1])["stage"]["model_path"] == f"{site}/configs/models/demo"
+    assert all(json.loads(text)["num_completed"] > 0 for text in texts[4:])
 
 
 def test_a_file_of_the_working_folder_comes_first(legato: Run, tmp_path: Path) -> None:
@@ -179,6 +177,26 @@ def test_the_demo_is_served_and_asked_from_an_empty_folder(
         asked = legato("generate", "Hello", "--url", f"{url}/v1", "--max-tokens", "4", "--json")
         assert asked.returncode == 0, asked.stderr
         assert json.loads(asked.stdout)["usage"]["completion_tokens"] == 4
-    finally:
-        server.send_signal(signal.SIGINT)
+        events = stream_until_the_end(server, url)
+    except BaseException:
+        server.terminate()
+        server.wait(120)
+        raise
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 400
     assert server.wait(120) == 0
+    assert (tmp_path / "serve.log").read_text().count("draining and stopping") == 1
+
+
+def stream_until_the_end(server: subprocess.Popen[str], url: str) -> list[str]:
+    """The events of a stream whose server is told to stop meanwhile, as systemd, Docker and
+    Kubernetes tell it."""
+    body = {"model": "demo", "prompt": "def", "max_tokens": 400, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    events: list[str] = []
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        for line in filter(None, answer.iter_lines()):
+            if not events:
+                server.terminate()
+            events.append(line)
+    return events

@@ -119,11 +119,9 @@ def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> N
     assert {engine["pid"] for engine in engines_of(served_fleet)} == set(schedulers)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM],
-    ids=lambda n: n.name,
-)
+# A lone replica's streams end at SIGTERM in tests/test_installation.py.
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_server_told_to_stop_lets_streams_end(
     serve: Callable[..., Any], tiny_model: Callable[..., Path], number: signal.Signals
 ) -> None:
