@@ -25,6 +25,7 @@ from app.api.http.refusals import NO_FILE_LEFT, Refused, Reserve
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 _BACKLOG: Final = 2048
+_LAST_CALL_S: Final = 0.1  # for requests that have been sent to a server that closes
 _MOST_FILES: Final = 1 << 16
 _SPARE_FILES: Final = 512  # for all files except connections
 _NUM_ACCEPTED_AT_ONCE: Final = 64
@@ -100,10 +101,11 @@ class HttpServer:
         _logger.info("listening on %s:%d", *listening.getsockname()[:2])
 
     async def close(self) -> None:
-        """Stop accepting, and return once every open answer is finished."""
-        self._listener.close()
+        """Stop accepting, and return once every request that came before is answered."""
+        await self._listener.close()
         if self._claim is not None:
             self._claim.close()
+        await asyncio.sleep(_LAST_CALL_S)  # the shutdown resets connections with an unread request
         await self._server.shutdown()
 
 
@@ -130,11 +132,14 @@ class Listener:
         self._opening: set[asyncio.Task[None]] = set()
         self._loop.add_reader(listening, self._accept)
 
-    def close(self) -> None:
-        """Accept nothing more."""
+    async def close(self) -> None:
+        """Accept those who wait, as the system would reset them, and nobody after them."""
         self._loop.remove_reader(self._socket)
+        for _ in range(_BACKLOG // _NUM_ACCEPTED_AT_ONCE):
+            self._accept()
         self._socket.close()
         self._reserve.close()
+        await asyncio.gather(*self._opening)
 
     def _accept(self) -> None:
         for _ in range(_NUM_ACCEPTED_AT_ONCE):

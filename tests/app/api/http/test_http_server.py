@@ -9,7 +9,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,30 @@ async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answ
         await closing
         assert answer.headers["date"]
     await new_server.close()
+
+
+async def test_a_server_that_closes_answers_whoever_has_asked_already() -> None:
+    """Those it has accepted but not read, and more than it accepts at once of those who wait."""
+    port = free_port()
+    server = HttpServer(echo, HOST, port)
+    await server.open()
+    asked = b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n"
+    with ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection((HOST, port), timeout=30))
+
+        clients = [connect()]
+        async with httpx.AsyncClient() as client:  # once it is answered, the first is accepted
+            assert (await client.get(f"http://{HOST}:{port}/2")).content == b"/2 \n"
+        clients += [connect() for _ in range(70)]
+        for one in clients:
+            one.sendall(asked)
+        await server.close()
+        for one in clients:
+            answer = one.makefile("rb").read()  # to the connection's end
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert answer.endswith(b"/1 \n")
 
 
 @pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="names of sockets are Linux's")
