@@ -6,6 +6,7 @@ Times are seconds, on the clock of `now_s` in `Core.handle`; tokens are vocabula
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 # A request tried alone ends with an error at its third lost engine:
@@ -41,15 +42,37 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldCall:
-    """name: of the tool. before, after: the texts around a call's arguments. schema: theirs, as
-    JSON; None: any object.
+class HeldPart:
+    """A part of how a call is written.
+
+    kind: "text", this very one; "json", of the schema that `text` is; "until", any text up to this
+    one, which ends it; or of `parts` "all" in this order, "maybe", the same or nothing, "many", the
+    same any number of times, or "one".
     """
 
+    kind: str
+    text: str = ""
+    parts: tuple[HeldPart, ...] = ()
+
+    def of_kind(self, kind: str) -> Iterator[HeldPart]:
+        """Those of this kind, in it or itself."""
+        if self.kind == kind:
+            yield self
+        for part in self.parts:
+            yield from part.of_kind(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCall:
+    """name: of the tool. parts: how its call is written."""
+
     name: str
-    before: str
-    schema: str | None
-    after: str
+    parts: tuple[HeldPart, ...]
+
+    @property
+    def schemas(self) -> list[str]:
+        """Of its arguments: of all, or of each."""
+        return [found.text for part in self.parts for found in part.of_kind("json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +81,8 @@ class HeldCalls:
 
     opening: the mark that begins them, which no other text has. head: the text that follows it.
     calls: of each tool. separator: between two calls; None: there is one. tail: behind the last.
-    Blanks with which head and tail begin may be missing.
+    may_end: the answer's end may stand in place of the tail. behind, before: where given, the
+    opening is one only between a mark of `behind`, or the answer's beginning, and a `before`.
     """
 
     opening: str
@@ -66,6 +90,9 @@ class HeldCalls:
     calls: tuple[HeldCall, ...]
     separator: str | None
     tail: str
+    may_end: bool = False
+    behind: tuple[str, ...] = ()
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +128,9 @@ class Grammar:
     @property
     def num_chars(self) -> int:
         """Of all that a client gives."""
-        calls = (
-            () if self.frame is None else (call for held in self.frame.held for call in held.calls)
-        )
-        return len(self.text) + sum(len(call.schema or "") for call in calls)
+        every = () if self.frame is None else self.frame.held
+        schemas = (text for held in every for call in held.calls for text in call.schemas)
+        return len(self.text) + sum(map(len, schemas))
 
 
 @dataclass(frozen=True, slots=True)

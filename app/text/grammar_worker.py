@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from actors.scheduling.request import Frame, Grammar, HeldCall, HeldCalls
+from actors.scheduling.request import Frame, Grammar, HeldCall, HeldCalls, HeldPart
 from actors.stage.grammars.compiler import GrammarCompiler
 from actors.stage.grammars.matcher import MaskTime, Matcher
 from app.text.lean_import import import_grammars_alone
@@ -60,11 +60,19 @@ def _grammar(kind: str, text: str, frame: dict[str, Any] | None) -> Grammar:
     """What `asdict` has made a dict of."""
     if frame is None:
         return Grammar(kind, text)
-    held = [
-        HeldCalls(**{**ways, "calls": tuple(HeldCall(**call) for call in ways["calls"])})
+    held = tuple(
+        HeldCalls(**{**ways, "calls": tuple(_call(**call) for call in ways["calls"])})
         for ways in frame["held"]
-    ]
-    return Grammar(kind, text, Frame(**{**frame, "held": tuple(held)}))
+    )
+    return Grammar(kind, text, Frame(**{**frame, "held": held}))
+
+
+def _call(name: str, parts: Sequence[dict[str, Any]]) -> HeldCall:
+    return HeldCall(name, tuple(_part(**part) for part in parts))
+
+
+def _part(kind: str, text: str, parts: Sequence[dict[str, Any]]) -> HeldPart:
+    return HeldPart(kind, text, tuple(_part(**part) for part in parts))
 
 
 class Trial:

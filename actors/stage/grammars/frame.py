@@ -5,10 +5,10 @@ one that holds for the calls alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from actors.scheduling.request import Frame, HeldCall, HeldCalls
+from actors.scheduling.request import Frame, HeldCalls, HeldPart
 
 _BLANKS: Final = r"/[ \n\r\t]{1,4}/"
 _ANY: Final = "/(?s:.+)/"
@@ -18,24 +18,23 @@ def rules_of(
     answer: str | None,
     frame: Frame,
     token_ids: Mapping[str, int],
-    schema_rule: Callable[[str | None], str],
+    json_rule: Callable[[str], str],
 ) -> tuple[str, str]:
     """The rule of a framed answer, and those that it needs (in Lark's form, as llguidance has it).
 
-    answer: its own rule; None: any text. token_ids: of special tokens, by name. schema_rule: gives
-    the rule of a JSON schema, or of any object.
+    answer: its own rule; None: any text. token_ids: of special tokens, by name. json_rule: gives
+    the rule of a JSON schema.
     """
     rules = [f"blanks: {_BLANKS}"]
     start = "answer"
-    if frame.held:
-        rules += _held_rules(frame.held, token_ids, schema_rule)
+    held = _HeldRules(frame.held, token_ids, json_rule)
     if answer is not None:
         rules.append(f"answer: {answer}")
         if frame.calls:
             start = "(answer | calls)"
-            rules += _calls_in_its_place(frame, token_ids)
+            rules += held.in_place_of_text() if frame.held else _free_calls(frame, token_ids)
     else:
-        rules += _calls_within_text(frame, token_ids)
+        rules += held.within_text(frame.reasoning[:1])
     if frame.reasoning:
         opening, closing = frame.reasoning
         head = "begun"
@@ -55,74 +54,131 @@ def rules_of(
     return start, "\n".join(rules)
 
 
-def _calls_in_its_place(frame: Frame, token_ids: Mapping[str, int]) -> list[str]:
-    if frame.held:
-        block = " | ".join(
-            f"{_mark(held.opening, token_ids)} held{n}" for n, held in enumerate(frame.held)
-        )
-        return [f"block: {block}", "calls: block (blanks? block)*"]
+def _free_calls(frame: Frame, token_ids: Mapping[str, int]) -> list[str]:
     marks = {token_ids[mark] for mark in (*frame.calls, *frame.marks) if mark in token_ids}
     rest = " | ".join([_ANY, *_tokens(marks)])
     calls = " | ".join(_mark(mark, token_ids) for mark in frame.calls)
     return [f"calls: ({calls}) rest", f"rest: ({rest})*"]
 
 
-def _calls_within_text(frame: Frame, token_ids: Mapping[str, int]) -> list[str]:
-    """Whatever stands between calls, where each opening begins one, as a token and spelled."""
-    openings = list(dict.fromkeys(held.opening for held in frame.held))
-    begins = {opening: token_ids[opening] for opening in openings if opening in token_ids}
-    others = set(token_ids.values()).difference(begins.values())
-    if frame.reasoning:
-        others.discard(token_ids.get(frame.reasoning[0], -1))
-    rules = [f"text: ({' | '.join([_ANY, *_tokens(others)])})*"]
-    blocks = []
-    for number, opening in enumerate(openings):
-        rules.append(f"spelled{number}[lazy]: {_up_to(opening)}")
-        begin = f"text spelled{number}"
-        if opening in begins:
-            begin = f"({begin} | text {_mark(opening, token_ids)})"
-        ways = [f"held{n}" for n, held in enumerate(frame.held) if held.opening == opening]
-        blocks.append(f"{begin} ({' | '.join(ways)})")
-    return [*rules, f"answer: ({' | '.join(blocks)})* text"]
+class _HeldRules:
+    """Rules of calls that are held to schemas."""
 
+    def __init__(
+        self,
+        every: tuple[HeldCalls, ...],
+        token_ids: Mapping[str, int],
+        json_rule: Callable[[str], str],
+    ) -> None:
+        self._every, self._token_ids, self._json_rule = every, token_ids, json_rule
+        self._rules: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}  # of rules, by a part's kind and text
+        for number, held in enumerate(every):
+            self._add_calls(number, held)
 
-def _held_rules(
-    every: tuple[HeldCalls, ...],
-    token_ids: Mapping[str, int],
-    schema_rule: Callable[[str | None], str],
-) -> list[str]:
-    """A rule of each way to write calls, behind its opening, and those of the arguments."""
-    schemas: dict[str | None, str] = {}
-    for call in (call for held in every for call in held.calls):
-        schemas.setdefault(call.schema, f"arguments{len(schemas)}")
+    def in_place_of_text(self) -> list[str]:
+        block = " | ".join(
+            f"{_mark(held.opening, self._token_ids)} held{n}" for n, held in enumerate(self._every)
+        )
+        return [*self._rules, f"block: {block}", "calls: block (blanks? block)*"]
 
-    def written(call: HeldCall) -> str:
-        before, after = _spelled(call.before, token_ids), _spelled(call.after, token_ids)
-        return f"{before} {schemas[call.schema]} {after}"
+    def within_text(self, reserved: Sequence[str]) -> list[str]:
+        """Whatever stands between calls, where each opening begins one, as a token and spelled.
+        reserved: other marks that are no text.
+        """
+        ways: dict[str, list[int]] = {}
+        for number, held in enumerate(self._every):
+            ways.setdefault(held.opening, []).append(number)
+        no_text, segments = {*ways, *reserved}, []
+        firsts, blocks, lasts, wholes = [], [], [], []
+        for number, (opening, numbers) in enumerate(ways.items()):
+            held = self._every[numbers[0]]
+            calls = f"({' | '.join(f'held{n}' for n in numbers)})"
+            open_calls = [f"open{n}" for n in numbers if self._every[n].may_end]
+            begins = [f"spelled{number}", *self._tokens([opening])]
+            if held.behind:
+                heads = self._tokens(held.behind)
+                self._add_header_rules(number, held)
+                no_text.update(held.behind)
+                segments += [f"{head} HEAD{number}?" for head in heads]
+                begins = [f"spelled{number}", *(f"{head} opened{number}" for head in heads)]
+                firsts.append(f"first{number} {calls}")
+                wholes += [f"first{number} {one}" for one in open_calls]
+            else:
+                self._rules.append(f"spelled{number}[lazy]: {_up_to(opening)}")
+            self._rules.append(f"begin{number}: {' | '.join(begins)}")
+            blocks.append(f"begin{number} {calls}")
+            lasts += [f"begin{number} {one}" for one in open_calls]
+        segments += [f"{token} ANY?" for token in self._tokens(self._token_ids.keys() - no_text)]
+        rest = f"(text ({' | '.join(blocks)}))* text{_maybe(lasts)}"
+        return [
+            *self._rules,
+            f"ANY: {_ANY}",
+            f"text: ANY? ({' | '.join(segments)})*" if segments else "text: ANY?",
+            f"answer: {' | '.join([f'{_maybe(firsts)} {rest}', *wholes])}",
+        ]
 
-    rules = [f"{name}: {schema_rule(schema)}" for schema, name in schemas.items()]
-    for number, held in enumerate(every):
-        rules.append(f"call{number}: {' | '.join(map(written, held.calls))}")
+    def _add_header_rules(self, number: int, held: HeldCalls) -> None:
+        """first: the opening as the answer begins. opened: in a header, behind its mark. spelled:
+        with its mark. HEAD: a header's text without the opening.
+        """
+        opening, before = literal(held.opening), literal(held.before)
+        marks = "|".join(map(literal, held.behind))
+        self._rules += [
+            f"OPENED{number}: (/(?s:.*)/ & ~/(?s:.*){before}(?s:.*)/) /{opening}/",
+            f"HEAD{number}: {_ANY} & ~(OPENED{number} /(?s:.*)/)",
+            f"first{number}[lazy]: /[ \\n\\r\\t]*{opening}/",
+            f"opened{number}[lazy]: OPENED{number}",
+            f"spelled{number}[lazy]: /(?s:.*)({marks})/ OPENED{number}",
+        ]
+
+    def _add_calls(self, number: int, held: HeldCalls) -> None:
+        """The rules of what stands behind an opening. open: without the tail."""
+        head, tail = self._spelled(held.head), self._spelled(held.tail)
+        calls = " | ".join(self._sequence(call.parts) for call in held.calls)
         following = ""
         if held.separator is not None:
-            following = f"({_spelled(held.separator, token_ids)} call{number})*"
-        head, tail = _edge(held.head, token_ids), _edge(held.tail, token_ids)
-        rules.append(f"held{number}: {head} call{number} {following} {tail}")
-    return rules
+            following = f"({self._spelled(held.separator)} call{number})*"
+        self._rules += [
+            f"call{number}: {calls}",
+            f"open{number}: {head} call{number} {following}",
+            f"held{number}: open{number} {tail}",
+        ]
 
+    def _sequence(self, parts: Iterable[HeldPart]) -> str:
+        return " ".join(map(self._part, parts))
 
-def _spelled(text: str, token_ids: Mapping[str, int]) -> str:
-    """The rule of this very text; special tokens in it are tokens."""
-    names = sorted((name for name in token_ids if name in text), key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-    return " ".join(_mark(part, token_ids) for part in parts if part)
+    def _part(self, part: HeldPart) -> str:
+        match part.kind:
+            case "text":
+                return self._spelled(part.text)
+            case "json":
+                return self._named(part, self._json_rule)
+            case "one":
+                return f"({' | '.join(map(self._part, part.parts))})"
+            case "all":
+                return f"({self._sequence(part.parts)})"
+            case "maybe":
+                return f"({self._sequence(part.parts)})?"
+        raise ValueError(f"part {part.kind!r} of a call is unknown")
 
+    def _named(self, part: HeldPart, rule: Callable[[str], str]) -> str:
+        """The name of the rule of such parts."""
+        key = (part.kind, part.text)
+        if key not in self._names:
+            self._names[key] = f"{part.kind}{len(self._names)}"
+            self._rules.append(f"{self._names[key]}: {rule(part.text)}")
+        return self._names[key]
 
-def _edge(text: str, token_ids: Mapping[str, int]) -> str:
-    """Its blanks may be missing: models of one family differ in them."""
-    rest = text.lstrip()
-    blanks = text[: len(text) - len(rest)]
-    return f"{f'/{literal(blanks)}/?' if blanks else ''} {_spelled(rest, token_ids)}"
+    def _spelled(self, text: str) -> str:
+        """The rule of this very text; special tokens in it are tokens."""
+        names = sorted((name for name in self._token_ids if name in text), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        return " ".join(_mark(part, self._token_ids) for part in parts if part)
+
+    def _tokens(self, names: Iterable[str]) -> list[str]:
+        """A rule of these special tokens; none where there are none."""
+        return _tokens({self._token_ids[name] for name in names if name in self._token_ids})
 
 
 def _mark(mark: str, token_ids: Mapping[str, int]) -> str:
@@ -132,6 +188,10 @@ def _mark(mark: str, token_ids: Mapping[str, int]) -> str:
 
 def _tokens(ids: set[int]) -> list[str]:
     return [f"<[{','.join(map(str, sorted(ids)))}]>"] if ids else []
+
+
+def _maybe(ways: Sequence[str]) -> str:
+    return f" ({' | '.join(ways)})?" if ways else ""
 
 
 def _up_to(mark: str) -> str:

@@ -99,7 +99,8 @@ class GuidanceCompiler:
     def _check_arguments(self, held: HeldCalls) -> None:
         for call in held.calls:
             try:
-                self._new(f"{_HEAD}\nstart: {_arguments_rule(call.schema)}\n")
+                for schema in call.schemas:
+                    self._new(f"{_HEAD}\nstart: {_arguments_rule(schema)}\n")
             except ValueError as bad:
                 raise ValueError(f"{bad}, in the parameters of '{call.name}'") from bad
 
@@ -208,9 +209,7 @@ def _rule(kind: str, text: str) -> str:
     raise ValueError(f"grammar kind {kind!r} is unknown")
 
 
-def _arguments_rule(schema: str | None) -> str:
-    if schema is None:
-        return _json_rule({"type": "object"}, is_strict=False)
+def _arguments_rule(schema: str) -> str:
     return _json_rule(json.loads(schema), is_strict=True)
 
 

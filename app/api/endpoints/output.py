@@ -86,7 +86,7 @@ def plan_output(
             frame = _frame(formats, bool(calls) and not is_forced, prompt, held)
         if not frame.reasoning and grammar is not _TEXT:
             formats = replace(formats, reasoning=None)
-        if not frame.calls and not is_forced:
+        if not frame.calls and grammar is not _TEXT and not is_forced:
             calls = {}
         if frame != Frame():
             grammar = replace(grammar, frame=frame)

@@ -52,10 +52,10 @@ class ToolPlan:
     custom: frozenset[str] = frozenset()
     strict: frozenset[str] = frozenset()
 
-    def schemas(self) -> dict[str, str | None]:
-        """Of the arguments of all tools, as JSON; None for a tool that is not strict."""
+    def schemas(self) -> dict[str, str]:
+        """Of the arguments of all tools, as JSON; of any object for a tool that is not strict."""
         return {
-            name: json.dumps(_of_object(schema)) if name in self.strict else None
+            name: json.dumps(_of_object(schema) if name in self.strict else {"type": "object"})
             for name, schema in self.tools.items()
         }
 

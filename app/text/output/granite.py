@@ -37,7 +37,7 @@ class Phi4Mini(ToolFormat):
     writing = JsonWriting("<|tool_call|>[", "]<|/tool_call|>")
 
     @classmethod
-    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         mark = cls.openings[1]
         return (*super().held(schemas), JsonWriting(mark).held(mark, schemas))
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ReasoningFormat, ToolFormat
 from app.text.output.json_text import Calls, json_arguments
 from app.text.output.pieces import AnswerPart, AnswerPieces
@@ -24,8 +26,9 @@ _TOKENS: Final = (
     "<|return|>",
     "<|call|>",
 )
+_OPENING: Final = "to=functions."
 _HEADS: Final = ("<|start|>", "<|channel|>")
-_FIRST_HEADS: Final = (*_HEADS, "to=functions.")  # as `<|start|>assistant` ends the prompt
+_FIRST_HEADS: Final = (*_HEADS, _OPENING)  # as `<|start|>assistant` ends the prompt
 _CLOSING: Final = ("<|end|>", "<|call|>", "<|return|>")
 # Models leave out closing tokens, but no text has a channel's whole head by chance.
 _CHANNELS: Final = tuple(f"<|channel|>{name}" for name in ("analysis", "commentary", "final"))
@@ -37,6 +40,23 @@ _HEADER: Final = re.compile(
     r"(<\|constrain\|>)?\s*\w*\s*(<[^>]*)?"
 )
 _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
+
+
+def _maybe(*parts: HeldPart) -> HeldPart:
+    return HeldPart("maybe", parts=parts)
+
+
+def _one(*texts: str) -> HeldPart:
+    return HeldPart("one", parts=tuple(HeldPart("text", text) for text in texts))
+
+
+_BLANK: Final = _maybe(HeldPart("text", " "))
+_REST_OF_HEADER: Final = (  # of a call, behind its name
+    _BLANK,
+    _maybe(_one(*_CHANNELS[:2]), _BLANK),
+    _maybe(_maybe(HeldPart("text", "<|constrain|>")), _one("json", "code")),
+    HeldPart("text", "<|message|>"),
+)
 
 
 class HarmonyChannels(ReasoningFormat):
@@ -84,6 +104,26 @@ class Harmony(ToolFormat):
             f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
             f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
             for name, arguments in calls
+        )
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """A call ends the answer where its mark is a stop token."""
+        calls = (
+            HeldCall(name, (HeldPart("text", name), *_REST_OF_HEADER, HeldPart("json", schema)))
+            for name, schema in schemas.items()
+        )
+        return (
+            HeldCalls(
+                _OPENING,
+                "",
+                tuple(calls),
+                None,
+                "<|call|>",
+                may_end=True,
+                behind=("<|start|>", "<|channel|>", "<|constrain|>"),
+                before="<|message|>",
+            ),
         )
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:

@@ -62,9 +62,9 @@ class ToolFormat(Format):
         return cls.writing.written(calls)
 
     @classmethod
-    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         """All ways to write calls of these tools such that they keep to the schemas of their
-        arguments (JSON; None: any object). None where calls are no JSON, or have no mark to tell
+        arguments (JSON). None where calls are no JSON, or have no mark to tell
         them from text.
         """
         return tuple(

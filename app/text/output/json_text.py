@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from actors.scheduling.request import HeldCall, HeldCalls
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
@@ -181,6 +181,12 @@ def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
             return
 
 
+def held_call(name: str, before: str, schema: str, after: str = "") -> HeldCall:
+    """One whose arguments are an object of this schema between two texts."""
+    parts = (HeldPart("text", before), HeldPart("json", schema), HeldPart("text", after))
+    return HeldCall(name, parts)
+
+
 @dataclass(frozen=True, slots=True)
 class JsonWriting:
     """How a family writes calls as objects: `begin`, all of them with `separator` between, `end`;
@@ -202,11 +208,11 @@ class JsonWriting:
             return "\n".join(f"{self.begin}{text}{self.end}" for text in texts)
         return f"{self.begin}{self.separator.join(texts)}{self.end}" if texts else ""
 
-    def held(self, opening: str, schemas: Mapping[str, str | None]) -> HeldCalls:
+    def held(self, opening: str, schemas: Mapping[str, str]) -> HeldCalls:
         """Calls of these tools, in this way, held to the schemas of their arguments."""
         keys = (f'{{"{self.name_key}": ', f', "{self.key}": ')
         calls = [
-            HeldCall(name, f"{keys[0]}{json.dumps(name)}{keys[1]}", schema, "}")
+            held_call(name, f"{keys[0]}{json.dumps(name)}{keys[1]}", schema, "}")
             for name, schema in schemas.items()
         ]
         head = self.begin.removeprefix(opening)

@@ -6,9 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from actors.scheduling.request import HeldCall, HeldCalls
+from actors.scheduling.request import HeldCalls
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import JsonWriting, json_arguments, json_call, json_calls
+from app.text.output.json_text import (
+    JsonWriting,
+    held_call,
+    json_arguments,
+    json_call,
+    json_calls,
+)
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -24,8 +30,8 @@ class Mistral(ToolFormat):
     writing = JsonWriting("[TOOL_CALLS][")
 
     @classmethod
-    def held(cls, schemas: Mapping[str, str | None]) -> tuple[HeldCalls, ...]:
-        named = [HeldCall(name, f"{name}[ARGS]", schema, "") for name, schema in schemas.items()]
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        named = [held_call(name, f"{name}[ARGS]", schema) for name, schema in schemas.items()]
         return (
             *super().held(schemas),
             HeldCalls(cls.openings[0], "", tuple(named), None, ""),

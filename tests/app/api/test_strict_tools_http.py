@@ -63,9 +63,9 @@ async def test_calls_of_strict_tools_are_held_to_their_schemas(
     assert grammar.frame is not None
     assert (grammar.kind, grammar.frame.reasoning) == ("text", ("<think>", "</think>"))
     (held,) = grammar.frame.held
-    assert [(call.name, json.loads(call.schema or "0")) for call in held.calls] == [
+    assert [(call.name, *map(json.loads, call.schemas)) for call in held.calls] == [
         ("add", PARAMETERS),
-        ("now", 0),
+        ("now", {"type": "object"}),
     ]
     for tools in ([NOW], [{**ADD, "strict": False}]):
         assert (await ask(server, path, tools)).status_code == 200
@@ -84,10 +84,32 @@ async def test_a_strict_tool_that_cannot_be_kept_is_refused(
     assert (await ask(server, path, [ADD, odd])).status_code == 200
 
 
+async def test_gpt_oss_reasons_and_calls_under_a_grammar(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    processor = of_family("gpt_oss")
+    server = await start_server(processor=processor)
+    write(
+        server,
+        processor,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+    )
+    answer = await ask(server, "chat/completions", [ADD])
+    message = answer.json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert grammar.kind == "text"
+    assert (await ask(server, "chat/completions", [NOW])).status_code == 200
+    assert grammar_of(server) is None
+
+
 async def test_families_whose_calls_are_no_json_are_served_as_ever(
     start_server: StartServer, of_family: OfFamily
 ) -> None:
-    server = await start_server(processor=of_family("gpt_oss"))
+    server = await start_server(processor=of_family("gemma_3"))
     assert (await ask(server, "chat/completions", [ADD])).status_code == 200
     assert grammar_of(server) is None
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.scheduling.request import Grammar
+from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.compiler import GrammarCompiler
 from app.text.grammar_worker import Trial
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
+from app.text.output.harmony import Harmony
 from tests.tiny_tokenizers import byte_level_folder
 
 
@@ -39,6 +40,7 @@ def checker(folder: str) -> Iterator[GrammarChecker]:
         Grammar("regex", "[a-c]{2,3}x?"),
         Grammar("ebnf", 'root ::= "a" root | "b"'),
         Grammar("choice", '["yes", "n\\"o\\n", "caf\\u00e9"]'),
+        Grammar("text", "", Frame(held=Harmony.held({"add": '{"type": "object"}'}))),
     ],
 )
 async def test_good_grammars_compile(checker: GrammarChecker, grammar: Grammar) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from actors.scheduling.request import Frame, HeldCall, HeldCalls
+from actors.scheduling.request import Frame, HeldCall, HeldCalls, HeldPart
 from actors.stage.grammars.guidance import GuidanceCompiler
 
 END, OPEN, CLOSE, CALL = 256, 257, 258, 259
@@ -57,16 +59,18 @@ def test_special_tokens_of_calls_may_be_in_them(special: bool) -> None:
     assert takes(Frame(calls=_CALLS), "!a>b", special=special) != special
 
 
-_INTEGER = '{"type": "integer"}'
+_OBJECT = '{"type": "object"}'
+
+
+def _call(name: str, before: str, schema: str, after: str = ")") -> HeldCall:
+    parts = (("text", before), ("json", schema), ("text", after))
+    return HeldCall(name, tuple(HeldPart(kind, text) for kind, text in parts))
+
+
 # `!f(1)` and `!g({...})`, and lists of them between brackets
-_SINGLE = HeldCalls(
-    "<tool_call>",
-    "",
-    (HeldCall("f", "f(", _INTEGER, ")"), HeldCall("g", "g(", None, ")")),
-    None,
-    "",
-)
-_LISTED = HeldCalls("<tool_call>", "[", (HeldCall("f", "f(", _INTEGER, ")"),), ", ", "]")
+_INTEGERS = _call("f", "f(", '{"type": "integer"}')
+_SINGLE = HeldCalls("<tool_call>", "", (_INTEGERS, _call("g", "g(", _OBJECT)), None, "")
+_LISTED = HeldCalls("<tool_call>", "[", (_INTEGERS,), ", ", "]")
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -87,7 +91,7 @@ def test_calls_within_text_keep_to_their_schemas(
 ) -> None:
     if special and frame.reasoning:
         taken = [text.replace("!b", "b") for text in taken]
-    options = {"special": special, "kind": "text", "constraint": ""}
+    options: dict[str, Any] = {"special": special, "kind": "text", "constraint": ""}
     assert [text for text in taken if not takes(frame, text, **options)] == []
     assert [text for text in refused if takes(frame, text, **options)] == []
 
@@ -110,7 +114,7 @@ def test_calls_in_an_answers_place_keep_to_their_schemas(special: bool) -> None:
 
 
 def test_the_tool_is_named_whose_schema_cannot_be_kept() -> None:
-    calls = (HeldCall("f", "f(", None, ")"), HeldCall("odd", "o(", '{"not": {}}', ")"))
+    calls = (_call("f", "f(", _OBJECT), _call("odd", "o(", '{"not": {}}'))
     held = HeldCalls("<tool_call>", "", calls, None, "")
     with pytest.raises(ValueError, match=r"not.*in the parameters of 'odd'"):
         GuidanceCompiler(_TEXTS, (END,)).compile("text", "", Frame(calls=_CALLS, held=(held,)))

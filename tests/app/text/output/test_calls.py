@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduling.request import Frame
-from actors.stage.grammars.guidance import GuidanceCompiler
-from actors.stage.grammars.matcher import Matcher
 from app.text.output.pieces import CallDelta, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, MALFORMED, NOW, PLOT, WELL_FORMED
@@ -62,32 +57,6 @@ def test_arguments_go_out_as_each_is_whole(
 @pytest.mark.parametrize("calls", [[NOW], [ADD, NOW, PLOT]], ids=len)
 def test_a_format_reads_what_it_writes(name: str, calls: list[tuple[str, Any]]) -> None:
     assert read(FORMATS[name], list(TOOL_FORMATS[name].written(calls))) == ("", "", calls)
-
-
-@pytest.mark.parametrize("name", ["hermes", "mistral", "granite", "phi4_mini", "cohere"])
-@given(calls=st.lists(st.sampled_from([ADD, NOW, PLOT]), min_size=1, max_size=3))
-@settings(max_examples=10, deadline=None)
-def test_held_calls_are_those_that_a_format_writes(name: str, calls: list[tuple[str, Any]]) -> None:
-    matcher = _held(name)()
-    written = TOOL_FORMATS[name].written(calls)
-    assert all(map(matcher.take, f"So: {written}".encode()))
-    assert matcher.take(_END)
-    assert read(FORMATS[name], list(written))[2] == calls
-    bare = _held(name)()
-    assert all(map(bare.take, written.replace("\n", "").encode()))
-    begun = _held(name)()
-    unknown = TOOL_FORMATS[name].written([("sub", {})])
-    assert not all(map(begun.take, unknown.encode()))
-
-
-_END = 256
-
-
-def _held(name: str) -> Callable[[], Matcher]:
-    compiler = GuidanceCompiler([*(bytes([byte]) for byte in range(256)), b""], (_END,))
-    schemas = {tool: json.dumps({"type": "object", **schema}) for tool, schema in TOOLS.items()}
-    one = TOOL_FORMATS[name]
-    return compiler.compile("text", "", Frame(calls=one.openings, held=one.held(schemas)))
 
 
 @pytest.mark.parametrize(("name", "answer"), MALFORMED)

@@ -1,0 +1,143 @@
+"""Calls that a grammar holds to the schemas of their tools, as each family writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from actors.scheduling.request import Frame
+from actors.stage.grammars.guidance import GuidanceCompiler
+from app.text.output.registry import TOOL_FORMATS, OutputFormats
+from tests.app.text.output.answers import ADD, NOW, PLOT
+from tests.app.text.output.reading import TOOLS, read
+
+HELD = ["cohere", "granite", "harmony", "hermes", "mistral", "phi4_mini"]
+SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
+END = 256
+
+START = "<|start|>assistant"
+COMMENTARY = "<|channel|>commentary"
+JSON = "<|constrain|>json<|message|>"
+
+# Format, what may be written, and what may not.
+ANSWERS: list[tuple[str, list[str], list[str]]] = [
+    (
+        "hermes",
+        [
+            "",
+            "a < b",
+            'So: <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> Ok.',
+        ],
+        [
+            '<tool_call>\n{"name": "add", "arguments": {"a": "x"}}\n</tool_call>',
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1}}',
+        ],
+    ),
+    (
+        "harmony",
+        [
+            "to=functions is a word, and so is to=functions.rm",
+            f"<|channel|>analysis<|message|>I use to=functions.rm.<|end|>{START}{COMMENTARY} "
+            f'to=functions.add {JSON}{{"a": 1}}<|call|>',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}',
+            f"{COMMENTARY} to=functions.now<|message|>{{}}<|call|>{START}{COMMENTARY} "
+            'to=functions.add json<|message|>{"a": 1}<|call|>',
+            f' to=functions.add{COMMENTARY} json<|message|>{{"a": 1}}<|call|>',
+            f"{COMMENTARY}<|message|>I look.<|end|>{START} to=functions.add{COMMENTARY} "
+            f'{JSON}{{"a": 1}}<|call|>{START}<|channel|>final<|message|>Not to=functions.rm.',
+            f"{COMMENTARY} to=python code<|message|>print(1)<|call|>",
+        ],
+        [
+            f"{COMMENTARY} to=functions.rm",
+            f"{COMMENTARY}<|constrain|>json to=functions.rm",
+            " to=functions.rm",
+            f"{START} to=functions.rm",
+            f"{COMMENTARY} to=functions.add",
+            f"{COMMENTARY} to=functions.add {JSON}",
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": "x"',
+            f'{COMMENTARY} to=functions.add {JSON}{{"b": "x"}}',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1, "c"',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}} so',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}{START}',
+            f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}<|call|>{START} to=functions.rm',
+        ],
+    ),
+]
+
+
+@cache
+def compiler(names: tuple[str, ...]) -> GuidanceCompiler:
+    texts = [*(bytes([byte]) for byte in range(256)), b"", *(b"" for _ in names)]
+    return GuidanceCompiler(
+        texts, (END,), dict(zip(names, range(END + 1, len(texts)), strict=True))
+    )
+
+
+def takes(name: str, text: str, *, special: bool, schemas: dict[str, str] = SCHEMAS) -> bool:
+    """special: whether the format's marks are tokens of their own; else they are spelled."""
+    one = TOOL_FORMATS[name]
+    names = tuple(sorted(one.special_tokens, key=len, reverse=True)) if special else ()
+    frame = Frame(calls=one.openings, held=one.held(schemas))
+    matcher = compiler(names).compile("text", "", frame)()
+    return all(map(matcher.take, _tokens(text, names))) and (matcher.is_over or matcher.take(END))
+
+
+def _tokens(text: str, names: Sequence[str]) -> list[int]:
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [END + 1 + names.index(part)] if part in names else part.encode()
+    return tokens
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("calls", [[NOW], [ADD, NOW, PLOT]], ids=len)
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_family_writes_is_taken(
+    name: str, calls: list[tuple[str, Any]], special: bool
+) -> None:
+    written = TOOL_FORMATS[name].written(calls)
+    assert takes(name, written, special=special)
+    assert takes(name, f"So: {written}", special=special)
+    assert read(OutputFormats(TOOL_FORMATS[name], None), list(written)) == ("", "", calls)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", HELD)
+def test_what_breaks_a_schema_is_refused(name: str, special: bool) -> None:
+    for call in (
+        ("sub", {}),
+        ("add", {"a": "x"}),
+        ("add", {"b": "x"}),
+        ("add", {"a": 1, "c": 2}),
+        ("add", {"a": 1.5}),
+        ("plot", {"grid": 3}),
+    ):
+        written = TOOL_FORMATS[name].written([call])
+        assert not takes(name, written, special=special), written
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(("name", "taken", "refused"), ANSWERS)
+def test_text_is_free_and_calls_are_held(
+    name: str, taken: list[str], refused: list[str], special: bool
+) -> None:
+    assert [text for text in taken if not takes(name, text, special=special)] == []
+    assert [text for text in refused if takes(name, text, special=special)] == []
+
+
+def test_a_call_may_end_the_answer_where_its_mark_is_a_stop_token() -> None:
+    texts = [*(bytes([byte]) for byte in range(256)), b"", b""]
+    names = {"<|call|>": END + 1}
+    held = TOOL_FORMATS["harmony"].held(SCHEMAS)
+    written = f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}'
+    matcher = GuidanceCompiler(texts, (END, END + 1), names).compile("text", "", Frame(held=held))()
+    assert all(map(matcher.take, written.encode()))
+    assert matcher.take(END + 1)
+    assert matcher.is_over
