@@ -6,7 +6,6 @@ Times are seconds, on the clock of `now_s` in `Core.handle`; tokens are vocabula
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 # A request tried alone ends with an error at its third lost engine:
@@ -46,20 +45,18 @@ class HeldPart:
     """A part of how a call is written.
 
     kind: "text", this very one; "json", of the schema that `text` is; "until", any text up to this
-    one, which ends it; or of `parts` "all" in this order, "maybe", the same or nothing, "many", the
-    same any number of times, or "one".
+    one, which ends it, and before which each of `parts` holds: "match", the whole is of this
+    pattern, or "no_match"; or of `parts` "all" in this order, "maybe", the same or nothing, "many",
+    the same any number of times, or "one".
     """
 
     kind: str
     text: str = ""
     parts: tuple[HeldPart, ...] = ()
 
-    def of_kind(self, kind: str) -> Iterator[HeldPart]:
-        """Those of this kind, in it or itself."""
-        if self.kind == kind:
-            yield self
-        for part in self.parts:
-            yield from part.of_kind(kind)
+    @property
+    def num_chars(self) -> int:
+        return len(self.text) + sum(part.num_chars for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +65,6 @@ class HeldCall:
 
     name: str
     parts: tuple[HeldPart, ...]
-
-    @property
-    def schemas(self) -> list[str]:
-        """Of its arguments: of all, or of each."""
-        return [found.text for part in self.parts for found in part.of_kind("json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +121,8 @@ class Grammar:
     def num_chars(self) -> int:
         """Of all that a client gives."""
         every = () if self.frame is None else self.frame.held
-        schemas = (text for held in every for call in held.calls for text in call.schemas)
-        return len(self.text) + sum(map(len, schemas))
+        parts = (part for held in every for call in held.calls for part in call.parts)
+        return len(self.text) + sum(part.num_chars for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ def rules_of(
     answer: str | None,
     frame: Frame,
     token_ids: Mapping[str, int],
-    json_rule: Callable[[str], str],
+    rule: Callable[[str, str], str],
 ) -> tuple[str, str]:
     """The rule of a framed answer, and those that it needs (in Lark's form, as llguidance has it).
 
-    answer: its own rule; None: any text. token_ids: of special tokens, by name. json_rule: gives
-    the rule of a JSON schema.
+    answer: its own rule; None: any text. token_ids: of special tokens, by name. rule: gives
+    that of a grammar, by its kind and text.
     """
     rules = [f"blanks: {_BLANKS}"]
     start = "answer"
-    held = _HeldRules(frame.held, token_ids, json_rule)
+    held = _HeldRules(frame.held, token_ids, rule)
     if answer is not None:
         rules.append(f"answer: {answer}")
         if frame.calls:
@@ -68,11 +68,11 @@ class _HeldRules:
         self,
         every: tuple[HeldCalls, ...],
         token_ids: Mapping[str, int],
-        json_rule: Callable[[str], str],
+        rule: Callable[[str, str], str],
     ) -> None:
-        self._every, self._token_ids, self._json_rule = every, token_ids, json_rule
+        self._every, self._token_ids, self._rule = every, token_ids, rule
         self._rules: list[str] = []
-        self._names: dict[tuple[str, str], str] = {}  # of rules, by a part's kind and text
+        self._names: dict[HeldPart, str] = {}  # of their rules
         for number, held in enumerate(every):
             self._add_calls(number, held)
 
@@ -152,23 +152,41 @@ class _HeldRules:
         match part.kind:
             case "text":
                 return self._spelled(part.text)
-            case "json":
-                return self._named(part, self._json_rule)
+            case "json" | "until":
+                return self._named(part)
             case "one":
                 return f"({' | '.join(map(self._part, part.parts))})"
             case "all":
                 return f"({self._sequence(part.parts)})"
             case "maybe":
                 return f"({self._sequence(part.parts)})?"
+            case "many":
+                return f"({self._sequence(part.parts)})*"
         raise ValueError(f"part {part.kind!r} of a call is unknown")
 
-    def _named(self, part: HeldPart, rule: Callable[[str], str]) -> str:
+    def _named(self, part: HeldPart) -> str:
         """The name of the rule of such parts."""
-        key = (part.kind, part.text)
-        if key not in self._names:
-            self._names[key] = f"{part.kind}{len(self._names)}"
-            self._rules.append(f"{self._names[key]}: {rule(part.text)}")
-        return self._names[key]
+        if part not in self._names:
+            name = self._names[part] = f"{part.kind}{len(self._names)}"
+            if part.kind == "json":
+                self._rules.append(f"{name}: {self._rule('strict_json_schema', part.text)}")
+            else:
+                self._add_until(name, part)
+        return self._names[part]
+
+    def _add_until(self, name: str, part: HeldPart) -> None:
+        tokens, text = self._tokens([part.text]), "ANY?"
+        if part.parts:
+            text, mark = name.upper(), literal(part.text)
+            body = f"/(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"
+            for one in part.parts:
+                body += f" & {'~' if one.kind == 'no_match' else ''}{self._rule('regex', one.text)}"
+            self._rules += [f"{text}: {body}", f"spelled_{name}[lazy]: {text} /{mark}/"]
+            ways = [f"spelled_{name}"]
+        else:  # with more than it takes: masks of any text are found at once
+            self._rules.append(f"spelled_{name}[lazy]: {_up_to(part.text)}")
+            ways = [f"ANY? spelled_{name}"]
+        self._rules.append(f"{name}: {' | '.join([*ways, *(f'{text} {one}' for one in tokens)])}")
 
     def _spelled(self, text: str) -> str:
         """The rule of this very text; special tokens in it are tokens."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -92,15 +93,14 @@ class GuidanceCompiler:
     def _compiled(self, start: str | None, frame: Frame | None) -> _Compiled:
         rules = ""
         if frame is not None:
-            start, rules = rules_of(start, frame, self._special, _arguments_rule)
+            start, rules = rules_of(start, frame, self._special, _rule)
         grammar = f"{_HEAD}\nstart: {start}\n{rules}\n"
         return _Compiled(lambda: self._new(grammar))
 
     def _check_arguments(self, held: HeldCalls) -> None:
         for call in held.calls:
             try:
-                for schema in call.schemas:
-                    self._new(f"{_HEAD}\nstart: {_arguments_rule(schema)}\n")
+                self._compiled(None, Frame(held=(replace(held, calls=(call,)),)))
             except ValueError as bad:
                 raise ValueError(f"{bad}, in the parameters of '{call.name}'") from bad
 
@@ -207,10 +207,6 @@ def _rule(kind: str, text: str) -> str:
         case "choice":
             return _regex_rule("|".join(map(literal, _choices(text))))
     raise ValueError(f"grammar kind {kind!r} is unknown")
-
-
-def _arguments_rule(schema: str) -> str:
-    return _json_rule(json.loads(schema), is_strict=True)
 
 
 def _json_rule(

@@ -76,7 +76,10 @@ def plan_output(
     formats, calls = context.text.formats, tools.tools
     held: tuple[HeldCalls, ...] = ()
     if tools.strict and formats.tools is not None:
-        held = formats.tools.held(tools.schemas())
+        try:
+            held = formats.tools.held(tools.schemas())
+        except ValueError as bad:
+            raise invalid(f"Invalid 'tools': {bad}.", "tools", "invalid_grammar") from None
     if grammar is None and held:
         grammar = _TEXT
     is_forced = tools.grammar is not None

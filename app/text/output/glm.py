@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, json_arguments
+from app.text.output.json_text import Calls, json_arguments, words
 from app.text.output.pieces import AnswerPieces, Draft
-from app.text.output.qwen3_coder import add_argument, texts_of
 from app.text.output.source import Broken, Reading, Source
+from app.text.output.tags import Tags, add_argument, lines
 
 _NAME: Final = re.compile(r"[^<>{}\s]+")
+_TAGS: Final = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
 
 
 class Glm45(ToolFormat):
@@ -40,8 +42,17 @@ class Glm45(ToolFormat):
     @staticmethod
     def written(calls: Calls) -> str:
         return "\n".join(
-            f"<tool_call>{name}\n{_written(arguments)}</tool_call>" for name, arguments in calls
+            f"<tool_call>{name}\n{_TAGS.written(arguments)}</tool_call>"
+            for name, arguments in calls
         )
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        calls = (
+            HeldCall(name, (*lines(f"{name}\n"), *_TAGS.held(name, schema), words("</tool_call>")))
+            for name, schema in schemas.items()
+        )
+        return (HeldCalls(cls.openings[0], "", tuple(calls), None, ""),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
@@ -90,12 +101,3 @@ def _argument(source: Source, draft: Draft) -> Reading[None]:
     yield from source.expect("<arg_value>")
     value, _ = yield from source.until("</arg_value>")
     add_argument(draft, key.strip(), value)
-
-
-def _written(arguments: Mapping[str, Any] | str) -> str:
-    if isinstance(arguments, str):
-        return f"{arguments}\n"
-    return "".join(
-        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n"
-        for key, text in texts_of(arguments).items()
-    )

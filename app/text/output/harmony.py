@@ -13,7 +13,7 @@ from typing import Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ReasoningFormat, ToolFormat
-from app.text.output.json_text import Calls, json_arguments
+from app.text.output.json_text import Calls, json_arguments, maybe, one_of, words
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -39,24 +39,14 @@ _HEADER: Final = re.compile(
     r"(<\|start\|>\s*\w*)?\s*(to=[\w.-]*)?\s*(<\|channel\|>\s*\w*)?\s*(to=[\w.-]*)?\s*"
     r"(<\|constrain\|>)?\s*\w*\s*(<[^>]*)?"
 )
-_RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
-
-
-def _maybe(*parts: HeldPart) -> HeldPart:
-    return HeldPart("maybe", parts=parts)
-
-
-def _one(*texts: str) -> HeldPart:
-    return HeldPart("one", parts=tuple(HeldPart("text", text) for text in texts))
-
-
-_BLANK: Final = _maybe(HeldPart("text", " "))
+_BLANK: Final = maybe(words(" "))
 _REST_OF_HEADER: Final = (  # of a call, behind its name
     _BLANK,
-    _maybe(_one(*_CHANNELS[:2]), _BLANK),
-    _maybe(_maybe(HeldPart("text", "<|constrain|>")), _one("json", "code")),
-    HeldPart("text", "<|message|>"),
+    maybe(one_of(*map(words, _CHANNELS[:2])), _BLANK),
+    maybe(maybe(words("<|constrain|>")), one_of(words("json"), words("code"))),
+    words("<|message|>"),
 )
+_RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
 
 
 class HarmonyChannels(ReasoningFormat):
@@ -110,7 +100,7 @@ class Harmony(ToolFormat):
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         """A call ends the answer where its mark is a stop token."""
         calls = (
-            HeldCall(name, (HeldPart("text", name), *_REST_OF_HEADER, HeldPart("json", schema)))
+            HeldCall(name, (words(name), *_REST_OF_HEADER, HeldPart("json", schema)))
             for name, schema in schemas.items()
         )
         return (

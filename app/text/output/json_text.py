@@ -181,10 +181,24 @@ def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
             return
 
 
+def words(text: str) -> HeldPart:
+    """This very text in a call."""
+    return HeldPart("text", text)
+
+
+def maybe(*parts: HeldPart) -> HeldPart:
+    """These parts of a call, or nothing."""
+    return HeldPart("maybe", parts=parts)
+
+
+def one_of(*parts: HeldPart) -> HeldPart:
+    """One of these parts of a call."""
+    return parts[0] if len(parts) == 1 else HeldPart("one", parts=parts)
+
+
 def held_call(name: str, before: str, schema: str, after: str = "") -> HeldCall:
     """One whose arguments are an object of this schema between two texts."""
-    parts = (HeldPart("text", before), HeldPart("json", schema), HeldPart("text", after))
-    return HeldCall(name, parts)
+    return HeldCall(name, (words(before), HeldPart("json", schema), words(after)))
 
 
 @dataclass(frozen=True, slots=True)

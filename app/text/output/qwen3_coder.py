@@ -11,25 +11,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, loads, valid
+from app.text.output.json_text import Calls, words
 from app.text.output.pieces import AnswerPieces, Draft
-from app.text.output.source import Broken, Reading, Source
+from app.text.output.source import Reading, Source
+from app.text.output.tags import Tags, add_argument, lines
 
 _NAME: Final = re.compile(r"[^<>\s]+")
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-    "null": (type(None),),
-}
+_TAGS: Final = Tags("<parameter=", ">", "</parameter>", "\n")
 
 
 class Qwen3Coder(ToolFormat):
@@ -45,8 +39,22 @@ class Qwen3Coder(ToolFormat):
     @staticmethod
     def written(calls: Calls) -> str:
         return "\n".join(
-            f"<tool_call>\n<function={name}>\n{_written(arguments)}</function>\n</tool_call>"
+            f"<tool_call>\n<function={name}>\n{_TAGS.written(arguments)}</function>\n</tool_call>"
             for name, arguments in calls
+        )
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        inner = {
+            name: (*lines(f"{name}>\n"), *_TAGS.held(name, schema), words("</function>"))
+            for name, schema in schemas.items()
+        }
+        begin, end = lines("\n<function="), lines("\n</tool_call>")
+        outer = tuple(HeldCall(name, (*begin, *parts, *end)) for name, parts in inner.items())
+        bare = tuple(HeldCall(name, parts) for name, parts in inner.items())
+        return (
+            HeldCalls(cls.openings[0], "", outer, None, ""),
+            HeldCalls(cls.openings[1], "", bare, None, ""),
         )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
@@ -75,64 +83,6 @@ class Qwen3Coder(ToolFormat):
         add_argument(draft, key, _unframed(value))
 
 
-def _written(arguments: Mapping[str, Any] | str) -> str:
-    if isinstance(arguments, str):
-        return f"{arguments}\n"
-    return "".join(
-        f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts_of(arguments).items()
-    )
-
-
 def _unframed(text: str) -> str:
     """The text without the line ends between a value and its tags."""
     return text.removeprefix("\n").removesuffix("\n")
-
-
-def texts_of(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Values as they stand between tags: strings as they are, others as JSON."""
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in arguments.items()
-    }
-
-
-def add_argument(draft: Draft, key: str, text: str) -> None:
-    """The argument that stands between tags, by the type that the tool declares."""
-    properties = draft.schema.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    draft.argument(key, typed(schema, text))
-
-
-def typed(schema: Any, text: str) -> str:
-    """A value's JSON text by the type its schema declares; what is of no such type is a string.
-
-    Without a declared type, valid JSON is taken as JSON.
-    """
-    types = _types(schema) or [*_TYPES, "string"]
-    for kind in types:
-        if kind in _TYPES and _is(kind, text):
-            return valid(text.strip())
-        if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
-            return text.strip().lower()
-    return json.dumps(text)
-
-
-def _types(schema: Any) -> list[str]:
-    """The declared types; none where the schema, which is the client's, is no proper one."""
-    if not isinstance(schema, Mapping):
-        return []
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return [declared]
-    if isinstance(declared, list):
-        return [kind for kind in declared if isinstance(kind, str)]
-    branches = schema.get("anyOf")
-    return [kind for one in branches for kind in _types(one)] if isinstance(branches, list) else []
-
-
-def _is(kind: str, text: str) -> bool:
-    try:
-        value = loads(text)
-    except Broken:
-        return False
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

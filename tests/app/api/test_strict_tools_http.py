@@ -63,10 +63,8 @@ async def test_calls_of_strict_tools_are_held_to_their_schemas(
     assert grammar.frame is not None
     assert (grammar.kind, grammar.frame.reasoning) == ("text", ("<think>", "</think>"))
     (held,) = grammar.frame.held
-    assert [(call.name, *map(json.loads, call.schemas)) for call in held.calls] == [
-        ("add", PARAMETERS),
-        ("now", {"type": "object"}),
-    ]
+    schemas = [(call.name, json.loads(call.parts[1].text)) for call in held.calls]
+    assert schemas == [("add", PARAMETERS), ("now", {"type": "object"})]
     for tools in ([NOW], [{**ADD, "strict": False}]):
         assert (await ask(server, path, tools)).status_code == 200
         assert grammar_of(server) is None
@@ -104,6 +102,22 @@ async def test_gpt_oss_reasons_and_calls_under_a_grammar(
     assert grammar.kind == "text"
     assert (await ask(server, "chat/completions", [NOW])).status_code == 200
     assert grammar_of(server) is None
+
+
+async def test_a_strict_tool_that_tags_cannot_keep_is_refused(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    server = await start_server(processor=of_family("qwen3_coder"))
+    assert (await ask(server, "chat/completions", [ADD])).status_code == 200
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert grammar.kind == "text"
+    odd = {"name": "odd", "strict": True}
+    for parameters in ({"minProperties": 1}, {"properties": {"a": {"pattern": "("}}}):
+        tools = [ADD, {**odd, "parameters": {"type": "object", **parameters}}]
+        answer = await ask(server, "chat/completions", tools)
+        assert answer.status_code == 400
+        assert "'odd'" in answer.json()["error"]["message"]
 
 
 async def test_families_whose_calls_are_no_json_are_served_as_ever(

@@ -16,13 +16,25 @@ from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, NOW, PLOT
 from tests.app.text.output.reading import TOOLS, read
 
-HELD = ["cohere", "granite", "harmony", "hermes", "mistral", "phi4_mini"]
+HELD = [
+    "cohere",
+    "glm45",
+    "granite",
+    "harmony",
+    "hermes",
+    "mistral",
+    "phi4_mini",
+    "qwen3_coder",
+]
 SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
 END = 256
 
 START = "<|start|>assistant"
 COMMENTARY = "<|channel|>commentary"
 JSON = "<|constrain|>json<|message|>"
+VALUE_END = "\n</parameter>\n"
+A = f"<parameter=a>\n1{VALUE_END}"
+GRID = "<parameter=grid>\n"
 
 # Format, what may be written, and what may not.
 ANSWERS: list[tuple[str, list[str], list[str]]] = [
@@ -66,6 +78,44 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}} so',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}{START}',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}<|call|>{START} to=functions.rm',
+        ],
+    ),
+    (
+        "qwen3_coder",
+        [
+            "a <tool or <function or <parameter=b>",
+            f"So: <function=add>\n{A}</function>\n</tool_call> <function=now></function>",
+            f"<tool_call><function=add>{A}<parameter=b>\n<function=rm>\n</parameter></function>"
+            "</tool_call>",
+            f"<function=plot>{GRID}True{VALUE_END}</function>",
+        ],
+        [
+            "<tool_call>",
+            "<tool_call>text",
+            "<function=rm",
+            "<function=add>\n</function>",
+            f"<function=add>\n{A}",
+            f"<function=add>\n{A}{A}",
+            f"<function=add>\n{A}</function> <function=rm",
+            f"<tool_call>\n<function=add>\n{A}</function>",
+            f"<tool_call>\n<function=add>\n{A}</function>\n</tool_call><tool_call>",
+        ],
+    ),
+    (
+        "glm45",
+        [
+            "<tool_call",
+            "<tool_call>now</tool_call><tool_call>now\n</tool_call>Done.",
+            "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key>\n"
+            "<arg_value>\n</tool>\n</arg_value></tool_call>",
+        ],
+        [
+            "<tool_call>",
+            "<tool_call>rm",
+            "<tool_call>add</tool_call>",
+            "<tool_call>add\n<arg_key>b</arg_key>",
+            "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>x",
+            "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>",
         ],
     ),
 ]

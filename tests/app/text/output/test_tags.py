@@ -1,0 +1,136 @@
+"""Arguments between tags: held to any schema, and read as what it says."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from actors.scheduling.request import Frame
+from actors.stage.grammars.guidance import GuidanceCompiler
+from app.text.output.pieces import gathered
+from app.text.output.registry import TOOL_FORMATS, OutputFormats
+from app.text.output.tags import typed
+from tests.app.text.output.reading import pieces_of
+
+END = 256
+NULL = {"type": "null"}
+TEXT = {"type": "string"}
+INTEGER = {"type": "integer"}
+KEYED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"k": INTEGER},
+    "required": ["k"],
+    "additionalProperties": False,
+}
+DEFINITIONS: dict[str, Any] = {
+    "digits": {"enum": ["1", "2"]},
+    "tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+    "loop": {"anyOf": [*[{"$ref": "#/$defs/loop"}] * 9, INTEGER]},
+}
+
+# A value's schema, values that are of it, and some that are not.
+VALUES: list[tuple[Any, list[Any], list[Any]]] = [
+    (TEXT, ["", "x", "1", "null", "a\n <b> {\n", "\n\n"], []),
+    (INTEGER, [1, -5], ["x", 1.5, "", None]),
+    ({"type": "number"}, [1, 0.5], ["x"]),
+    ({"type": "boolean"}, [True, False], ["yes", 1]),
+    ({"anyOf": [TEXT, NULL], "default": None}, [None, "x {", ""], []),
+    ({"type": ["integer", "null"]}, [None, 3], ["x"]),
+    ({"enum": ["red", "blue"]}, ["red"], ["green", "", "re", "redder"]),
+    ({"type": "string", "enum": ["", "x", None]}, ["", "x"], ["y", None]),
+    ({"type": "number", "enum": [1, 2.5]}, [1, 2.5], [3]),
+    ({"const": "1"}, ["1"], ["2"]),
+    ({"type": "string", "pattern": "^[a-z]{2,4}$"}, ["ab", "abcd"], ["a", "abcde", "Ab"]),
+    ({"type": "string", "pattern": "b+\\\\$"}, ["b\\"], ["a\\", "b", "b\\c"]),
+    ({"type": "string", "pattern": "[0-9]"}, ["a1\nb"], ["ab"]),
+    ({"anyOf": [{"type": "string", "pattern": "^a+$"}, NULL]}, ["aa", None], ["b"]),
+    ({"anyOf": [TEXT, KEYED]}, ["x y", {"k": 1}], [{"k": "x"}, [1]]),
+    (KEYED, [{"k": 1}], [{"k": "x"}, {}, "x"]),
+    ({"properties": {"k": INTEGER}}, [{"k": 1}, {}], [{"k": "x"}, 1]),
+    ({"type": "array", "items": TEXT}, [[], ["a", "b"]], [[1]]),
+    ({"$ref": "#/$defs/digits"}, ["1"], ["3"]),
+    ({"allOf": [{"$ref": "#/$defs/digits"}]}, ["2"], ["3"]),
+    ({"$ref": "#/$defs/tree"}, [[], [[[]]]], [[1], 1]),
+    ({"$ref": "#/$defs/loop"}, [5], ["x"]),
+    ({}, [1, "x", [1]], []),
+]
+
+
+@cache
+def compiler() -> GuidanceCompiler:
+    return GuidanceCompiler([*(bytes([byte]) for byte in range(256)), b""], (END,))
+
+
+def takes(name: str, schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    """Whether a call may have these arguments, and, where it may, that they are read."""
+    one = TOOL_FORMATS[name]
+    frame = Frame(calls=one.openings, held=one.held({"f": json.dumps(schema)}))
+    matcher = compiler().compile("text", "", frame)()
+    written = one.written([("f", arguments)])
+    if not (all(map(matcher.take, written.encode())) and matcher.take(END)):
+        return False
+    pieces = pieces_of(OutputFormats(one, None), [written], by_argument=True, tools={"f": schema})
+    text, _, calls = gathered(pieces)
+    assert (text, [(called, json.loads(given)) for called, given in calls]) == (
+        "",
+        [("f", arguments)],
+    )
+    return True
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder"])
+@pytest.mark.parametrize(("value", "taken", "refused"), VALUES)
+def test_values_are_of_their_schemas_and_read_so(
+    value: Any, taken: list[Any], refused: list[Any], name: str
+) -> None:
+    schema = {"type": "object", "properties": {"v": value}, "$defs": DEFINITIONS}
+    assert [one for one in taken if not takes(name, schema, {"v": one})] == []
+    assert [one for one in refused if takes(name, schema, {"v": one})] == []
+
+
+OPTIONAL = {"type": "object", "properties": {"a": INTEGER, "b": TEXT}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        (OPTIONAL, [{"a": 1}, {"a": 1, "b": "x"}], [{}, {"b": "x"}, {"b": "x", "a": 1}, {"c": 1}]),
+        ({**OPTIONAL, "additionalProperties": TEXT},
+         [{"a": 1, "c": "1", "d": "x"}], [{"c": "1"}, {"a": 1, "c d": "x"}]),
+        ({"type": "object"}, [{}, {"x": 1, "y": "z"}], []),
+        ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),
+        ({"$ref": "#/$defs/all", "$defs": {"all": OPTIONAL}}, [{"a": 1}], [{}]),
+        ({"type": "object", "required": ["x"]}, [{"x": 1}, {"x": 1, "y": 2}], [{}]),
+    ],
+)  # fmt: skip
+def test_parameters_are_those_of_the_schema(
+    schema: dict[str, Any], taken: list[Any], refused: list[Any], name: str
+) -> None:
+    assert [one for one in taken if not takes(name, schema, one)] == []
+    assert [one for one in refused if takes(name, schema, one)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"minProperties": 1}, "minProperties"),
+        ({"anyOf": [OPTIONAL]}, "anyOf"),
+        ({"properties": {"a b": {}}}, "a b"),
+        ({"properties": {"a": {"type": "string", "not": {}}}}, "not"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "no value"),
+        ({"properties": ["a"]}, "properties"),
+        ({"$ref": "#/$defs/none"}, "no object"),
+    ],
+)
+def test_what_cannot_be_kept_is_named_with_its_tool(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"{why}.*in the parameters of 'odd'"):
+        TOOL_FORMATS["qwen3_coder"].held({"odd": json.dumps(schema)})
+
+
+def test_without_a_type_json_is_json() -> None:
+    assert [typed({}, text) for text in ("1", "[1]", "x")] == ["1", "[1]", '"x"']
+    assert typed({"type": "boolean"}, "True") == "true"
