@@ -75,6 +75,9 @@ class HeldCalls:
     calls: of each tool. separator: between two calls; None: there is one. tail: behind the last.
     may_end: the answer's end may stand in place of the tail. behind, before: where given, the
     opening is one only between a mark of `behind`, or the answer's beginning, and a `before`.
+    may_be_text: what follows the opening, or the answer's beginning if this is "", is a call only
+    where it begins as one, with the text, or one of the texts, that is the first part; blanks in
+    that are optional.
     """
 
     opening: str
@@ -85,6 +88,7 @@ class HeldCalls:
     may_end: bool = False
     behind: tuple[str, ...] = ()
     before: str = ""
+    may_be_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class Grammar:
     def num_chars(self) -> int:
         """Of all that a client gives."""
         every = () if self.frame is None else self.frame.held
-        parts = (part for held in every for call in held.calls for part in call.parts)
+        parts = {part for held in every for call in held.calls for part in call.parts}
         return len(self.text) + sum(part.num_chars for part in parts)
 
 

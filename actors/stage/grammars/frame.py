@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from actors.scheduling.request import Frame, HeldCalls, HeldPart
+from actors.scheduling.request import Frame, HeldCall, HeldCalls, HeldPart
 
 _BLANKS: Final = r"/[ \n\r\t]{1,4}/"
+_SOME_BLANKS: Final = r"[ \n\r\t]*"
 _ANY: Final = "/(?s:.+)/"
 
 
@@ -73,13 +74,13 @@ class _HeldRules:
         self._every, self._token_ids, self._rule = every, token_ids, rule
         self._rules: list[str] = []
         self._names: dict[HeldPart, str] = {}  # of their rules
+        self._begun: dict[tuple[tuple[HeldCall, ...], str | None], str] = {}  # the same
         for number, held in enumerate(every):
             self._add_calls(number, held)
 
     def in_place_of_text(self) -> list[str]:
-        block = " | ".join(
-            f"{_mark(held.opening, self._token_ids)} held{n}" for n, held in enumerate(self._every)
-        )
+        marks = {n: held.opening for n, held in enumerate(self._every) if held.opening}
+        block = " | ".join(f"{_mark(mark, self._token_ids)} held{n}" for n, mark in marks.items())
         return [*self._rules, f"block: {block}", "calls: block (blanks? block)*"]
 
     def within_text(self, reserved: Sequence[str]) -> list[str]:
@@ -95,6 +96,10 @@ class _HeldRules:
             held = self._every[numbers[0]]
             calls = f"({' | '.join(f'held{n}' for n in numbers)})"
             open_calls = [f"open{n}" for n in numbers if self._every[n].may_end]
+            if not opening:
+                firsts.append(calls)
+                continue
+            calls += "?" if held.may_be_text else ""
             begins = [f"spelled{number}", *self._tokens([opening])]
             if held.behind:
                 heads = self._tokens(held.behind)
@@ -110,7 +115,7 @@ class _HeldRules:
             blocks.append(f"begin{number} {calls}")
             lasts += [f"begin{number} {one}" for one in open_calls]
         segments += [f"{token} ANY?" for token in self._tokens(self._token_ids.keys() - no_text)]
-        rest = f"(text ({' | '.join(blocks)}))* text{_maybe(lasts)}"
+        rest = f"(text ({' | '.join(blocks)}))* text{_maybe(lasts)}" if blocks else "text"
         return [
             *self._rules,
             f"ANY: {_ANY}",
@@ -127,13 +132,16 @@ class _HeldRules:
         self._rules += [
             f"OPENED{number}: (/(?s:.*)/ & ~/(?s:.*){before}(?s:.*)/) /{opening}/",
             f"HEAD{number}: {_ANY} & ~(OPENED{number} /(?s:.*)/)",
-            f"first{number}[lazy]: /[ \\n\\r\\t]*{opening}/",
+            f"first{number}[lazy]: /{_SOME_BLANKS}{opening}/",
             f"opened{number}[lazy]: OPENED{number}",
             f"spelled{number}[lazy]: /(?s:.*)({marks})/ OPENED{number}",
         ]
 
     def _add_calls(self, number: int, held: HeldCalls) -> None:
         """The rules of what stands behind an opening. open: without the tail."""
+        if held.may_be_text:
+            self._rules.append(f"held{number}: {self._begun_calls(held)}+")
+            return
         head, tail = self._spelled(held.head), self._spelled(held.tail)
         calls = " | ".join(self._sequence(call.parts) for call in held.calls)
         following = ""
@@ -144,6 +152,23 @@ class _HeldRules:
             f"open{number}: {head} call{number} {following}",
             f"held{number}: open{number} {tail}",
         ]
+
+    def _begun_calls(self, held: HeldCalls) -> str:
+        """The name of the rule of a call that may as well be text until its arguments begin."""
+        key = (held.calls, held.separator)
+        if key not in self._begun:
+            name = self._begun[key] = f"begun_call{len(self._begun)}"
+            separator = literal((held.separator or "").strip())
+            ways = []
+            for number, call in enumerate(held.calls):
+                first, *rest = call.parts
+                texts = [literal(one.text) for one in first.parts or (first,)]
+                begin = "|".join(texts).replace(literal(" "), _SOME_BLANKS)
+                before = f"{_SOME_BLANKS}({separator}{_SOME_BLANKS})?"
+                self._rules.append(f"{name}_{number}[lazy]: /{before}({begin})/")
+                ways.append(f"{name}_{number} {self._sequence(rest)}")
+            self._rules.append(f"{name}: {' | '.join(ways)}")
+        return self._begun[key]
 
     def _sequence(self, parts: Iterable[HeldPart]) -> str:
         return " ".join(map(self._part, parts))

@@ -15,7 +15,7 @@ from typing import Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, json_arguments, words
+from app.text.output.json_text import Calls, held_call, json_arguments, words
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import Tags, add_argument, lines
@@ -79,6 +79,12 @@ class Glm4(ToolFormat):
             for _, arguments in calls
         ]
         return "\n".join(f"{name}\n{text}" for (name, _), text in zip(calls, texts, strict=True))
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """An answer that begins with a tool's name on a line of its own calls it."""
+        calls = tuple(held_call(name, f"{name}\n", schema) for name, schema in schemas.items())
+        return (HeldCalls("", "", calls, "\n", "", may_be_text=True),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         following = True

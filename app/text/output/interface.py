@@ -64,8 +64,7 @@ class ToolFormat(Format):
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         """All ways to write calls of these tools such that they keep to the schemas of their
-        arguments (JSON). None where calls are no JSON, or have no mark to tell
-        them from text.
+        arguments (JSON). None where arguments are written in another way.
         """
         return tuple(
             cls.writing.held(opening, schemas)

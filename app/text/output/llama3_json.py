@@ -6,10 +6,13 @@ Llama 4's own template asks for the same, behind text between `<|python_start|>`
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import JsonWriting, json_call
+from app.text.output.json_text import JsonWriting, json_call, maybe, one_of, words
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
@@ -25,6 +28,20 @@ class Llama3Json(ToolFormat):
     special_tokens = openings
     is_bare = True
     writing = JsonWriting("", "", "; ", key="parameters")
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """As an answer may be JSON that is no call, one is held that begins exactly as they do."""
+        calls = []
+        for name, schema in schemas.items():
+            begin = f'"name" : {json.dumps(name)} , "parameters" :'
+            ways = one_of(words(f"{{ {begin}"), words(f'{{ "type" : "function" , {begin}'))
+            rest = (maybe(words(" ")), HeldPart("json", schema), words("}"))
+            calls.append(HeldCall(name, (ways, *rest)))
+        return tuple(
+            HeldCalls(opening, "", tuple(calls), cls.writing.separator, "", may_be_text=True)
+            for opening in ("", *cls.openings)
+        )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

@@ -120,6 +120,25 @@ async def test_a_strict_tool_that_tags_cannot_keep_is_refused(
         assert "'odd'" in answer.json()["error"]["message"]
 
 
+async def test_llama_may_answer_in_json_that_is_no_call(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    processor = of_family("llama_3")
+    server = await start_server(processor=processor)
+    for written, calls in (
+        ('{"city": "Paris"}', 0),
+        ('{"name": "add", "parameters": {"a": 1}}', 1),
+    ):
+        write(server, processor, written)
+        answer = await ask(server, "chat/completions", [ADD])
+        message = answer.json()["choices"][0]["message"]
+        assert len(message.get("tool_calls") or []) == calls
+        assert (message["content"] or "") == ("" if calls else written)
+        grammar = grammar_of(server)
+        assert grammar is not None
+        assert grammar.kind == "text"
+
+
 async def test_families_whose_calls_are_no_json_are_served_as_ever(
     start_server: StartServer, of_family: OfFamily
 ) -> None:

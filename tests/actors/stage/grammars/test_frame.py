@@ -70,6 +70,13 @@ def _call(name: str, before: str, schema: str, after: str = ")") -> HeldCall:
 # `!f(1)` and `!g({...})`, and lists of them between brackets
 _INTEGERS = _call("f", "f(", '{"type": "integer"}')
 _SINGLE = HeldCalls("<tool_call>", "", (_INTEGERS, _call("g", "g(", _OBJECT)), None, "")
+# `{f:1}` as the answer begins, and behind a mark
+_DOUBTFUL = [
+    HeldCalls(
+        opening, "", (_call("f", "{ f :", '{"type": "integer"}', "}"),), "; ", "", may_be_text=True
+    )
+    for opening in ("", "<tool_call>")
+]
 _LISTED = HeldCalls("<tool_call>", "[", (_INTEGERS,), ", ", "]")
 
 
@@ -83,6 +90,12 @@ _LISTED = HeldCalls("<tool_call>", "[", (_INTEGERS,), ", ", "]")
         (Frame(calls=_CALLS, held=(_SINGLE, _LISTED)),
          ["!f(1)", "!f(1)\n!f(2)", "a![f(1), f(2)] b", "![f(1)]!g({})"],
          ["![f(1)", "![]", "![f(1),f(2)]", "![g({})]"]),
+        (Frame(calls=_CALLS, held=tuple(_DOUBTFUL)),
+         ["{f:1}", "\n{ f :1}", "{f", "{", "a {f:x}", "{f:1} ;{f:2} b", "{f:1}{f:2}", "!b", "!",
+          "a!{f:1}; {f:2}b{f:x}", "{f:1}a!{f:1}"],
+         ["{f:x}", "{f:1", "{f:1}; {f:x}", "{f:1}{f:x}", "!{f:x}", "a!\n{f:1}\n{f:x}"]),
+        (Frame(_THINK, calls=_CALLS, held=tuple(_DOUBTFUL[:1])),
+         ["<a>{f:1}", "{f:1}", "<{f:x}>a"], ["<a>{f:x}", "{f:x}"]),
         (Frame(_THINK, calls=_CALLS, held=(_SINGLE,)), ["<a!b>c!f(1)", "a !f(1)"], ["<a!b>c!f(x)"]),
     ],
 )  # fmt: skip
@@ -110,6 +123,15 @@ def test_calls_in_an_answers_place_keep_to_their_schemas(special: bool) -> None:
     for text in ("yes", "!f(1)", "!f(1)\n!f(2)", "<a>!f(1)", "!g({})"):
         assert takes(frame, text, special=special), text
     for text in ("!f(x)", "!f(1) b", "!", "yes!f(1)", "!f(1)yes"):
+        assert not takes(frame, text, special=special), text
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_in_an_answers_place_calls_follow_a_mark(special: bool) -> None:
+    frame = Frame(calls=_CALLS, held=tuple(_DOUBTFUL))
+    for text in ("yes", "!{f:1}", "!{f:1}; {f:2}", "!{f:1}!{f:2}"):
+        assert takes(frame, text, special=special), text
+    for text in ("{f:1}", "!b", "!{f:x}", "!", "!{f:1}b"):
         assert not takes(frame, text, special=special), text
 
 

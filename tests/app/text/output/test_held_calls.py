@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduling.request import Frame
+from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.guidance import GuidanceCompiler
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, NOW, PLOT
@@ -18,20 +18,24 @@ from tests.app.text.output.reading import TOOLS, read
 
 HELD = [
     "cohere",
+    "glm4",
     "glm45",
     "granite",
     "harmony",
     "hermes",
+    "llama3_json",
     "mistral",
     "phi4_mini",
     "qwen3_coder",
 ]
+WITHOUT_MARK = ("glm4", "llama3_json")  # so what begins as no declared tool's call is text
 SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
 END = 256
 
 START = "<|start|>assistant"
 COMMENTARY = "<|channel|>commentary"
 JSON = "<|constrain|>json<|message|>"
+BARE = '{"name": "add", "parameters": {"a": 1}}'
 VALUE_END = "\n</parameter>\n"
 A = f"<parameter=a>\n1{VALUE_END}"
 GRID = "<parameter=grid>\n"
@@ -79,6 +83,37 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}{START}',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}<|call|>{START} to=functions.rm',
         ],
+    ),
+    (
+        "llama3_json",
+        [
+            '{"city": "Paris"}',
+            '{"name": "Ann", "parameters": {}}',
+            '{"name": "add"}',
+            '{\n  "name": "add",\n  "parameters": {"a": 1}}',
+            '{"type": "function", "name": "add", "parameters": {"a": 1}}; more',
+            f"{BARE}{BARE}\n{BARE} ; {BARE} and so on",
+            f"So: <|python_tag|>{BARE}; {BARE}",
+            "<|python_tag|>print(1)",
+            f"<|python_start|>I look.<|python_end|>{BARE}",
+            f"<|python_start|>{BARE}<|python_end|>Done.",
+            'The call is {"name": "add", "parameters": 3}',
+        ],
+        [
+            '{"name": "add", "parameters": 3',
+            '{"name":"add","parameters":{}',
+            BARE[:-1],
+            '{"type": "function", "name": "add", "parameters": {"b"',
+            f'{BARE}; {{"name": "add", "parameters": {{}}',
+            f'{BARE}{{"name": "add", "parameters": {{}}',
+            '<|python_tag|>{"name": "add", "parameters": {}',
+            '<|python_start|>So<|python_end|>\n{"name": "add", "parameters": {}',
+        ],
+    ),
+    (
+        "glm4",
+        ["add", "add it", "I\nadd\n{}", "rm\n{}", 'add\n{"a": 1}\nnow\n{}', 'add\n{"a": 1}\nSo.'],
+        ["add\n{}", "add\n", 'add\n{"a": "x"}', 'add\n{"a": 1}\nadd\n{}'],
     ),
     (
         "qwen3_coder",
@@ -161,16 +196,18 @@ def test_what_a_family_writes_is_taken(
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", HELD)
 def test_what_breaks_a_schema_is_refused(name: str, special: bool) -> None:
-    for call in (
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("sub", {}),
         ("add", {"a": "x"}),
         ("add", {"b": "x"}),
         ("add", {"a": 1, "c": 2}),
         ("add", {"a": 1.5}),
         ("plot", {"grid": 3}),
-    ):
+    ]
+    for call in calls:
         written = TOOL_FORMATS[name].written([call])
-        assert not takes(name, written, special=special), written
+        is_text = call[0] == "sub" and name in WITHOUT_MARK
+        assert takes(name, written, special=special) == is_text, written
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -191,3 +228,11 @@ def test_a_call_may_end_the_answer_where_its_mark_is_a_stop_token() -> None:
     assert all(map(matcher.take, written.encode()))
     assert matcher.take(END + 1)
     assert matcher.is_over
+
+
+@pytest.mark.parametrize("name", ["harmony", "llama3_json", "mistral"])
+def test_a_schema_counts_once_however_many_ways_there_are_to_call(name: str) -> None:
+    properties = {f"parameter_{n}": {"type": "array"} for n in range(99)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    grammar = Grammar("text", "", Frame(held=TOOL_FORMATS[name].held({"f": schema})))
+    assert len(schema) < grammar.num_chars < len(schema) + 200
