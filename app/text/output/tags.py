@@ -31,6 +31,7 @@ _OF_OBJECTS: Final = frozenset(  # which are kept in JSON, but not between tags
     | {"const", "enum", "patternProperties", "propertyNames", *_JOINING}
 )
 _ENDS: Final = re.compile(r"(?<!\\)(\\\\)*\$$")  # a pattern that ends with the text
+_MOST_CHARS: Final = 1 << 17  # of a tool's schemas, which are written on the loop of the front
 _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 
 
@@ -80,12 +81,14 @@ class Tags:
         undeclared = [str(key) for key in required if str(key) not in properties]
         declared = {**properties, **dict.fromkeys(undeclared, True)}
         parts: list[HeldPart] = []
+        num_chars = 0
         for key, one in declared.items():
             if one is False:
                 continue
             if not _NAME.fullmatch(key):
                 raise ValueError(f"no tag can have the name of the parameter {key!r}")
             argument = [*lines(f"{self.begin}{key}{self.middle}"), *self._value(one, root)]
+            num_chars = _bounded(num_chars + sum(part.num_chars for part in argument))
             parts += argument if key in required else [maybe(*argument)]
         others = whole.get("additionalProperties", "properties" not in whole)
         if others is not False:
@@ -102,7 +105,7 @@ class Tags:
         """A value in its frame, and its end."""
         texts: list[list[HeldPart]] = []
         values: list[HeldPart] = []
-        has_brackets = False
+        has_brackets, num_chars = False, 0
         for one in _alternatives(schema, root):
             kinds = _types(one, root)
             if (choices := _choices(one)) is not None:
@@ -115,6 +118,7 @@ class Tags:
             else:
                 has_brackets |= not {"array", "object"}.isdisjoint(kinds)
                 values.append(HeldPart("json", _alone(one, root)))
+                num_chars = _bounded(num_chars + values[-1].num_chars)
                 if kinds == ["boolean"]:
                     values += [words("True"), words("False")]  # as in Python
         ways = []
@@ -142,6 +146,12 @@ class Tags:
         inner = pattern.removeprefix("^")
         inner = inner if end else inner[:-1]
         return [HeldPart("match", f"{begin}(?:{inner}){end}{self.frame}")]
+
+
+def _bounded(num_chars: int) -> int:
+    if num_chars > _MOST_CHARS:
+        raise ValueError("they are too long, each with all that it refers to")
+    return num_chars
 
 
 def lines(text: str) -> list[HeldPart]:

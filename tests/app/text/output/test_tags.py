@@ -91,6 +91,7 @@ def test_values_are_of_their_schemas_and_read_so(
     assert [one for one in refused if takes(name, schema, {"v": one})] == []
 
 
+LARGE = {"type": "object", "properties": {f"q{n}": INTEGER for n in range(99)}}
 OPTIONAL = {"type": "object", "properties": {"a": INTEGER, "b": TEXT}, "required": ["a"]}
 
 
@@ -124,6 +125,8 @@ def test_parameters_are_those_of_the_schema(
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "no value"),
         ({"properties": ["a"]}, "properties"),
         ({"$ref": "#/$defs/none"}, "no object"),
+        ({"properties": {f"p{n}": LARGE for n in range(99)}}, "too long"),
+        ({"properties": {"a": {"anyOf": [LARGE] * 99}}}, "too long"),
     ],
 )
 def test_what_cannot_be_kept_is_named_with_its_tool(schema: dict[str, Any], why: str) -> None:
