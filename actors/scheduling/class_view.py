@@ -20,6 +20,8 @@ class BothClasses(EngineView, Protocol):
     def decoding(self) -> Sequence[RequestState]: ...
     @property
     def prefilling(self) -> Sequence[RequestState]: ...
+    @property
+    def queue(self) -> Sequence[RequestState]: ...
     def head(self) -> RequestState | None: ...
     def cap_of(self, tenant: str, is_background: bool | None = None) -> tuple[int | None, int]: ...
 
@@ -62,6 +64,10 @@ class ClassView:
     @property
     def prefilling(self) -> Sequence[RequestState]:
         return self._of_class(self._requests.prefilling)
+
+    @property
+    def queue(self) -> Sequence[RequestState]:
+        return self._of_class(self._requests.queue)[: self.num_waiting]
 
     @property
     def num_waiting(self) -> int:

@@ -79,6 +79,10 @@ class LiveRequests:
         return 0 < self.num_background == len(self.by_id)
 
     @property
+    def queue(self) -> Sequence[RequestState]:
+        return [s for s in self.by_id.values() if s.status is RequestStatus.WAITING]
+
+    @property
     def num_waiting(self) -> int:
         return self.waiting.num_requests
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from actors.scheduling.admission.peak import PredictedPeak
+from actors.scheduling.admission.peak import Places, PredictedPeak
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel
@@ -33,7 +33,7 @@ class Situation:
     """What the forecasts of all prompts have in common, by an engine between two of its events.
 
     ahead: prompt tokens to compute before. begin_s: until a step planned now could begin.
-    share, finish_rate, tightest_s: see `Predictor`. free_tokens: at the predicted peak.
+    share, finish_rate, tightest_s: see `Predictor`. places: behind all that wait.
     full_steps: by the decodes in them, as needed.
     """
 
@@ -43,7 +43,7 @@ class Situation:
     share: float
     finish_rate: float
     tightest_s: float | None
-    free_tokens: float
+    places: Places
     full_steps: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
 
 
@@ -53,7 +53,7 @@ class Predictor:
 
     tbt_s: the deployment's objective; a request's own takes precedence.
     step_tokens: tokens of a step of a constant budget; None: the budget follows the objective.
-    max_step_tokens, max_requests: limits of the engine.
+    max_step_tokens, max_requests, max_model_len: limits of the engine.
     """
 
     cost: OnlineCostModel
@@ -61,6 +61,7 @@ class Predictor:
     step_tokens: int | None
     max_step_tokens: int
     max_requests: int
+    max_model_len: int
     peak: PredictedPeak = field(default_factory=PredictedPeak)
 
     @classmethod
@@ -73,7 +74,8 @@ class Predictor:
         if config.budget in CONSTANT_BUDGETS or (config.budget == "auto" and given is not None):
             step_tokens = min(int(given or config.constant_budget), most)
         peak = peak or PredictedPeak()
-        return cls(cost, config.tbt_s, step_tokens, most, config.max_requests, peak)
+        limits = most, config.max_requests, config.max_model_len
+        return cls(cost, config.tbt_s, step_tokens, *limits, peak)
 
     # ---- to the first token -----------------------------------------------------------
 
@@ -86,10 +88,10 @@ class Predictor:
             share=self._granted_share(engine),
             finish_rate=self.finish_rate(engine),
             tightest_s=self.tightest_s(engine),
-            free_tokens=self.peak.free_tokens(engine) if engine.decoding else 0.0,
+            places=self.peak.places(engine, self.max_requests),
         )
 
-    def waits_s(self, num_tokens: int, there: Situation) -> tuple[float, float]:
+    def waits_s(self, num_tokens: int, output: int, there: Situation) -> tuple[float, float]:
         """Seconds to the first token of a prompt of num_tokens, by `Bottleneck`.
 
         It waits for the prefill work ahead, and for a place (0.0: one is free).
@@ -101,11 +103,13 @@ class Predictor:
         joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
         if joined:
             compute_s = begin_s + self._prefill_s(there.ahead + num_tokens, there, joined / 2)
-        lacking = self._lacking_share(num_tokens, there)
-        if lacking <= 0.0 or not finish_rate:
+        unused = engine.block_size / 2
+        output = round(min(output, self.max_model_len - num_tokens) * self.peak.expected_share)
+        steps, together = there.places.when(num_tokens + unused, output)
+        if steps <= 0.0 or not finish_rate:
             return compute_s, 0.0
-        places_s = self.ended_s(engine, lacking * len(engine.decoding))
-        return compute_s, places_s + self._prefill_s(num_tokens, there, joined / 2)
+        places_s = steps * self.pace_s(engine)
+        return compute_s, places_s + self._prefill_s(round(together), there, joined / 2)
 
     def unevenness(self, there: Situation) -> float:
         """The quantile of the time of a full step over its mean."""
@@ -225,31 +229,10 @@ class Predictor:
 
     # ---- places -----------------------------------------------------------------------
 
-    def _lacking_share(self, num_tokens: int, there: Situation) -> float:
-        """Share of the decodes that must end before a prompt queued now gets a place."""
-        engine, decoding = there.engine, there.engine.decoding
-        if not decoding:
-            return 0.0
-        running = len(decoding) + len(engine.prefilling)
-        coming = engine.num_waiting + 1
-        slots = coming - (self.max_requests - running)
-        output = self._mean_output(engine)
-        held = sum([view.num_prompt_tokens for view in decoding]) + output * len(decoding)
-        known = engine.num_waiting_tokens - engine.num_shared_tokens + num_tokens
-        lacking = known + output * coming - there.free_tokens  # all hold most at their ends
-        return max(slots / len(decoding), lacking / held)
-
-    def ended_s(self, engine: EngineView, count: float) -> float:
-        """Seconds until `count` (positive) have ended: running ones, then those in their places."""
+    def ended_s(self, engine: EngineView, count: int) -> float:
+        """Seconds until `count` (positive) of the running ones have ended."""
         left = sorted([view.max_length - view.num_tokens for view in engine.decoding])
-        rounds, last = divmod(math.ceil(count) - 1, len(left))
-        num_steps = left[last] * self.peak.expected_share + rounds * self._mean_output(engine)
-        return num_steps * self.pace_s(engine)
-
-    def _mean_output(self, engine: EngineView) -> float:
-        """Expected tokens of a new one, by those that decode."""
-        whole = sum([view.max_length - view.num_prompt_tokens for view in engine.decoding])
-        return whole * self.peak.expected_share / len(engine.decoding)
+        return left[count - 1] * self.peak.expected_share * self.pace_s(engine)
 
     def finish_rate(self, engine: EngineView) -> float:
         """Running requests that end per second, at the pace their tokens have come so far.

@@ -178,8 +178,9 @@ class PredictiveAdmission:
         if there is None:
             there = self.predictor.situation(engine, now_s)
         own = len(request.prompt) + len(request.output)
+        output = 0 if request.pooling else request.sampling.max_tokens - len(request.output)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
-        compute_s, places_s = self.predictor.waits_s(own, there)
+        compute_s, places_s = self.predictor.waits_s(own, output, there)
         capped_s, _ = self._capped_s(request.tenant, engine)
         if capped_s:
             places_s = max(places_s, capped_s + own / self.predictor.prefill_rate(engine))

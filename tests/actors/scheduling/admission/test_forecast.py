@@ -51,7 +51,7 @@ def test_a_first_token_comes_when_it_is_predicted(
     while stages.next_s < NOW_S:
         stages.advance()
     predictor = Predictor.build(config, cost)
-    predicted_s = max(predictor.waits_s(1000, predictor.situation(core.view, NOW_S)))
+    predicted_s = max(predictor.waits_s(1000, 2, predictor.situation(core.view, NOW_S)))
     while 999 not in stages.came_s:
         stages.advance()
     assert 0.85 < predicted_s / (stages.came_s[999][0] - NOW_S) < 1.05
@@ -74,7 +74,7 @@ def test_contexts_beyond_a_sliding_window_cost_nothing(admission: str, budget: s
         stages.advance()
     assert len(core.view.decoding) == 14
     predictor = Predictor.build(config, cost)
-    predicted_s = max(predictor.waits_s(1000, predictor.situation(core.view, 10.0)))
+    predicted_s = max(predictor.waits_s(1000, 2, predictor.situation(core.view, 10.0)))
     while 999 not in stages.came_s:
         stages.advance()
     assert 0.8 < predicted_s / (stages.came_s[999][0] - 10.0) < 1.05
@@ -95,6 +95,30 @@ def test_who_is_accepted_behind_several_rounds_of_streams_has_its_first_token_in
 ) -> None:
     """Sequence slots or memory are taken, and many come at once. What runs is nearly done at times,
     and those that take its place are not; they need memory for their outputs, too."""
+    took_s = _first_tokens_s(places, prompt, outputs, ttft_s)
+    assert 40 < len(took_s) < 140
+    assert sum([each_s > ttft_s for each_s in took_s]) < 0.03 * len(took_s)
+    assert max(took_s) > 0.7 * ttft_s
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_blocks", "outputs", "ttft_s"),
+    [(3, 600, (50, 100, 400), 4.0), (4, 600, (10, 600), 4.0), (4, 1000, (50, 100, 400), 6.0)],
+)
+def test_short_streams_that_end_make_no_room_for_a_long_one(
+    num_stages: int, num_blocks: int, outputs: tuple[int, ...], ttft_s: float
+) -> None:
+    """Most memory is used when the long ones end, by then the short ones have ended anyway."""
+    places = {"num_stages": num_stages, "num_blocks": num_blocks}
+    took_s = _first_tokens_s(places, 150, outputs, ttft_s)
+    assert 60 < len(took_s) < 140
+    assert sum([each_s > ttft_s for each_s in took_s]) < 0.02 * len(took_s)
+
+
+def _first_tokens_s(
+    places: dict[str, int], prompt: int, outputs: tuple[int, ...], ttft_s: float
+) -> list[float]:
+    """Of those that are accepted."""
     model = replace(MODEL, num_stages=places.get("num_stages", 1))
     config = modeled(
         model, budget="auto", drafter="none", tbt_s=0.06, ttft_s=ttft_s, max_step_tokens=2048,
@@ -109,7 +133,4 @@ def test_who_is_accepted_behind_several_rounds_of_streams_has_its_first_token_in
     stages = ExactStages(core, model, requests)
     while stages.is_busy:
         stages.advance()
-    took_s = [stages.came_s[n][0] - requests[n].arrival_s for n in stages.came_s]
-    assert 40 < len(took_s) < 140
-    assert sum([each_s > ttft_s for each_s in took_s]) < 0.03 * len(took_s)
-    assert max(took_s) > 0.7 * ttft_s
+    return [stages.came_s[n][0] - requests[n].arrival_s for n in stages.came_s]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.admission.peak import peak_kv_tokens
+from actors.scheduling.admission.peak import Places, peak_kv_tokens
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import Request, SamplingParams
@@ -42,6 +42,45 @@ def test_a_shared_prefix_never_counts_too_little(
         step += 1
     whole = [(prefix + now, left) for now, left in requests]
     assert peak <= peak_kv_tokens(whole, prefix * (len(requests) - 1)) <= peak_kv_tokens(whole)
+
+
+_SIZES = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=8)
+
+
+@given(_SIZES, _SIZES, st.integers(60, 150), st.integers(1, 8))
+def test_places_are_found_as_in_a_walk_step_by_step(
+    running: list[tuple[int, int]], queue: list[tuple[int, int]], capacity: int, most: int
+) -> None:
+    """Each starts in the first step in which the peak fits and a slot is free."""
+    places, step = Places(running[:most], capacity, most), 0
+    there = [(now, left) for now, left in running[:most]]
+    for tokens, output in queue:
+        while there and (
+            len(there) == most or peak_kv_tokens([*there, (tokens, output)]) > capacity
+        ):
+            step += 1
+            there = [(now + 1, left - 1) for now, left in there if left > 1]
+        there.append((tokens, output))
+        assert places.when(tokens, output)[0] == step
+        places.add(tokens, output)
+
+
+def test_one_that_ends_before_the_peak_leaves_no_room_at_it() -> None:
+    """So a long one waits for a long one, and a short one may start before that."""
+    places = Places([(10, 5), (10, 100), (10, 100)], 225, 4)
+    assert places.when(20, 60) == (0, 20)
+    assert places.when(20, 70) == places.when(20, 100) == (100, 20)
+
+
+def test_several_taken_as_one_start_together() -> None:
+    places = Places([(10, 5), (10, 20)], 120, 4)
+    assert places.when(20, 10, 3) == (5, 60)
+    places.add(20, 10, 3)
+    assert places.when(20, 10) == (15, 20)
+
+
+def test_the_unused_half_of_a_block_counts_while_it_is_held() -> None:
+    assert peak_kv_tokens([(10, 5), (10, 100)], unused=8) == 118
 
 
 def test_requests_that_share_and_end_soon_save_nothing_for_others() -> None:
