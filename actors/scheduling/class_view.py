@@ -52,6 +52,7 @@ class ClassView:
         self.num_blocks = requests.num_blocks
         self.block_size = requests.block_size
         self.in_flight: Sequence[StepView] = requests.in_flight
+        self.backlogged = requests.backlogged
 
     def _of_class(self, states: Sequence[RequestState]) -> Sequence[RequestState]:
         kind = self._class

@@ -208,7 +208,7 @@ class Core:
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
         self.last_answer_s = now_s
-        self.outcomes.computed(step.num_tokens, duration_s)
+        self.outcomes.computed(step, duration_s)
         if not step.plan.adapter_load_s:  # it was not the step's own time
             self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:

@@ -6,7 +6,7 @@ per step. Implementations are pure: no clock, no I/O, and randomness only from a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -132,13 +132,12 @@ class EngineView(Protocol):
     @property
     def block_size(self) -> int: ...
     @property
-    def num_in_flight(self) -> int:
-        """Steps executed and not yet answered."""
-        ...
-
+    def num_in_flight(self) -> int: ...  # steps executed and not yet answered
     @property
-    def in_flight(self) -> Sequence[StepView]:
-        """Steps in flight, oldest first."""
+    def in_flight(self) -> Sequence[StepView]: ...  # oldest first
+    @property
+    def backlogged(self) -> Collection[tuple[int, StepShape]]:
+        """The last answered steps that left prompts pending: their prompt tokens and shapes."""
         ...
 
 

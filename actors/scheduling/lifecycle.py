@@ -12,11 +12,14 @@ from actors.scheduling.class_view import ClassView
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import EngineView, StepTimePredictor, StepView, pending_tokens
 from actors.scheduling.memory.running import RunningRequests
+from actors.scheduling.plan import StepShape
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import Fate, RequestState, RequestStatus
 
 _LONG_S = 0.005  # a step, beside which the time is short that a stage without a plan stands still
+
+BACKLOGGED = 8  # steps; one alone is as long as tile edges make it
 
 
 class LiveRequests:
@@ -40,6 +43,7 @@ class LiveRequests:
         self.num_preemptions = 0
         self.num_arrived = 0
         self.num_adapter_loads = 0  # of adapters, under way
+        self.backlogged = deque[tuple[int, StepShape]](maxlen=BACKLOGGED)
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
         # The lists of `running`, which change in place
         self.decoding = self.running.decoding

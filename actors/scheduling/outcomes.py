@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
+from actors.scheduling.interfaces import pending_tokens
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import DEAD_END, NOT_FINITE, SLOW_GRAMMAR, StepResult, TokenLogprobs
 from actors.scheduling.request import ALLOWS_NOTHING, TAKES_TOO_LONG, FinishReason
@@ -32,10 +33,14 @@ class Outcomes:
         self.num_accepted_drafts = 0
         self.num_overflows_in_a_row = 0  # requests that ended so, and no token drawn between
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Note the speed of a step."""
+    def computed(self, step: InFlight, seconds: float) -> None:
+        """Note the speed of a step, and how much of a backlog of prompts it held."""
+        if not pending_tokens(self.requests):
+            self.requests.backlogged.clear()
+        elif step.num_prompt_tokens:
+            self.requests.backlogged.append((step.num_prompt_tokens, step.shape))
         if seconds > 0:
-            speed, mean = num_tokens / seconds, self.requests.tokens_per_s
+            speed, mean = step.num_tokens / seconds, self.requests.tokens_per_s
             self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
 
     def apply(self, step: InFlight, result: StepResult) -> list[OutputRow]:

@@ -81,14 +81,16 @@ class Predictor:
 
     def situation(self, engine: EngineView, now_s: float) -> Situation:
         """What the engine looks like now; valid until its next event."""
+        share, tightest_s = self._granted_share(engine), self.tightest_s(engine)
+        chunk = share * self._full_step(self._decodes(engine), tightest_s)[0]
         return Situation(
             engine,
             ahead=pending_tokens(engine) - engine.num_shared_tokens,
             begin_s=self._begin_s(engine, now_s),
-            share=self._granted_share(engine),
+            share=share,
             finish_rate=self.finish_rate(engine),
-            tightest_s=self.tightest_s(engine),
-            places=self.peak.places(engine, self.max_requests),
+            tightest_s=tightest_s,
+            places=self.peak.places(engine, self.max_requests, chunk),
         )
 
     def waits_s(self, num_tokens: int, output: int, there: Situation) -> tuple[float, float]:
@@ -213,12 +215,12 @@ class Predictor:
         prompts; otherwise steps are short because prompts are.
         """
         # Among the prefills of a shape are decodes with drafts
-        shapes = [step.shape for step in engine.in_flight if step.num_prompt_tokens]
-        if self.step_tokens is not None or not shapes or not pending_tokens(engine):
+        steps = [*engine.backlogged]
+        steps += [(s.num_prompt_tokens, s.shape) for s in engine.in_flight if s.num_prompt_tokens]
+        if self.step_tokens is not None or not steps or not pending_tokens(engine):
             return 1.0
-        tokens = sum([step.num_prompt_tokens for step in engine.in_flight])
-        rate = tokens / max(sum([self.cost.step_s(shape) for shape in shapes]), 1e-6)
-        seen = Mix(shapes[-1].num_decodes, shapes[-1].decode_context_tokens)
+        rate = sum([n for n, _ in steps]) / max(sum([self.cost.step_s(s) for _, s in steps]), 1e-6)
+        seen = Mix(steps[-1][1].num_decodes, steps[-1][1].decode_context_tokens)
         chunk, step_s = self._full_step(seen, self.tightest_s(engine))
         return min(1.0, max(LEAST_SHARE, rate * step_s / chunk))
 

@@ -154,9 +154,10 @@ class PredictedPeak:
         # Requests occupy whole blocks, of which half a block is unused on average.
         return self._capacity(engine) - peak_kv_tokens(held, num_saved, engine.block_size / 2)
 
-    def places(self, engine: EngineView, max_requests: int) -> Places:
+    def places(self, engine: EngineView, max_requests: int, chunk: float) -> Places:
         """For one that comes now. What running ones share stays shared until they end.
 
+        chunk: prompt tokens of a step; a place is taken while they are computed, too.
         Of a long queue several in a row are taken as one: a submission must not wait for it."""
         unused = engine.block_size / 2
         held = [(now + unused, left) for now, left in map(self._growth, _running(engine))]
@@ -171,7 +172,7 @@ class PredictedPeak:
         for begin in range(0, len(queue), size):
             part = queue[begin : begin + size]
             tokens, output = (sum(column) / len(part) for column in zip(*part, strict=True))
-            places.add(tokens * own + unused, output, len(part))
+            places.add(tokens * own + unused, output + tokens * own / chunk, len(part))
         return places
 
     def _capacity(self, engine: EngineView) -> float:

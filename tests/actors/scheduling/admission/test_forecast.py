@@ -134,3 +134,28 @@ def _first_tokens_s(
     while stages.is_busy:
         stages.advance()
     return [stages.came_s[n][0] - requests[n].arrival_s for n in stages.came_s]
+
+
+def test_the_predicted_rate_follows_no_single_step() -> None:
+    """Steps end at tile edges, and some hold no prompt: refusals must not hang on the last one."""
+    tiles = [
+        (n + edge, 0.012 + 0.028 * (n // 512)) for n in range(0, 2048, 512) for edge in (1, 512)
+    ]
+    model = CostModel(
+        "tiled", tuple(tiles), decode_kv_s=1.5e-6, kv_tokens=400_000, max_model_len=4096
+    )
+    config = modeled(model, budget="adaptive", drafter="none", tbt_s=0.1, max_step_tokens=2048)
+    core = build_core(config, cost_model=(cost := OnlineCostModel(model)))
+    chance, requests = random.Random(1), list[Request]()
+    for number in range(300):
+        prompt, sampling = (1,) * chance.randint(300, 2500), SamplingParams(chance.randint(50, 400))
+        requests.append(Request(number, prompt, sampling, 0.05 * number))
+    stages, predictor = ExactStages(core, model, requests), Predictor.build(config, cost)
+    rates: dict[int, float] = {}  # by the step in flight
+    while stages.next_s < 20.0:
+        stages.advance()
+        if stages.next_s > 4.0 and core.view.in_flight:
+            rates[core.view.in_flight[0].plan.step_id] = predictor.prefill_rate(core.view)
+    changes = [abs(after / before - 1.0) for before, after in pairwise(rates.values())]
+    assert len(changes) > 50
+    assert max(changes) < 0.2
