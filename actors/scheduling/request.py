@@ -73,6 +73,7 @@ class HeldCalls:
 
     opening: the mark that begins them, which no other text has. head: the text that follows it.
     calls: of each tool. separator: between two calls; None: there is one. tail: behind the last.
+    Blanks with which head and tail begin may be missing.
     may_end: the answer's end may stand in place of the tail. behind, before: where given, the
     opening is one only between a mark of `behind`, or the answer's beginning, and a `before`.
     may_be_text: what follows the opening, or the answer's beginning if this is "", is a call only

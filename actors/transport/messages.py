@@ -192,8 +192,7 @@ TICKET = struct.Struct("<Q")  # before a plan, and alone to wake the next stage
 STAGE_TIMES = struct.Struct("<QQdd")  # ticket, stage, start and end by its device
 # A message between stages: (ticket, packed plan, activations, stage times so far, error).
 StageMessage = tuple[int, bytes, Any, tuple[tuple[float, float], ...], str | None]
-# What the last stage answers: (ticket, packed result, error).
-StageAnswer = tuple[int, bytes, str | None]
+StageAnswer = tuple[int, bytes, str | None]  # of the last one: (ticket, packed result, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,15 +278,16 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
     if isinstance(kind, type) and (issubclass(kind, tuple) or is_dataclass(kind)):
-        hints = get_type_hints(kind)
-        if not is_dataclass(kind):
-            names = kind._fields  # type: ignore[attr-defined]
-            return _row_reader(
-                tuple(_reader(hints[n]) for n in names), partial(tuple.__new__, kind)
-            )
-        readers = tuple(_reader(hints[field.name]) for field in fields(kind))
-        return _row_reader(readers, lambda row: kind(*row))
+        hints, own = get_type_hints(kind), tuple[kind, ...]
+        names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(hints)
+        readers = tuple(_own_reader(kind) if hints[n] == own else _reader(hints[n]) for n in names)
+        make = (lambda row: kind(*row)) if is_dataclass(kind) else partial(tuple.__new__, kind)
+        return _row_reader(readers, make)
     return _as_read
+
+
+def _own_reader(kind: Any) -> Callable[[Any], Any]:  # of what a value of this kind holds of it
+    return lambda row: tuple(map(_reader(kind), row))
 
 
 def _as_read(value: Any) -> Any:

@@ -142,7 +142,7 @@ class _HeldRules:
         if held.may_be_text:
             self._rules.append(f"held{number}: {self._begun_calls(held)}+")
             return
-        head, tail = self._spelled(held.head), self._spelled(held.tail)
+        head, tail = self._edge(held.head), self._edge(held.tail)
         calls = " | ".join(self._sequence(call.parts) for call in held.calls)
         following = ""
         if held.separator is not None:
@@ -218,6 +218,12 @@ class _HeldRules:
         names = sorted((name for name in self._token_ids if name in text), key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         return " ".join(_mark(part, self._token_ids) for part in parts if part)
+
+    def _edge(self, text: str) -> str:
+        """The same without the blanks that it begins with, too."""
+        rest = text.lstrip()
+        blanks = text[: len(text) - len(rest)]
+        return f"{f'/{literal(blanks)}/?' if blanks else ''} {self._spelled(rest)}"
 
     def _tokens(self, names: Iterable[str]) -> list[str]:
         """A rule of these special tokens; none where there are none."""

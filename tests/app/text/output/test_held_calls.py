@@ -48,6 +48,7 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
             "",
             "a < b",
             'So: <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> Ok.',
+            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
         ],
         [
             '<tool_call>\n{"name": "add", "arguments": {"a": "x"}}\n</tool_call>',
