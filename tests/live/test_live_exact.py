@@ -76,8 +76,8 @@ async def test_architectures(
 async def test_drafts_change_no_token(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
 ) -> None:
-    """Six tokens are likelier than all others, so that what is drawn repeats itself."""
-    bias = tuple((token, 12.0) for token in range(6))
+    """Two tokens are likelier than all others, so that what is drawn repeats itself."""
+    bias = tuple((token, 12.0) for token in range(2))
     answers = []
     for drafter in ("none", "lookup"):
         engine = make_engine(
@@ -85,6 +85,7 @@ async def test_drafts_change_no_token(
             parallel={"pipeline_stages": stages},
             scheduling={"token_budget": 64},
             speculation={"drafter": drafter},
+            engine={"calibrate": False},  # by measured costs, guesses may not pay beside so many
         )
         await engine.start()
         try:
