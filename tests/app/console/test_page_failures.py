@@ -120,7 +120,7 @@ def test_why_a_server_gives_no_figures_is_on_the_page(server: Server, browser: A
     fast = "const own = setTimeout; window.setTimeout = (call, ms) => own(call, ms / 20);"
     browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": f"{{{fast}}}"})
     browser.get(server.url + "/?model=nosuch")
-    wait(browser, lambda d: "no model 'nosuch'" in text(d, "trouble"))
+    wait(browser, lambda d: "of a model 'nosuch'" in text(d, "trouble"))
     assert text(browser, "state") == "refused"
     browser.get(server.url + "/")
     wait(browser, lambda d: text(d, "state") == "ready")
