@@ -87,8 +87,8 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         decoder = _decoder(inner[0])
         return lambda data: None if data is None else decoder(data)
     if origin is tuple and arguments[-1] is Ellipsis:
-        decoder = _decoder(arguments[0])
-        return lambda data: tuple([decoder(item) for item in data])
+        # Looked up late, as a kind may hold others of its own.
+        return lambda data: tuple(map(_decoder(arguments[0]), data))
     if origin is tuple:
         decoders = [_decoder(argument) for argument in arguments]
         return lambda data: tuple([d(item) for d, item in zip(decoders, data, strict=True)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.scheduling.events import Output, OutputRow
-from actors.scheduling.interfaces import pending_tokens
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import DEAD_END, NOT_FINITE, SLOW_GRAMMAR, StepResult, TokenLogprobs
 from actors.scheduling.request import ALLOWS_NOTHING, TAKES_TOO_LONG, FinishReason
@@ -35,7 +34,7 @@ class Outcomes:
 
     def computed(self, step: InFlight, seconds: float) -> None:
         """Note the speed of a step, and how much of a backlog of prompts it held."""
-        if not pending_tokens(self.requests):
+        if not (self.running.prefilling or self.requests.waiting.num_requests):
             self.requests.backlogged.clear()
         elif step.num_prompt_tokens:
             self.requests.backlogged.append((step.num_prompt_tokens, step.shape))
