@@ -57,7 +57,7 @@ def test_row_13_a_hundred_clients_leave_at_random_tokens(server: Server) -> None
     until(at_rest, "blocks are freed", within.CLIENTS_GONE_S)
 
 
-@pytest.mark.parametrize("kind", ["streams", "whole", "feed"])
+@pytest.mark.parametrize("kind", ["streams", pytest.param("whole", marks=pytest.mark.long), "feed"])
 def test_row_15_clients_that_stop_reading_are_dropped(
     server: Server, canary: Canary, kind: str
 ) -> None:

@@ -74,6 +74,7 @@ print(spec.hub_model, spec.model_path)
 """
 
 
+@pytest.mark.long
 def test_a_gguf_file_becomes_a_folder(hub: LocalHub, tmp_path: Path) -> None:
     gguf_files.write(tmp_path / "tiny.gguf", "qwen2", gguf_files.Kind.Q8_0)
     hub.models["org/gguf"] = {"main": {"tiny.gguf": (tmp_path / "tiny.gguf").read_bytes()}}
