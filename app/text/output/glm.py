@@ -49,8 +49,8 @@ class Glm45(ToolFormat):
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         calls = (
-            HeldCall(name, (*lines(f"{name}\n"), *_TAGS.held(name, schema), words("</tool_call>")))
-            for name, schema in schemas.items()
+            HeldCall(name, (*lines(f"{name}\n"), *arguments, words("</tool_call>")))
+            for name, arguments in _TAGS.held(schemas).items()
         )
         return (HeldCalls(cls.openings[0], "", tuple(calls), None, ""),)
 

@@ -46,8 +46,8 @@ class Qwen3Coder(ToolFormat):
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         inner = {
-            name: (*lines(f"{name}>\n"), *_TAGS.held(name, schema), words("</function>"))
-            for name, schema in schemas.items()
+            name: (*lines(f"{name}>\n"), *arguments, words("</function>"))
+            for name, arguments in _TAGS.held(schemas).items()
         }
         begin, end = lines("\n<function="), lines("\n</tool_call>")
         outer = tuple(HeldCall(name, (*begin, *parts, *end)) for name, parts in inner.items())

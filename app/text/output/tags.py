@@ -31,7 +31,7 @@ _OF_OBJECTS: Final = frozenset(  # which are kept in JSON, but not between tags
     | {"const", "enum", "patternProperties", "propertyNames", *_JOINING}
 )
 _ENDS: Final = re.compile(r"(?<!\\)(\\\\)*\$$")  # a pattern that ends with the text
-_MOST_CHARS: Final = 1 << 17  # of a tool's schemas, which are written on the loop of the front
+_MOST_CHARS: Final = 1 << 17  # of all tools' schemas, which are written on the loop of the front
 _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 
 
@@ -59,15 +59,20 @@ class Tags:
             for key, text in texts.items()
         )
 
-    def held(self, name: str, schema: str) -> list[HeldPart]:
-        """Arguments of this tool that keep to the schema of their object. Raises ValueError where
+    def held(self, schemas: Mapping[str, str]) -> dict[str, list[HeldPart]]:
+        """Arguments of each tool that keep to the schema of their object. Raises ValueError where
         they cannot be held to it. The length and the `format` of texts are left out of account:
         masks of a counted text that may hold most tokens are slow.
         """
-        try:
-            return self._arguments(json.loads(schema))
-        except ValueError as bad:
-            raise ValueError(f"{bad}, in the parameters of '{name}'") from None
+        arguments: dict[str, list[HeldPart]] = {}
+        num_chars = 0
+        for name, schema in schemas.items():
+            try:
+                arguments[name] = self._arguments(json.loads(schema))
+                num_chars = _bounded(num_chars + sum(part.num_chars for part in arguments[name]))
+            except ValueError as bad:
+                raise ValueError(f"{bad}, in the parameters of '{name}'") from None
+        return arguments
 
     def _arguments(self, root: Any) -> list[HeldPart]:
         whole = _resolved(root, root, set())

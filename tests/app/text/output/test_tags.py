@@ -134,6 +134,15 @@ def test_what_cannot_be_kept_is_named_with_its_tool(schema: dict[str, Any], why:
         TOOL_FORMATS["qwen3_coder"].held({"odd": json.dumps(schema)})
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_the_schemas_of_many_tools_are_bounded_together(name: str) -> None:
+    """They are written on the loop that all streams share."""
+    one = json.dumps({"properties": {f"p{n}": LARGE for n in range(2)}})
+    assert TOOL_FORMATS[name].held({"f": one})
+    with pytest.raises(ValueError, match=r"too long.*in the parameters of 'f"):
+        TOOL_FORMATS[name].held({f"f{n}": one for n in range(99)})
+
+
 def test_without_a_type_json_is_json() -> None:
     assert [typed({}, text) for text in ("1", "[1]", "x")] == ["1", "[1]", '"x"']
     assert typed({"type": "boolean"}, "True") == "true"
