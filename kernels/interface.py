@@ -25,7 +25,7 @@ from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.all_reduce import AllReduce, PeerMemory, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
-from kernels.layer_weights import Experts, LayerWeights, Linear
+from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 
@@ -147,6 +147,8 @@ class Backend(Protocol):
         formats allow, else dequantized to `dtype`, that of the activations."""
         ...
 
+    def pack_heads(self, weight_NOK: torch.Tensor) -> HeadLinears: ...
+
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
     ) -> None:
@@ -178,10 +180,6 @@ class Backend(Protocol):
     def layer_norm(
         self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float
     ) -> torch.Tensor: ...
-
-    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up -> (T, I)."""
-        ...
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
         """Apply one of `layer_form.ACTIVATIONS` -> (T, I); gated: to the first half of x, which is
@@ -216,7 +214,7 @@ class Backend(Protocol):
         ...
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
-        """Bytes of one block of one layer, K and V."""
+        """Bytes of one block of one layer, K and V. Raises ValueError as `allocate_kv` does."""
         ...
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:

@@ -27,6 +27,35 @@ class Linear(Protocol):
         ...
 
 
+class HeadLinears(Protocol):
+    """One weight per head."""
+
+    def __call__(self, x_TNK: torch.Tensor) -> torch.Tensor:  # -> y_TNO
+        ...
+
+
+@dataclass(slots=True)
+class LatentWeights:
+    """What latent attention has beside `LayerWeights.qkv`, which gives a token's queries (or their
+    latent), its latent of rank C and the key that is rotated.
+
+    The cache holds both as one key/value head, whose features `order_D` takes from the rotated key
+    followed by the latent. Products with the heads' keys and values are applied to queries and
+    results instead ("absorbed"). widths: of the three parts of `qkv`. query_dim: of a head. eps: of
+    the norms.
+    """
+
+    widths: tuple[int, int, int]
+    query_dim: int
+    query_norm_K: torch.Tensor | None
+    query_up: Linear | None
+    norm_C: torch.Tensor
+    eps: float
+    order_D: torch.Tensor
+    queries: HeadLinears  # of a head -> of the cache
+    values: HeadLinears  # a head's sum of the cache's values -> its result
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Experts:
     """The experts of an MoE layer: each token is routed to the `experts_per_token` experts of the
@@ -57,11 +86,11 @@ class LayerWeights:
     input_norm and post_norm come before attention and before the MLP; attention_out_norm and
     mlp_out_norm norm their results. All RMS norms may be float32 in a model of half precision (then
     rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
-    query_scales_P: float32, of queries by position, after the rotation.
+    query_scales_P: float32, of queries by position, after the rotation. latent: where it has one.
     """
 
     input_norm_H: torch.Tensor | None
-    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v
+    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v; with `latent`, its widths
     out: Linear
     post_norm_H: torch.Tensor | None
     gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
@@ -76,5 +105,6 @@ class LayerWeights:
     mlp_out_norm_H: torch.Tensor | None = None
     cos_sin_PD: torch.Tensor | None = None
     query_scales_P: torch.Tensor | None = None
+    latent: LatentWeights | None = None
     experts: Experts | None = None  # then without gate_up and down
     adapters: LayerAdapters = NO_ADAPTERS

@@ -63,7 +63,7 @@ class StageAdapters:
     def _layer(self, number: int) -> LayerAdapters:
         part, hidden = self._split, self._config.hidden_size
         qkv = self._module(hidden, [num_rows(piece) for piece in self._qkv])
-        out = self._module(part.q[1] - part.q[0], [hidden])
+        out = self._module(part.attended[1] - part.attended[0], [hidden])
         if self._config.has_experts(number):
             return LayerAdapters(qkv, out)
         return LayerAdapters(
@@ -131,6 +131,6 @@ class StageAdapters:
 
         whole = (0, self._config.hidden_size)
         fill(layer.qkv, self._qkv, None)
-        fill(layer.out, [Piece(names.out, whole)], self._split.q)
+        fill(layer.out, [Piece(names.out, whole)], self._split.attended)
         fill(layer.gate_up, self._gate_up, None)
         fill(layer.down, [Piece(names.down, whole)], self._split.inner)

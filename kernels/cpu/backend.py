@@ -25,12 +25,12 @@ from kernels.cpu import library, sampling
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, file_bytes
 from kernels.cpu.kv import ShapeView, as_cpu_layer, unsupported_head_dim, view_shape
 from kernels.cpu.library import FLOAT_CODES, check, check_norm
-from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
+from kernels.cpu.linear import CpuHeadLinears, CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.moe import moe
 from kernels.cpu.stack import BatchView, CpuStack, view_batch
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
-from kernels.layer_weights import Experts, LayerWeights, Linear
+from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 from kernels.torch.backend import TorchBackend
@@ -96,6 +96,9 @@ class CpuBackend(TorchBackend):
             return super().pack_quantized(weights, bias_O, dtype, device)
         return pack_quantized(weight, bias_O, dtype)
 
+    def pack_heads(self, weight_NOK: torch.Tensor) -> HeadLinears:
+        return CpuHeadLinears(weight_NOK)
+
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         check("x_TH", x_TH, 2)
         y_TH = torch.empty_like(x_TH)
@@ -149,9 +152,6 @@ class CpuBackend(TorchBackend):
             FLOAT_CODES[x_TH.dtype],
         )
         return y_TH
-
-    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
-        return self.activate(gate_up_T2I, "silu", gated=True)
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
         check("x_TX", x_TX, 2)

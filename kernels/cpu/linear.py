@@ -69,8 +69,12 @@ class CpuLinear:
         """x W^T + b in the dtype of x, which must be the weight's activation dtype."""
         x_TK = self._checked(x_TK)
         out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=self.dtype)
-        self._run(self._forward, x_TK, out_TO)
+        self.write(x_TK, out_TO)
         return out_TO
+
+    def write(self, x_TK: torch.Tensor, out_TO: torch.Tensor) -> None:
+        """As a call, into rows of the right size and dtype, contiguous each."""
+        self._run(self._forward, x_TK, out_TO)
 
     def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
         """x W^T + b in float32."""
@@ -95,6 +99,23 @@ class CpuLinear:
             out_TO.data_ptr(),
             out_TO.stride(0),
         )
+
+
+class CpuHeadLinears:
+    """Packed weights, one per head."""
+
+    def __init__(self, weight_NOK: torch.Tensor) -> None:
+        self._heads = [pack_linear(weight_OK) for weight_OK in weight_NOK]
+
+    def __call__(self, x_TNK: torch.Tensor) -> torch.Tensor:
+        heads, first = self._heads, self._heads[0]
+        wanted = (len(heads), first.in_features)
+        if x_TNK.dtype != first.dtype or x_TNK.shape[1:] != wanted or x_TNK.stride(2) != 1:
+            raise ValueError(f"x is {tuple(x_TNK.shape)} {x_TNK.dtype}, not (T, *{wanted})")
+        y_TNO = torch.empty((len(x_TNK), len(heads), first.out_features), dtype=first.dtype)
+        for head, x_TK, y_TO in zip(heads, x_TNK.unbind(1), y_TNO.unbind(1), strict=True):
+            head.write(x_TK, y_TO)
+        return y_TNO
 
 
 def pack_linear(

@@ -24,13 +24,13 @@ from kernels.all_reduce import AllReduce, PeerMemory, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
-from kernels.layer_weights import Experts, LayerWeights, Linear
+from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.packing import pack_quantized
 from kernels.quantized import QuantizedWeight, concatenate, fake_quantize
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 from kernels.torch import moe, sampling
 from kernels.torch.attention import TorchKVLayer, attend
-from kernels.torch.linear import TorchLinear, TorchQuantizedLinear
+from kernels.torch.linear import TorchHeadLinears, TorchLinear, TorchQuantizedLinear
 
 
 def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
@@ -108,6 +108,9 @@ class TorchBackend:
             None if order_K is None else order_K.to(device, torch.int32),
         )
 
+    def pack_heads(self, weight_NOK: torch.Tensor) -> HeadLinears:
+        return TorchHeadLinears(weight_NOK.transpose(1, 2).contiguous())
+
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
     ) -> None:
@@ -140,15 +143,9 @@ class TorchBackend:
     ) -> torch.Tensor:
         return functional.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
 
-    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
-        gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
-        return functional.silu(gate_TI) * up_TI
-
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
         if not gated:
             return _ACTIVATIONS[activation](x_TX)
-        if activation == "silu":
-            return self.silu_mul(x_TX)
         gate_TI, up_TI = x_TX.chunk(2, dim=-1)
         if activation == "clamped_swiglu":
             up_TI = up_TI.clamp(-7.0, 7.0) + 1.0

@@ -26,6 +26,16 @@ class TorchLinear:
         return self(x_TK)
 
 
+@dataclass(slots=True)
+class TorchHeadLinears:
+    """weight_NKO: one dense weight per head."""
+
+    weight_NKO: torch.Tensor
+
+    def __call__(self, x_TNK: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x_TNK.transpose(0, 1), self.weight_NKO).transpose(0, 1).contiguous()
+
+
 class TorchQuantizedLinear:
     """A packed weight, for the duration of a call dense in the dtype of x.
 

@@ -35,7 +35,13 @@ from kernels.triton.norm import rms_norm
 from kernels.triton.reduce_norm import reduce_add_rms_norm
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.rounded import RoundedLinear
-from kernels.triton.tiles import ADAPTER_ROWS, LEAST_ARCH, LEAST_ROUNDED_FLOAT8_ARCH, target_arch
+from kernels.triton.tiles import (
+    ADAPTER_ROWS,
+    LEAST_ARCH,
+    LEAST_ROUNDED_FLOAT8_ARCH,
+    target_arch,
+    unsupported_heads,
+)
 
 
 class TritonBackend(TorchBackend):
@@ -115,8 +121,10 @@ class TritonBackend(TorchBackend):
             return None
         return reduce_add_rms_norm(x_TH, residual_TH, weight_H, eps, peers)
 
-    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up_T2I)
+    def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        if gated and activation == "silu":
+            return silu_mul(x_TX)
+        return super().activate(x_TX, activation, gated)
 
     def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
         return mixture.moe(self, x_TH, experts, form)
@@ -150,6 +158,9 @@ class TritonBackend(TorchBackend):
         return [*layers]
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
+        group = shape.num_heads // shape.num_kv_heads
+        if problem := unsupported_heads(shape.head_dim, group, dtype.itemsize, target_arch()):
+            raise ValueError(problem)
         return cache.block_bytes(block_size, shape, dtype)
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:

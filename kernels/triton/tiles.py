@@ -66,6 +66,9 @@ class PackedTile:
     num_stages: int
 
 
+_OTHER_SHARED_BYTES = 1024  # of attention, beside q, K and V, as compiled
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterTile:
     """rows by columns of a layer's output; A x is summed over pieces of piece_k input features,
@@ -111,20 +114,22 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
     On Ampere both operands of an mma come from registers: with head_dim 128 only a tile of 32
     positions fits without spilling (by the compiler's report). Wider heads and float32 get
     fewer rows for the same reason, and the widest in float32 half the positions where a program
-    may take 99 KiB of shared memory.
+    may take 99 KiB of shared memory. So do those of latent attention anywhere, and eight warps, or
+    their 576 features spill registers.
     """
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     narrow_rows = 64 if arch // 10 == 9 and dtype.itemsize == 2 else 128
     rows = narrow_rows if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
     rows = max(rows, _power_of_two_at_least(group))
     roomy = row_bytes <= (256 if arch >= 90 else 128)
-    tight = row_bytes > 512 and most_shared_bytes(arch) <= _LEAST_SHARED_KIB * 1024
+    small, huge = most_shared_bytes(arch) <= _LEAST_SHARED_KIB * 1024, row_bytes > 1024
+    tight = huge or (small and row_bytes > 512)
     return PrefillTile(
         tokens=rows // group,
         rows=rows,
         block_k=64 if roomy else 16 if tight else 32,
-        num_warps=8 if rows >= 128 else 4,
-        num_stages=3 if roomy else 2,
+        num_warps=8 if huge or rows >= 128 else 4,
+        num_stages=3 if roomy else 1 if huge and small else 2,
     )
 
 
@@ -136,9 +141,24 @@ def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     return DecodeTile(
         rows=max(16, _power_of_two_at_least(group)),
-        block_k=64 if row_bytes <= 256 else 32,
-        num_warps=4,
+        block_k=64 if row_bytes <= 256 else 32 if row_bytes <= 1024 else 16,
+        num_warps=4 if row_bytes <= 1024 else 8,
         num_stages=5 if row_bytes <= 256 else 2,
+    )
+
+
+def unsupported_heads(head_dim: int, group: int, kv_bytes: int, arch: int) -> str | None:
+    """Why attention of this many query heads to a key/value head cannot be computed, or None. One
+    program holds them all, beside two tiles of 16 positions of K and of V. kv_bytes: of a cached
+    number; products take two at least."""
+    row_bytes, most = _power_of_two_at_least(head_dim) * max(2, kv_bytes), most_shared_bytes(arch)
+    needed = (max(16, _power_of_two_at_least(group)) + 32) * row_bytes + _OTHER_SHARED_BYTES
+    if row_bytes <= 1024 or needed <= most:
+        return None
+    return (
+        f"{group} query heads of {head_dim} features to one key/value head take {needed} bytes of "
+        f"shared memory, and a program has {most} here; with more parallel.tensor_ranks, each has "
+        "fewer heads"
     )
 
 

@@ -20,6 +20,28 @@ from actors.stage.models.rope import Rope
 GGUF_LINK = "model.gguf"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are products of
+    one latent vector a token, beside one rotated key that they share.
+
+    rank: of the latent. query_rank: of the queries', which are products of a latent too; 0: of the
+    hidden state. plain_dim, rotated_dim: of a head's query and key, in this order. value_dim: of a
+    head's value. norm_eps: of the norms of both latents.
+    """
+
+    rank: int
+    query_rank: int
+    plain_dim: int
+    rotated_dim: int
+    value_dim: int
+    norm_eps: float = 1e-6
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain_dim + self.rotated_dim
+
+
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
@@ -40,6 +62,8 @@ class DecoderConfig:
     1 + s log(1 + floor((p + 1) / n)); None: by 1.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
+    latent: of all layers, or None. Then num_kv_heads is 1 and head_dim what the cache holds: the
+    rotated key with the latent.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
     rounds_embedding_scale) and of the logits, then capped by softcap c: c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
@@ -75,6 +99,7 @@ class DecoderConfig:
     attention_scale: float
     attention_softcap: float | None = None
     alibi: Alibi | None = None
+    latent: Latent | None = None
     position_offset: int = 0
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False

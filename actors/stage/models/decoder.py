@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from actors.stage.models.config import DecoderConfig
+from actors.stage.models.latent import latent_qkv, latent_values
 from actors.transport.group import RankGroup
 from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLayer
@@ -96,7 +97,7 @@ class Decoder:
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
-        fuses = fuses and all(layer.query_scales_P is None for layer in w.layers)
+        fuses = fuses and all(w.query_scales_P is None and w.latent is None for w in w.layers)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
@@ -166,6 +167,8 @@ class Decoder:
         self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
         qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
+        if w.latent is not None:
+            qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
         q_norm_D, k_norm_D = w.q_norm_D, w.k_norm_D
         if self._form.whole_qk_norm and q_norm_D is not None and k_norm_D is not None:
             widths = [len(q_norm_D), len(k_norm_D), len(k_norm_D)]
@@ -179,7 +182,8 @@ class Decoder:
         if w.query_scales_P is not None:
             scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
             q_TND = (q_TND * scales_T[..., None]).to(q_TND.dtype)  # rounded once
-        return self._backend.attention(q_TND, batch, kv, shape)
+        attended_TX = self._backend.attention(q_TND, batch, kv, shape)
+        return attended_TX if w.latent is None else latent_values(w.latent, attended_TX, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
         if w.experts is not None:

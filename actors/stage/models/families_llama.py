@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.family import FULL, SLIDING, Family, windows
+from actors.stage.models.family import FULL, SLIDING, Family, in_units, windows
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names, StackedNames
 from actors.stage.models.rope import no_rope
@@ -54,19 +54,14 @@ def olmo2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def granite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Llama with four multipliers.
-
-    A residual multiplier r, x + r f(norm(x)), equals a residual kept in units of r,
-    x / r + f(norm(x / r)), because a norm is invariant to scale except for its epsilon.
-    """
-    unit = keys.divisor("residual_multiplier", 1.0)
-    return replace(
+    """Llama with four multipliers."""
+    config = replace(
         llama(base, keys),
-        embedding_scale=keys.number("embedding_multiplier", 1.0) / unit,
-        norm_eps=base.norm_eps / unit**2,
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
         attention_scale=keys.number("attention_multiplier", 1.0),
         logit_scale=1 / keys.divisor("logits_scaling", 1.0),
     )
+    return in_units(config, keys.divisor("residual_multiplier", 1.0))
 
 
 def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:

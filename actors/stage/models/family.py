@@ -46,6 +46,13 @@ def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderCon
     return replace(base, sliding_windows=tuple(windows))
 
 
+def in_units(base: DecoderConfig, multiplier: float) -> DecoderConfig:
+    """A residual multiplier r: x + r f(norm(x)) equals a residual kept in units of r,
+    x / r + f(norm(x / r)), because a norm is invariant to scale except for its epsilon."""
+    scale, eps = base.embedding_scale / multiplier, base.norm_eps / multiplier**2
+    return replace(base, embedding_scale=scale, norm_eps=eps)
+
+
 def with_alibi(base: DecoderConfig, alibi: Alibi) -> DecoderConfig:
     """ALiBi in place of the rotation, in every layer."""
     return replace(base, alibi=alibi, ropes=(no_rope(base.max_positions),) * base.num_layers)

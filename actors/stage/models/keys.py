@@ -21,10 +21,10 @@ _HARMLESS = frozenset((
     "tokenizer_name", "transformers.js_config", "transformers_version", "unsloth_fixed",
     "unsloth_version",
     # training
-    "finetuning_task", "gradient_checkpointing", "init_config", "init_device", "init_std",
-    "initializer_factor", "initializer_range", "input_jitter_noise", "layerdrop",
-    "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "router_jitter_noise",
-    "router_z_loss_coef", "tf_legacy_loss", "use_bfloat16",
+    "embedding_initializer_range", "finetuning_task", "gradient_checkpointing", "init_config",
+    "init_device", "init_std", "initializer_factor", "initializer_range", "input_jitter_noise",
+    "layerdrop", "output_router_logits", "pretraining_tp", "router_aux_loss_coef",
+    "router_jitter_noise", "router_z_loss_coef", "tf_legacy_loss", "use_bfloat16",
     # heads of classifiers
     "summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     # how other implementations compute and what they return

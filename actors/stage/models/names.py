@@ -21,6 +21,19 @@ class StackedNames:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Of latent attention: down to the latents (keys' and values' with the shared key), their
+    norms, and up from them. Queries without a latent have `Names.q`."""
+
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm"
+    up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
@@ -32,6 +45,7 @@ class Names:
     of their results, before the addition to the residual.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
+    latent: in place of k and v, for latent attention.
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
     together. shared_expert: the same of one that every token has.
@@ -55,6 +69,7 @@ class Names:
     v: str = "self_attn.v_proj"
     qkv: str | None = None
     grouped: bool = False
+    latent: LatentNames = LatentNames()
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

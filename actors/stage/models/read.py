@@ -10,6 +10,7 @@ from actors.stage.models import (
     families_alibi,
     families_gemma,
     families_gpt,
+    families_latent,
     families_llama,
     families_llama4,
 )
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
     **families_alibi.FAMILIES,
+    **families_latent.FAMILIES,
 }
 
 IGNORED = "model.ignore_config_keys"  # the setting

@@ -274,15 +274,25 @@ def _yarn(rope: Rope, exponents_F: torch.Tensor) -> torch.Tensor:
     return (1.0 / (rope.factor * plain_F)) * (1 - kept_F) + (1.0 / plain_F) * kept_F
 
 
+def score_factor(config: Mapping[str, Any]) -> float:
+    """By which families with latent attention multiply scores, where rotations are scaled."""
+    given = _given(config, None)
+    weight = given.get("mscale_all_dim")
+    if not weight or (given.get("rope_type") or "default") == "default":
+        return 1.0
+    return _magnitude(float(weight), float(given["factor"])) ** 2
+
+
+def _magnitude(weight: float, factor: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn_attention(given: dict[str, Any], factor: float) -> float:
     explicit = given.get("attention_factor")
     if explicit is not None:
         return float(explicit)
 
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     weight, weight_all = given.get("mscale"), given.get("mscale_all_dim")
     if weight and weight_all:
-        return magnitude(float(weight)) / magnitude(float(weight_all))
-    return magnitude(1.0)
+        return _magnitude(float(weight), factor) / _magnitude(float(weight_all), factor)
+    return _magnitude(1.0, factor)

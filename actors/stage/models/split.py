@@ -14,9 +14,9 @@ Range = tuple[int, int]
 class Split:
     """Half-open ranges of the whole model that belong to one rank of one stage.
 
-    q and kv are feature rows (heads times head_dim). kv heads are replicated if there are fewer of
-    them than ranks. Every rank's `vocab` range has the same length; the last one may extend past
-    the vocabulary, where rows are zero.
+    q and kv are feature rows (heads times head_dim), attended those of the heads' results. kv heads
+    are replicated if there are fewer of them than ranks. Every rank's `vocab` range has the same
+    length; the last one may extend past the vocabulary, where rows are zero.
     """
 
     layers: Range
@@ -24,6 +24,7 @@ class Split:
     num_kv_heads: int
     q: Range
     kv: Range
+    attended: Range
     inner: Range
     expert_inner: Range
     vocab: Range
@@ -65,6 +66,7 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
             raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
     first_kv = rank * kv_heads // ranks
+    value_dim = config.head_dim if config.latent is None else config.latent.value_dim
     chunk = -(-config.vocab_size // ranks)
     return Split(
         layers=split_layers(config.num_layers, spec.num_stages)[spec.stage],
@@ -72,6 +74,7 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         num_kv_heads=local_kv,
         q=(rank * local_heads * config.head_dim, (rank + 1) * local_heads * config.head_dim),
         kv=(first_kv * config.head_dim, (first_kv + local_kv) * config.head_dim),
+        attended=(rank * local_heads * value_dim, (rank + 1) * local_heads * value_dim),
         inner=(rank * inner // ranks, (rank + 1) * inner // ranks),
         expert_inner=(rank * expert // ranks, (rank + 1) * expert // ranks),
         vocab=(rank * chunk, (rank + 1) * chunk),

@@ -17,7 +17,7 @@ import torch
 
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.weights.checkpoint import Checkpoint
-from actors.stage.weights.names import layer_prefix, linear_shapes
+from actors.stage.weights.names import attention_inputs, layer_prefix, linear_shapes
 from actors.stage.weights.source import WHOLE, Shard
 
 _CONFIG = "adapter_config.json"
@@ -146,14 +146,15 @@ def _tensor(module: str, which: str) -> str:
 
 
 def _module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """(out, in) features of every linear layer that an adapter may change: all but the head, and
-    routers and experts of mixtures."""
+    """(out, in) features of every linear layer that an adapter may change: all but the head,
+    routers and experts of mixtures, and what makes heads of latents."""
     names = config.names
-    attention = (names.qkv,) if names.qkv is not None else (names.q, names.k, names.v)
+    attention = (*attention_inputs(config), names.out)
+    ups = () if config.latent is None else (names.latent.query_up, names.latent.up)
     shapes: dict[str, tuple[int, int]] = {}
     for layer in range(config.num_layers):
         mixture = config.has_experts(layer)
         for name, (shape, _) in linear_shapes(config, mixture).items():
-            if not mixture or name in (*attention, names.out):
+            if name in attention or not (mixture or name in ups):
                 shapes[layer_prefix(config, layer) + name] = shape
     return shapes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.stage.models.config import DecoderConfig
+from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
 from actors.stage.weights.stacked import stacked_shapes
@@ -43,18 +43,40 @@ def layer_prefix(config: DecoderConfig, layer: int) -> str:
     return config.names.layer.format(layer)
 
 
+def _attention_shapes(config: DecoderConfig) -> LinearShapes:
+    names, hidden, biased = config.names, config.hidden_size, config.qkv_bias
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    if names.qkv is not None:
+        inputs = {names.qkv: q + 2 * kv}
+    else:
+        inputs = {names.q: q, names.k: kv, names.v: kv}
+    shapes = {name: ((size, hidden), biased) for name, size in inputs.items()}
+    return {**shapes, names.out: ((hidden, q), config.out_bias)}
+
+
+def _latent_shapes(config: DecoderConfig, latent: Latent) -> LinearShapes:
+    names, hidden, heads = config.names, config.hidden_size, config.num_heads
+    queries = heads * latent.query_dim
+    shapes: LinearShapes = {names.q: ((queries, hidden), False)}
+    if latent.query_rank:
+        shapes = {
+            names.latent.query_down: ((latent.query_rank, hidden), config.qkv_bias),
+            names.latent.query_up: ((queries, latent.query_rank), False),
+        }
+    keys_and_values = heads * (latent.plain_dim + latent.value_dim)
+    return {
+        **shapes,
+        names.latent.down: ((latent.rank + latent.rotated_dim, hidden), config.qkv_bias),
+        names.latent.up: ((keys_and_values, latent.rank), False),
+        names.out: ((hidden, heads * latent.value_dim), config.out_bias),
+    }
+
+
 def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     """Linear layers of one layer. experts: its MLP is a mixture of experts."""
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    if names.qkv is not None:
-        attention = {names.qkv: q + 2 * kv}
-    else:
-        attention = {names.q: q, names.k: kv, names.v: kv}
-    shapes: LinearShapes = {
-        **{name: ((size, hidden), config.qkv_bias) for name, size in attention.items()},
-        names.out: ((hidden, q), config.out_bias),
-    }
+    latent = config.latent
+    shapes = _attention_shapes(config) if latent is None else _latent_shapes(config, latent)
     if experts:
         size = config.expert_size
         biased = config.expert_bias
@@ -94,6 +116,10 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
             shapes |= norm_shapes(config, norm, hidden)
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
+    if config.latent is not None:
+        shapes[f"{names.latent.norm}.weight"] = (config.latent.rank,)
+        if config.latent.query_rank:
+            shapes[f"{names.latent.query_norm}.weight"] = (config.latent.query_rank,)
     if config.qk_norm in ("head", "whole"):
         whole = config.head_dim if config.qk_norm == "whole" else 0
         shapes[f"{names.q_norm}.weight"] = (config.num_heads * whole or config.head_dim,)
@@ -126,9 +152,20 @@ def all_shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
+def attention_inputs(config: DecoderConfig) -> tuple[str, ...]:
+    """Names of the projections of the hidden state before attention."""
+    names, latent = config.names, config.latent
+    if latent is not None:
+        return (names.latent.query_down if latent.query_rank else names.q, names.latent.down)
+    return (names.qkv,) if names.qkv is not None else (names.q, names.k, names.v)
+
+
 def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
-    """A rank's q, k and v from one or several tensors, features in the order of our rotation."""
+    """A rank's q, k and v from one or several tensors, features in the order of our rotation; with
+    latent attention, what `LatentWeights` says of them."""
     names, dim = config.names, config.head_dim
+    if config.latent is not None:
+        return _latent_pieces(config, config.latent, part)
     features = feature_order(config.ropes, dim)
     if names.qkv is not None and names.grouped:
         return [_grouped(config, part, features)]
@@ -144,6 +181,15 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
         Piece(name, (start + begin, start + end), order)
         for (name, start), ((begin, end), order) in zip(places, wanted, strict=True)
     ]
+
+
+def _latent_pieces(config: DecoderConfig, latent: Latent, part: Split) -> list[Piece]:
+    """All of the latents, of which every rank's heads are products."""
+    down = Piece(config.names.latent.down, (0, latent.rank + latent.rotated_dim))
+    if latent.query_rank:
+        return [Piece(config.names.latent.query_down, (0, latent.query_rank)), down]
+    begin, end = (edge // config.head_dim * latent.query_dim for edge in part.q)
+    return [Piece(config.names.q, (begin, end)), down]
 
 
 def gate_up_pieces(config: DecoderConfig, part: Split) -> list[Piece]:

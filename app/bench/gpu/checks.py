@@ -215,7 +215,7 @@ def check_elementwise(
         wide_normed = backend.rms_norm(x, wide_weight, 1e-5)
         total = residual.clone()
         fused = backend.add_rms_norm(x, total, weight, 1e-5)
-        gated = backend.silu_mul(torch.cat((x, residual), 1))
+        gated = backend.activate(torch.cat((x, residual), 1), "silu", gated=True)
     pairs = {
         "rms_norm": (normed, reference.rms_norm(x, weight, 1e-5)),
         "rms_norm of float32": (wide_normed, reference.rms_norm(x, wide_weight, 1e-5)),

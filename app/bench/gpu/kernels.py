@@ -138,7 +138,7 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
         def gate(tokens: int = tokens) -> Callable[[], object]:
             wide = torch.randn(tokens, 2 * 14_336, device=device).bfloat16()
-            return partial(backend.silu_mul, wide)
+            return partial(backend.activate, wide, "silu", gated=True)
 
         yield row("add_rms_norm", f"{tokens} tokens", 4 * x_bytes, norm)
         yield row("silu_mul", f"{tokens} tokens", 3 * tokens * 14_336 * 2, gate)

@@ -150,7 +150,7 @@ def surrounding_cases(backend: CpuBackend, num_tokens: int) -> list[KernelCase]:
         kernel_case(f"add + norm, {num_tokens} tokens", 4.0 * x_TH.nbytes, 0.0,
              [lambda: backend.add_rms_norm(x_TH, residual_TH, weight_H, 1e-5)] * 8),
         kernel_case(f"silu * up, {num_tokens} tokens", 1.5 * gate_up_T2I.nbytes, 0.0,
-             [lambda: backend.silu_mul(gate_up_T2I)] * 8),
+             [lambda: backend.activate(gate_up_T2I, "silu", gated=True)] * 8),
     ]  # fmt: skip
 
 

@@ -138,6 +138,7 @@ def test_two_ranks(
         ("gemma3", list(tiny_adapters.LLAMA_MODULES)),
         ("gemma3-images", list(tiny_adapters.LLAMA_MODULES)),  # some are the vision tower's too
         ("qwen3-moe", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("youtu", ["q_a_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj"]),
     ],
 )
 def test_other_families(

@@ -247,7 +247,14 @@ def test_sampled_tokens_do_not_depend_on_the_batch(tiny_model: Callable[..., Pat
 # What scales logits (granite, gemma2, cohere) moves no greedy token.
 @pytest.mark.parametrize(
     ("variant", "chunk"),
-    [("llama", 3), ("llama", 64), ("granite", 64), ("gemma2", 64), ("cohere", 64)],
+    [
+        ("llama", 3),
+        ("llama", 64),
+        ("granite", 64),
+        ("gemma2", 64),
+        ("cohere", 64),
+        ("minicpm3", 64),
+    ],
 )
 def test_logprobs_equal_transformers(
     tiny_model: Callable[..., Path], variant: str, chunk: int

@@ -111,7 +111,7 @@ def test_a_norm_with_weights_in_float32_rounds_once(dtype: torch.dtype) -> None:
 def test_silu_mul(size: tuple[int, int], dtype: torch.dtype) -> None:
     gate_up = (torch.randn(size) * 8).to(dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    got = BACKEND.silu_mul(gate_up)
+    got = BACKEND.activate(gate_up, "silu", gated=True)
     rounded_once = functional.silu(gate.float()) * up.float()
     assert_rounds_alike(got, rounded_once.to(dtype), STEP[dtype])
     exact = gate.double() * gate.double().sigmoid() * up.double()
@@ -147,7 +147,7 @@ def test_a_row_has_the_same_bits_in_every_company() -> None:
     def compute(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
             BACKEND.rms_norm(rows, weight, 1e-5),
-            BACKEND.silu_mul(rows),
+            BACKEND.activate(rows, "silu", gated=True),
             BACKEND.layer_norm(rows, weight, None, 1e-5),
             BACKEND.activate(rows, "gelu", gated=False),
         )
@@ -230,6 +230,6 @@ def test_refusals_name_the_argument() -> None:
     with pytest.raises(ValueError, match="residual_TH"):
         BACKEND.add_rms_norm(x, x.bfloat16(), torch.zeros(8), 1e-5)
     with pytest.raises(ValueError, match="odd width"):
-        BACKEND.silu_mul(torch.zeros(2, 7))
+        BACKEND.activate(torch.zeros(2, 7), "silu", gated=True)
     with pytest.raises(ValueError, match="floating"):
-        BACKEND.silu_mul(torch.zeros(2, 8, dtype=torch.int32))
+        BACKEND.activate(torch.zeros(2, 8, dtype=torch.int32), "silu", gated=True)

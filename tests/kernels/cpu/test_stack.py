@@ -93,7 +93,7 @@ def one_by_one(
         q = BACKEND.rope_and_cache(w.qkv(x), table, batch, cache, own, w.q_norm_D, w.k_norm_D, EPS)
         x = w.out(BACKEND.attention(q, batch, cache, own))
         x = BACKEND.add_rms_norm(x, residual, w.post_norm_H, EPS)
-        x = w.down(BACKEND.silu_mul(w.gate_up(x)))
+        x = w.down(BACKEND.activate(w.gate_up(x), "silu", gated=True))
     assert residual is not None
     return x, residual
 

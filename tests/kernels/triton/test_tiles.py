@@ -71,11 +71,25 @@ def launch_attention(backend: TritonBackend) -> None:
         backend.rope_and_cache(qkv_TX, torch.empty(1, 16), batch, cache, case.shape)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "group", "arch", "fits"),
+    [(576, 16, 80, True), (576, 32, 90, True), (576, 16, 86, True), (576, 128, 90, False),
+     (576, 32, 86, False), (288, 40, 90, True), (64, 71, 86, True)],
+)  # fmt: skip
+def test_heads_that_a_program_cannot_hold_are_refused(
+    head_dim: int, group: int, arch: int, fits: bool
+) -> None:
+    """The shapes of latent attention, of which all heads share one key."""
+    problem = tiles.unsupported_heads(head_dim, group, 2, arch)
+    assert fits == (problem is None)
+    assert problem is None or f"{group} query heads of {head_dim} features" in problem
+
+
 def launch_layers(backend: TritonBackend) -> None:
     for size in ((TOKENS, 64), (1, 73_728)):  # Gemma 2 27B's inner size, gate and up
         x_TH = torch.empty(size)
         backend.add_rms_norm(x_TH, x_TH, torch.empty(size[1]), 1e-5)
-        backend.silu_mul(x_TH)
+        backend.activate(x_TH, "silu", gated=True)
     [mine, _] = make_ranks(2, PEER_ROWS, 64, torch.float32, CPU)
     (part_TH, _), residual_TH, weight_H = draw(2, PEER_ROWS, 64, torch.float32, CPU)
     backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)

@@ -25,7 +25,7 @@ LENGTHS = (17, 40, 63)
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "variant", ["llama", "qwen2-sliding", "qwen3", "bloom", "gemma2", "gemma3"]
+    "variant", ["llama", "qwen2-sliding", "qwen3", "bloom", "gemma2", "gemma3", "youtu"]
 )
 def test_prompt_logprobs(
     tiny_model: Callable[..., Path], variant: str, dtype: torch.dtype, backend: str
