@@ -23,6 +23,28 @@ class LayerForm:
     whole_qk_norm: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the router's logits choose a token's experts and weight them; defaults are Mixtral's.
+
+    scores: "softmax" or "sigmoid" of the logits.
+    num_groups: of equally many experts each. Only experts of the `kept_groups` best groups are
+    chosen: those with the highest sums of their `best_of_group` highest scores.
+    least_sum: what renormalized weights are divided by at least.
+    scale: of the weights, after all else.
+    """
+
+    scores: str = "softmax"
+    num_groups: int = 1
+    kept_groups: int = 1
+    best_of_group: int = 2
+    least_sum: float = 0.0
+    scale: float = 1.0
+
+
+BY_SOFTMAX = Routing()
+
+
 # GELU by the error function, and by its approximation with tanh. clamped_swiglu is gpt-oss's, with
 # g = min(gate, 7) and u = up within 7 of zero: g sigmoid(1.702 g) (u + 1).
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from kernels.adapters import NO_ADAPTERS, LayerAdapters
+from kernels.layer_form import BY_SOFTMAX, Routing
 
 
 class Linear(Protocol):
@@ -56,12 +57,26 @@ class LatentWeights:
     values: HeadLinears  # a head's sum of the cache's values -> its result
 
 
+@dataclass(slots=True)
+class SharedExpert:
+    """An MLP of every token beside the routed experts, of a size of its own.
+
+    gate: one logit, whose sigmoid scales the output; None: the output counts as it is.
+    """
+
+    gate_up: Linear
+    down: Linear
+    gate: Linear | None = None
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Experts:
     """The experts of an MoE layer: each token is routed to the `experts_per_token` experts of the
-    highest router probability, and their outputs are summed by it.
+    highest score, and their outputs are summed by it, as `routing` says.
 
     renormalize: the weights of the selected experts are scaled to sum to 1.
+    correction_bias_E: float32, added to the scores that choose experts, but not to their weights.
+    shared: its output is added.
     scales_inputs: instead, an expert's input is scaled by the sigmoid of its logit, and outputs are
     summed as they are, with that of a last expert, which the router lacks and every token has.
     """
@@ -72,6 +87,9 @@ class Experts:
     experts_per_token: int
     renormalize: bool
     scales_inputs: bool = False
+    routing: Routing = BY_SOFTMAX
+    correction_bias_E: torch.Tensor | None = None
+    shared: SharedExpert | None = None
 
     @property
     def weighted_per_token(self) -> int:

@@ -17,6 +17,8 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests import tiny_mixtures
+
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
 VOCAB_SIZE = 263  # 256 bytes, 3 specials, 4 rows that no token uses; odd, so no even split
 EOS_TOKEN_ID = 256
@@ -261,6 +263,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+VARIANTS |= tiny_mixtures.VARIANTS
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
@@ -334,6 +337,9 @@ def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transforme
                 parameter.normal_(0.0, 0.3, generator=generator)
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3, generator=generator)
     model.generation_config.pad_token_id = EOS_TOKEN_ID
     return model.eval()
 

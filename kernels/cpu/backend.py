@@ -170,7 +170,7 @@ class CpuBackend(TorchBackend):
         return y_TI
 
     def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        return moe(x_TH, experts, form)
+        return moe(self, x_TH, experts, form)
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns

@@ -12,6 +12,7 @@ import torch
 from kernels.cpu import library
 from kernels.cpu.library import FLOAT_CODES, Pointer
 from kernels.cpu.linear import CpuLinear
+from kernels.interface import Backend
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, Linear
 from kernels.torch.moe import mixed
@@ -33,7 +34,7 @@ class _View(ctypes.Structure):
 _views: weakref.WeakKeyDictionary[Experts, tuple[_View, Any]] = weakref.WeakKeyDictionary()
 
 
-def moe(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
     """`Backend.moe`, bit-identical to the separate operations. Raises ValueError for an x that does
     not match the experts."""
     if experts not in _views:
@@ -56,7 +57,7 @@ def moe(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
         )  # fmt: skip
         return y_XH
 
-    return mixed(x_TH, experts, weighted)
+    return mixed(backend, x_TH, experts, form, weighted)
 
 
 @functools.cache

@@ -176,7 +176,7 @@ def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm)
     ) -> torch.Tensor:
         return routed(x_XH.contiguous(), weights_XK, ids_XK, layers, form)
 
-    return generic.mixed(x_TH, experts, weighted)
+    return generic.mixed(backend, x_TH, experts, form, weighted)
 
 
 def routed(

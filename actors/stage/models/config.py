@@ -15,6 +15,7 @@ from actors.stage.models.alibi import Alibi
 from actors.stage.models.keys import JsonObject
 from actors.stage.models.names import LLAMA, Names
 from actors.stage.models.rope import Rope
+from kernels.layer_form import BY_SOFTMAX, Routing
 
 # Link to the GGUF file in a folder made from one.
 GGUF_LINK = "model.gguf"
@@ -68,7 +69,9 @@ class DecoderConfig:
     rounds_embedding_scale) and of the logits, then capped by softcap c: c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
     normalizes_expert_weights: a token's expert weights sum to 1. expert_bias: of the router too.
-    scales_expert_inputs: as in `Experts`; the last expert is `names.shared_expert`.
+    routing: as in `Experts`, whose bias is `names.correction_bias`.
+    shared_expert_size: inner size of `names.shared_expert`, a `SharedExpert`.
+    scales_expert_inputs: as in `Experts`; `names.shared_expert` is the last one and of their size.
     quantization_config: as in config.json, or None; quantization_key: its name there.
     """
 
@@ -110,6 +113,8 @@ class DecoderConfig:
     experts_per_token: int = 0
     expert_size: int = 0
     normalizes_expert_weights: bool = False
+    routing: Routing = BY_SOFTMAX
+    shared_expert_size: int = 0
     scales_expert_inputs: bool = False
     expert_bias: bool = False
     expert_layers: tuple[bool, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.family import FULL, SLIDING, Family, in_units, windows
+from actors.stage.models.family import FULL, SLIDING, Family, experts, in_units, windows
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names, StackedNames
 from actors.stage.models.rope import no_rope
@@ -93,7 +93,7 @@ def internlm2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def mixtral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Mistral with a mixture of experts in every layer."""
     return replace(
-        _experts(mistral(base, keys), keys, keys.size("num_local_experts", 8)),
+        experts(mistral(base, keys), keys, keys.size("num_local_experts", 8)),
         expert_size=base.inner_size,
         normalizes_expert_weights=True,
     )
@@ -105,7 +105,7 @@ def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     every, plain = keys.size("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
     number = keys.get("num_experts") or keys.size("num_local_experts", 128)
     layers = [(i + 1) % every == 0 and i not in plain for i in range(base.num_layers)]
-    config = _experts(qwen3(base, keys), keys, number)
+    config = experts(qwen3(base, keys), keys, number)
     return replace(
         config, expert_size=keys.size("moe_intermediate_size"), expert_layers=tuple(layers)
     )
@@ -114,13 +114,13 @@ def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with norms of all of q and all of k, and a mixture of experts in every layer."""
     number = keys.get("num_experts") or keys.size("num_local_experts", 64)
-    config = _experts(olmo2(base, keys), keys, number)
+    config = experts(olmo2(base, keys), keys, number)
     return replace(config, expert_size=base.inner_size)
 
 
 def granite_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Granite with a mixture of experts in every layer."""
-    config = _experts(granite(base, keys), keys, keys.size("num_local_experts", 8))
+    config = experts(granite(base, keys), keys, keys.size("num_local_experts", 8))
     return replace(config, expert_size=base.inner_size, normalizes_expert_weights=True)
 
 
@@ -136,7 +136,7 @@ def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         raise KeyError("rope_parameters")
     bias = keys.flag("attention_bias", True)
     kinds = [FULL if i % 2 else SLIDING for i in range(base.num_layers)]
-    config = _experts(windows(base, keys, kinds), keys, keys.size("num_local_experts"))
+    config = experts(windows(base, keys, kinds), keys, keys.size("num_local_experts"))
     return replace(
         config,
         qkv_bias=bias,
@@ -145,17 +145,6 @@ def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         expert_size=base.inner_size,
         expert_bias=True,
         normalizes_expert_weights=True,
-    )
-
-
-def _experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
-    keys.ignore("num_experts", "num_local_experts")
-    return replace(
-        base,
-        num_experts=number,
-        experts_per_token=keys.size("num_experts_per_tok"),
-        normalizes_expert_weights=keys.flag("norm_topk_prob"),
-        expert_layers=(True,) * base.num_layers,
     )
 
 

@@ -53,6 +53,18 @@ def in_units(base: DecoderConfig, multiplier: float) -> DecoderConfig:
     return replace(base, embedding_scale=scale, norm_eps=eps)
 
 
+def experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
+    """A mixture of so many experts in every layer."""
+    keys.ignore("num_experts", "num_local_experts")
+    return replace(
+        base,
+        num_experts=number,
+        experts_per_token=keys.size("num_experts_per_tok"),
+        normalizes_expert_weights=keys.flag("norm_topk_prob"),
+        expert_layers=(True,) * base.num_layers,
+    )
+
+
 def with_alibi(base: DecoderConfig, alibi: Alibi) -> DecoderConfig:
     """ALiBi in place of the rotation, in every layer."""
     return replace(base, alibi=alibi, ropes=(no_rope(base.max_positions),) * base.num_layers)

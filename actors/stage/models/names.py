@@ -48,7 +48,8 @@ class Names:
     latent: in place of k and v, for latent attention.
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
-    together. shared_expert: the same of one that every token has.
+    together. shared_expert: the same of one that every token has; shared_gate: one row, which
+    scales it. correction_bias: of the router's scores, named whole.
     transposed: linear layers are stored as (in, out) features.
     stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
     is not read.
@@ -81,17 +82,14 @@ class Names:
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     shared_expert: str | None = None
+    shared_gate: str | None = None
+    correction_bias: str | None = None
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
     stacked: StackedNames | None = None
     transposed: bool = False
     stored_prefixes: tuple[tuple[str, str | None], ...] = ()
-
-    def experts(self, number: int) -> list[str]:
-        """Prefixes of a layer's experts: the routed ones, then the shared one."""
-        shared = [] if self.shared_expert is None else [self.shared_expert]
-        return [*map(self.expert.format, range(number)), *shared]
 
     @property
     def optional_prefix(self) -> str:

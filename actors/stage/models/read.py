@@ -13,6 +13,7 @@ from actors.stage.models import (
     families_latent,
     families_llama,
     families_llama4,
+    families_moe,
 )
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.family import FULL, Family
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama.FAMILIES,
     **families_llama4.FAMILIES,
+    **families_moe.FAMILIES,
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
     **families_alibi.FAMILIES,

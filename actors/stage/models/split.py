@@ -27,6 +27,7 @@ class Split:
     attended: Range
     inner: Range
     expert_inner: Range
+    shared_inner: Range
     vocab: Range
 
 
@@ -60,8 +61,8 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         raise ModelError(f"{heads} attention heads cannot be split over {ranks} ranks")
     if kv_heads % ranks and ranks % kv_heads:
         raise ModelError(f"{kv_heads} key/value heads cannot be split over {ranks} ranks")
-    expert = config.expert_size
-    for size in (inner, expert):
+    expert, shared = config.expert_size, config.shared_expert_size
+    for size in (inner, expert, shared):
         if size % ranks:
             raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
@@ -77,5 +78,6 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         attended=(rank * local_heads * value_dim, (rank + 1) * local_heads * value_dim),
         inner=(rank * inner // ranks, (rank + 1) * inner // ranks),
         expert_inner=(rank * expert // ranks, (rank + 1) * expert // ranks),
+        shared_inner=(rank * shared // ranks, (rank + 1) * shared // ranks),
         vocab=(rank * chunk, (rank + 1) * chunk),
     )

@@ -105,7 +105,13 @@ class Checkpoint:
         shard = self.file_of(name)
         return str(self._handles[shard].get_slice(self._stored[name]).get_dtype())
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         view, shard = self._view(name, shape), self._shard_of[name]
         try:
             tensor = _slice(view, part, len(shape))
@@ -118,7 +124,8 @@ class Checkpoint:
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):
             raise ModelError(f"{shard}: tensor {name} holds values that are not finite")
         # Copied, because the mapped file may change while the weight is in use.
-        return tensor.to(self._dtype, copy=self._device.type == "cpu").contiguous()
+        copies = self._device.type == "cpu"
+        return tensor.to(dtype or self._dtype, copy=copies).contiguous()
 
     def read_raw(self, name: str, row: int | None = None) -> torch.Tensor:
         """A tensor as stored, whole or one row, packed integers and narrow floats included."""

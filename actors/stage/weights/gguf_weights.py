@@ -57,18 +57,25 @@ class GgufWeights:
     def stores(self, name: str) -> bool:
         return name in self._places
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         stored = self._stored(name)
         rows = part.rows if part.rows is not None and len(shape) > 1 else None
         is_raised = self._family.norms_plus_one and len(shape) == 1 and name.endswith(".weight")
-        dtype = torch.float32 if is_raised else self._dtype  # 1 + w has no room in half precision
-        out = torch.cat(list(self._chunks(name, stored, rows, part.columns, dtype)))
+        wanted = dtype or self._dtype
+        read_as = torch.float32 if is_raised else wanted  # 1 + w has no room in half precision
+        out = torch.cat(list(self._chunks(name, stored, rows, part.columns, read_as)))
         if len(shape) == 1:
             out = out.flatten()
             if (order := self._order(name)) is not None:
                 out = out[order]
             if is_raised:
-                out = (out - 1).to(self._dtype)
+                out = (out - 1).to(wanted)
             if part.rows is not None:
                 out = out[slice(*part.rows)]
         if not torch.isfinite(out.sum(dtype=torch.float32)):

@@ -11,31 +11,31 @@ import torch
 
 from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.rope import feature_order
+from actors.stage.weights.linears import LinearLoader
 from actors.stage.weights.names import Piece, qkv_pieces
-from actors.stage.weights.rank_reader import RankReader
 from actors.stage.weights.source import Shard
 from kernels.layer_weights import LatentWeights
 
 
-def load_latent(reader: RankReader, prefix: str) -> LatentWeights | None:
+def load_latent(loader: LinearLoader, prefix: str) -> LatentWeights | None:
     """One layer's, of this rank's heads; None where attention is not latent. Products by head are
     never quantized."""
-    config, latent = reader.config, reader.config.latent
+    config, latent = loader.config, loader.config.latent
     if latent is None:
         return None
-    names, part = config.names.latent, reader.split
+    names, part = config.names.latent, loader.split
     first, end = (edge // config.head_dim for edge in part.q)
     query_width, key_width = (
         rows[1] - rows[0] for rows in (piece.rows for piece in qkv_pieces(config, part))
     )
     query_norm_K, query_up = None, None
     if latent.query_rank:
-        query_norm_K = reader.fetch(f"{prefix}{names.query_norm}.weight", (latent.query_rank,))
+        query_norm_K = loader.fetch(f"{prefix}{names.query_norm}.weight", (latent.query_rank,))
         rows = (first * latent.query_dim, end * latent.query_dim)
-        query_up = reader.column_parallel(prefix, [Piece(names.query_up, rows)])
+        query_up = loader.column_parallel(prefix, [Piece(names.query_up, rows)])
     per_head = latent.plain_dim + latent.value_dim
     shape = (config.num_heads * per_head, latent.rank)
-    up = reader.dense(prefix + names.up, shape, Shard(rows=(first * per_head, end * per_head)))
+    up = loader.dense(prefix + names.up, shape, Shard(rows=(first * per_head, end * per_head)))
     order_D = _order(config).to(up.device)
     up_NXC = up.view(-1, per_head, latent.rank)
     keys_NPC, values_NVC = torch.split(up_NXC, [latent.plain_dim, latent.value_dim], dim=1)
@@ -44,11 +44,11 @@ def load_latent(reader: RankReader, prefix: str) -> LatentWeights | None:
         query_dim=latent.query_dim,
         query_norm_K=query_norm_K,
         query_up=query_up,
-        norm_C=reader.fetch(f"{prefix}{names.norm}.weight", (latent.rank,)),
+        norm_C=loader.fetch(f"{prefix}{names.norm}.weight", (latent.rank,)),
         eps=latent.norm_eps,
         order_D=order_D,
-        queries=reader.backend.pack_heads(_to_cache(latent, keys_NPC)[:, order_D]),
-        values=reader.backend.pack_heads(_from_cache(latent, values_NVC)[:, :, order_D]),
+        queries=loader.backend.pack_heads(_to_cache(latent, keys_NPC)[:, order_D]),
+        values=loader.backend.pack_heads(_from_cache(latent, values_NVC)[:, :, order_D]),
     )
 
 

@@ -10,17 +10,22 @@ from torch.nn import functional
 from actors.stage.models.decoder import StageWeights
 from actors.stage.models.rope import cos_sin_table, feature_order
 from actors.stage.models.split import Range
+from actors.stage.weights.experts import load_experts
 from actors.stage.weights.latent import load_latent
-from actors.stage.weights.names import Piece, gate_up_pieces, layer_prefix, qkv_pieces
-from actors.stage.weights.rank_reader import RankReader
+from actors.stage.weights.linears import LinearLoader
+from actors.stage.weights.names import (
+    gate_up_pieces,
+    layer_prefix,
+    qkv_pieces,
+)
 from actors.stage.weights.source import WHOLE, Shard
-from kernels.layer_weights import Experts, LayerWeights
+from kernels.layer_weights import LayerWeights
 
 Progress = Callable[[float], None]
 
 
-class Loader(RankReader):
-    """Loads all weights of a stage."""
+class Loader(LinearLoader):
+    """Reads this rank's slices of all layers, and of what comes before and after them."""
 
     def stage(self, max_model_len: int, progress: Progress) -> StageWeights:
         """All weights of the stage. progress: called with the fraction done, 0 to 1."""
@@ -97,7 +102,7 @@ class Loader(RankReader):
             post_norm_H=norm(names.mlp_norm),
             gate_up=None if mixture else self.column_parallel(prefix, gate_up_pieces(config, part)),
             down=None if mixture else self.row_parallel(prefix, names.down, part.inner),
-            experts=self._experts(prefix) if mixture else None,
+            experts=load_experts(self, prefix) if mixture else None,
             cos_sin_PD=cos_sin_PD,
             query_scales_P=self._query_scales(layer, max_model_len),
             q_norm_D=self._head_norm(layer, names.q_norm, config.num_heads, part.q),
@@ -110,21 +115,6 @@ class Loader(RankReader):
             attention_out_norm_H=norm(names.attention_out_norm),
             mlp_out_norm_H=norm(names.mlp_out_norm),
         )
-
-    def _experts(self, prefix: str) -> Experts:
-        """This rank's part of every expert; the router is whole and never quantized."""
-        config, names, inner = self.config, self.config.names, self.split.expert_inner
-        router_EH = self.dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
-        router_bias_E = self.bias(prefix, names.router, None)
-        gate_ups, downs = [], []
-        for expert in names.experts(config.num_experts):
-            pieces = [Piece(expert + n, inner) for n in (names.expert_gate, names.expert_up)]
-            gate_ups.append(self.column_parallel(prefix, pieces))
-            downs.append(self.row_parallel(prefix, expert + names.expert_down, inner))
-        return Experts(
-            self.backend.pack_linear(router_EH, router_bias_E), gate_ups, downs,
-            config.experts_per_token, config.normalizes_expert_weights, config.scales_expert_inputs,
-        )  # fmt: skip
 
     def _norm(self, name: str) -> torch.Tensor:
         return self._offset(self.fetch(f"{name}.weight", (self.config.hidden_size,)))

@@ -78,13 +78,17 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     latent = config.latent
     shapes = _attention_shapes(config) if latent is None else _latent_shapes(config, latent)
     if experts:
-        size = config.expert_size
         biased = config.expert_bias
+        sizes = dict.fromkeys(expert_prefixes(config), config.expert_size)
+        if names.shared_expert is not None and config.shared_expert_size:
+            sizes[names.shared_expert] = config.shared_expert_size
         shapes[names.router] = ((config.num_experts, hidden), biased)
-        for expert in names.experts(config.num_experts):
+        for expert, size in sizes.items():
             for name in (names.expert_gate, names.expert_up):
                 shapes[expert + name] = ((size, hidden), biased)
             shapes[expert + names.expert_down] = ((hidden, size), biased)
+        if names.shared_gate is not None:
+            shapes[names.shared_gate] = ((1, hidden), False)
         return shapes
     if names.gate_up is not None:
         mlp = {names.gate_up: 2 * inner}
@@ -95,6 +99,14 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
         **{name: ((size, hidden), config.mlp_bias) for name, size in mlp.items()},
         names.down: ((hidden, inner), config.mlp_bias),
     }
+
+
+def expert_prefixes(config: DecoderConfig) -> list[str]:
+    """Of a layer's routed experts, and of one that every token has, where it is computed as they
+    are."""
+    names = config.names
+    shared = names.shared_expert if config.scales_expert_inputs else None
+    return [*map(names.expert.format, range(config.num_experts)), *([shared] if shared else ())]
 
 
 def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
@@ -114,6 +126,8 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     for norm in norms:
         if norm is not None:
             shapes |= norm_shapes(config, norm, hidden)
+    if experts and names.correction_bias is not None:
+        shapes[names.correction_bias] = (config.num_experts,)
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
     if config.latent is not None:

@@ -70,15 +70,21 @@ class ScaledWeights:
     def stores(self, name: str) -> bool:
         return name.removesuffix(".weight") in self.layers or self._checkpoint.stores(name)
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         layer = name.removesuffix(".weight")
         if layer not in self.layers or not name.endswith(".weight"):
-            return self._checkpoint.read(name, shape, part)
+            return self._checkpoint.read(name, shape, part, dtype)
         dense = self._float8(layer) if self.scheme.kind == "float8" else self._whole(layer)
         if not torch.isfinite(dense.sum()):
             shard = self._checkpoint.file_of(self._name(layer))
             raise ModelError(f"{shard}: layer {layer} holds values that are not finite")
-        return cut(dense.to(self._dtype), part).contiguous()
+        return cut(dense.to(dtype or self._dtype), part).contiguous()
 
     @functools.cache  # noqa: B019 - lives only while loading, one entry per layer
     def is_packed(self, layer: str) -> bool:

@@ -33,8 +33,15 @@ class WeightSource(Protocol):
         """Whether a tensor that a model may lack is there."""
         ...
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
-        """The part of tensor `name`, whose full shape must be `shape`; contiguous.
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """The part of tensor `name`, whose full shape must be `shape`; contiguous, in the stage's
+        dtype or the given one.
 
         Raises ModelError naming the file if the tensor is missing or of another shape.
         """
@@ -96,12 +103,19 @@ class DummySource:
     def stores(self, name: str) -> bool:
         return False
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        dtype = dtype or self._dtype
         if len(shape) == 1 and name.endswith(".weight"):
-            full = torch.ones(shape, dtype=self._dtype, device=self._device)
+            full = torch.ones(shape, dtype=dtype, device=self._device)
         else:
             codes = cut(self._draw(name, shape), part)
-            return codes.to(self._dtype).add_(0.5).mul_(self._STEP)
+            return codes.to(dtype).add_(0.5).mul_(self._STEP)
         return cut(full, part)
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

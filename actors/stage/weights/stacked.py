@@ -86,10 +86,16 @@ class StackedExperts:
     def stores(self, name: str) -> bool:
         return self._checkpoint.stores(name)
 
-    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Shard = WHOLE,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         match = self._name.fullmatch(name)
         if match is None:
-            return self._checkpoint.read(name, shape, part)
+            return self._checkpoint.read(name, shape, part, dtype)
         layer, number, projection, kind = match.groups()
         is_down = projection == self._down
         place = layer + (self._stacked.down if is_down else self._stacked.gate_up)
@@ -101,7 +107,7 @@ class StackedExperts:
         if tuple(whole.shape) != shape:
             shard = self._checkpoint.file_of(place)
             raise ModelError(f"{shard}: {name} is {tuple(whole.shape)}, the config says {shape}")
-        return cut(whole, part).to(self._dtype).contiguous()
+        return cut(whole, part).to(dtype or self._dtype).contiguous()
 
     def _half(self, gate_up: torch.Tensor, is_up: bool) -> torch.Tensor:
         if self._stacked.alternates:

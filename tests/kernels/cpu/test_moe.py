@@ -14,8 +14,8 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.layer_form import LayerForm
-from kernels.layer_weights import Experts
+from kernels.layer_form import LayerForm, Routing
+from kernels.layer_weights import Experts, SharedExpert
 from kernels.torch.backend import TorchBackend
 from tests.kernels.cpu.batches import SETS, instruction_set, threads
 
@@ -104,6 +104,30 @@ def test_scaled_inputs_and_an_expert_of_all_tokens(model: str) -> None:
         )
         tolerance = 1e-5 if model == "float32" else 2e-2
         torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+    assert BACKEND.moe(x[:0], experts, form).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_routing_by_groups_and_a_shared_expert(model: str) -> None:
+    """As the operations one by one give; a token has the same bits alone."""
+    experts, form, dtype = make(model, FORMS[0]), FORMS[0], MODELS[model][3]
+    routing = Routing(scores="sigmoid", num_groups=2, kept_groups=1, scale=2.5)
+    experts.router = BACKEND.pack_linear(torch.randn(6, HIDDEN).to(dtype), None)
+    gate_up, down, gate = (
+        BACKEND.pack_linear((torch.randn(*size) / 8).to(dtype), None)
+        for size in ((160, HIDDEN), (HIDDEN, 80), (1, HIDDEN))
+    )
+    experts = replace(
+        experts,
+        routing=routing,
+        correction_bias_E=torch.randn(6),
+        shared=SharedExpert(gate_up, down, gate),
+    )
+    x = torch.randn(41, HIDDEN).to(dtype)
+    got = BACKEND.moe(x, experts, form)
+    assert torch.equal(got, moe.moe(BACKEND, x, experts, form))
+    alone = torch.cat([BACKEND.moe(row, experts, form) for row in x.split(1)])
+    assert torch.equal(got, alone)
     assert BACKEND.moe(x[:0], experts, form).shape == (0, HIDDEN)
 
 

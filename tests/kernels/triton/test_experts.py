@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 from app.bench.gpu import checks
 from app.bench.gpu.checks import ExpertCase
 from app.bench.gpu.stored_case import StoredCase
-from kernels.layer_form import LayerForm
-from kernels.layer_weights import Experts
+from kernels.layer_form import LayerForm, Routing
+from kernels.layer_weights import Experts, SharedExpert
 from kernels.torch import moe as generic
 from kernels.torch.backend import TorchBackend
 from kernels.torch.linear import TorchLinear
@@ -85,6 +85,26 @@ def test_scaled_inputs_are_what_torch_computes(tokens: int) -> None:
     given = BACKEND.moe(x, experts, SILU)
     expected = TorchBackend().moe(x, experts, SILU)
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_groups_and_a_shared_expert_are_what_torch_computes(tokens: int) -> None:
+    """Nor does their choice wait for the device."""
+    x, experts = checks.expert_inputs(
+        ExpertCase("", tokens, (8, 2, 64, 32), SILU), BACKEND, torch.float32, DEVICE
+    )
+    gate_up, down, gate = (
+        BACKEND.pack_linear(torch.randn(*size, device=DEVICE) / 8, None)
+        for size in ((96, 64), (64, 48), (1, 64))
+    )
+    experts = replace(
+        experts,
+        routing=Routing(scores="sigmoid", num_groups=4, kept_groups=2, scale=2.5),
+        correction_bias_E=torch.randn(8, device=DEVICE),
+        shared=SharedExpert(gate_up, down, gate),
+    )
+    expected = TorchBackend().moe(x, experts, SILU)
+    torch.testing.assert_close(without_waiting(experts, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def layers_of(experts: Experts) -> GroupedLayers:

@@ -1,4 +1,4 @@
-"""Reads one rank's slices of a model's tensors and packs its projections for a backend."""
+"""Linear layers and other tensors of one rank, read from a weight source and packed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from kernels.quantized import QuantizedWeight
 
 
 @dataclass
-class RankReader:
-    """Reads this rank's slices, lays fused projections side by side and packs them. Names of
-    projections follow the prefix of their layer."""
+class LinearLoader:
+    """Reads this rank's slices, lays fused projections side by side and packs them."""
 
     source: WeightSource
     config: DecoderConfig
@@ -32,7 +31,7 @@ class RankReader:
     num_parameters: int = 0
 
     def __post_init__(self) -> None:
-        self._shapes = linear_shapes(self.config, False) | linear_shapes(self.config, True)
+        self.shapes = linear_shapes(self.config, False) | linear_shapes(self.config, True)
 
     def column_parallel(self, prefix: str, pieces: list[Piece]) -> Linear:
         """Projections whose output features are split over ranks, as one matrix."""
@@ -62,7 +61,7 @@ class RankReader:
         bias_O: torch.Tensor | None,
     ) -> Linear:
         """Parts of layers, stacked by rows. Layers stored quantized stay so."""
-        shapes = self._shapes
+        shapes = self.shapes
         if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
             whole = [
                 _reordered(self.packed.read(prefix + name, shapes[name][0], part), order)
@@ -100,7 +99,7 @@ class RankReader:
 
     def bias(self, prefix: str, name: str, piece: Piece | None) -> torch.Tensor | None:
         """GPTQ tools store a bias with every layer, whether or not the architecture has one."""
-        (out_features, _), biased = self._shapes[name]
+        (out_features, _), biased = self.shapes[name]
         if not biased and not (self.packed is not None and self.packed.has_bias(prefix + name)):
             return None
         part = WHOLE if piece is None else Shard(rows=piece.rows)
@@ -114,8 +113,9 @@ class RankReader:
         shape: tuple[int, ...],
         part: Shard = WHOLE,
         order: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        tensor = self.source.read(name, shape, part)
+        tensor = self.source.read(name, shape, part, dtype)
         if order is not None:
             tensor = tensor[order]
         self.num_parameters += tensor.numel()

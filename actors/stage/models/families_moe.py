@@ -1,0 +1,94 @@
+"""Mixtures of experts beyond a softmax over all of them: other scores, groups, shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.family import Family, experts
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import Names
+from kernels.layer_form import Routing
+
+
+def glm4_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """GLM-4.5, 4.6, 4.7 and Air: half of each head is rotated, its halves against each other; some
+    norm q and k. Mixtures as in DeepSeek-V3."""
+    config = deepseek_v3_experts(base, keys)
+    qk_norm = "head" if keys.flag("use_qk_norm") else "none"
+    return replace(config, qkv_bias=keys.flag("attention_bias"), qk_norm=qk_norm)
+
+
+def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """After some dense layers, mixtures whose experts are chosen by sigmoid scores with a
+    correction bias, from the best groups, and weighted by the scores alone, scaled; with a shared
+    expert. Layers that predict further tokens are left out."""
+    keys.only("scoring_func", "sigmoid")
+    keys.only("topk_method", "noaux_tc")
+    keys.only("moe_layer_freq", 1)
+    keys.ignore("ep_size", "seq_aux", "aux_loss_alpha")  # of training
+    first = int(keys.number("first_k_dense_replace", 0))
+    width = keys.size("moe_intermediate_size")
+    config = experts(base, keys, keys.size("n_routed_experts"))
+    groups, kept = keys.size("n_group", 1), keys.size("topk_group", 1)
+    routing = Routing(
+        scores="sigmoid",
+        num_groups=groups,
+        kept_groups=kept,
+        least_sum=1e-20,
+        scale=keys.number("routed_scaling_factor", 1.0),
+    )
+    _check_groups(config, routing)
+    return replace(
+        without_next_token_layers(config, keys),
+        routing=routing,
+        expert_size=width,
+        expert_layers=tuple(layer >= first for layer in range(base.num_layers)),
+        shared_expert_size=width * int(keys.number("n_shared_experts", 1)),
+    )
+
+
+def without_next_token_layers(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Without the layers after the last one that checkpoints have for predictions of further
+    tokens (MTP); their weights are not read."""
+    number = keys.get("num_nextn_predict_layers") or keys.get("num_mtp_layers") or 0
+    keys.ignore("num_mtp_layers")
+    layers = range(base.num_layers, base.num_layers + int(number))
+    prefixes = tuple((base.names.layer.format(layer), None) for layer in layers)
+    stored_prefixes = base.names.stored_prefixes + prefixes
+    return replace(base, names=replace(base.names, stored_prefixes=stored_prefixes))
+
+
+def _check_groups(config: DecoderConfig, routing: Routing) -> None:
+    size, rest = divmod(config.num_experts, routing.num_groups)
+    kept = routing.kept_groups
+    if rest or size < routing.best_of_group or kept > routing.num_groups:
+        raise ValueError(
+            f"n_group {routing.num_groups}, topk_group {kept} do not fit {config.num_experts} "
+            "experts"
+        )
+    if config.experts_per_token > kept * size:
+        raise ValueError(
+            f"num_experts_per_tok {config.experts_per_token} is more than the experts of "
+            f"topk_group {kept}"
+        )
+
+
+DEEPSEEK_V3 = Names(
+    shared_expert="mlp.shared_experts.", correction_bias="mlp.gate.e_score_correction_bias"
+)
+_GLM4_MOE: JsonObject = {
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+}
+
+FAMILIES: dict[str, Family] = {
+    "Glm4MoeForCausalLM": Family(glm4_moe, DEEPSEEK_V3, _GLM4_MOE, rotates_part=True),
+}

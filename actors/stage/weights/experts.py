@@ -1,0 +1,63 @@
+"""Loads a rank's part of the mixture of experts of one layer."""
+
+from __future__ import annotations
+
+import torch
+
+from actors.stage.models.split import Range
+from actors.stage.weights.linears import LinearLoader
+from actors.stage.weights.names import Piece, expert_prefixes
+from actors.stage.weights.source import WHOLE
+from kernels.layer_weights import Experts, Linear, SharedExpert
+
+
+def load_experts(loader: LinearLoader, prefix: str) -> Experts:
+    """This rank's part of every expert. The router, its correction and the gate of a shared expert
+    are whole and never quantized."""
+    config, names, inner = loader.config, loader.config.names, loader.split.expert_inner
+    bias_E = loader.bias(prefix, names.router, None)
+    router = loader.backend.pack_linear(_whole(loader, prefix, names.router), bias_E)
+    experts = [_expert(loader, prefix, expert, inner) for expert in expert_prefixes(config)]
+    gate_ups, downs = zip(*experts, strict=True)
+    return Experts(
+        router,
+        gate_ups,
+        downs,
+        config.experts_per_token,
+        config.normalizes_expert_weights,
+        config.scales_expert_inputs,
+        config.routing,
+        _correction_bias(loader, prefix),
+        _shared_expert(loader, prefix),
+    )
+
+
+def _expert(loader: LinearLoader, prefix: str, expert: str, inner: Range) -> tuple[Linear, Linear]:
+    names = loader.config.names
+    pieces = [Piece(expert + name, inner) for name in (names.expert_gate, names.expert_up)]
+    gate_up = loader.column_parallel(prefix, pieces)
+    return gate_up, loader.row_parallel(prefix, expert + names.expert_down, inner)
+
+
+def _shared_expert(loader: LinearLoader, prefix: str) -> SharedExpert | None:
+    config, names = loader.config, loader.config.names
+    if names.shared_expert is None or not config.shared_expert_size:
+        return None
+    gate_up, down = _expert(loader, prefix, names.shared_expert, loader.split.shared_inner)
+    gate = None
+    if names.shared_gate is not None:
+        gate = loader.backend.pack_linear(_whole(loader, prefix, names.shared_gate), None)
+    return SharedExpert(gate_up, down, gate)
+
+
+def _whole(loader: LinearLoader, prefix: str, name: str) -> torch.Tensor:
+    return loader.dense(prefix + name, loader.shapes[name][0], WHOLE)
+
+
+def _correction_bias(loader: LinearLoader, prefix: str) -> torch.Tensor | None:
+    """In float32 in a model of half precision, too: experts' biases differ by less than its
+    steps."""
+    config, name = loader.config, loader.config.names.correction_bias
+    if name is None:
+        return None
+    return loader.fetch(prefix + name, (config.num_experts,), dtype=torch.float32)
