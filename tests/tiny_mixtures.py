@@ -16,6 +16,16 @@ _DEEPSEEK_V3: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 80,
+            "mlp_only_layers": [0],
+        },
+    ),
     "glm4-moe": (
         "Glm4Moe",
         {**_DEEPSEEK_V3, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},

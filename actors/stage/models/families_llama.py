@@ -99,18 +99,6 @@ def mixtral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     )
 
 
-def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Qwen3 with a mixture of experts in all layers, or every few."""
-    keys.only("use_sliding_window", False)
-    every, plain = keys.size("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
-    number = keys.get("num_experts") or keys.size("num_local_experts", 128)
-    layers = [(i + 1) % every == 0 and i not in plain for i in range(base.num_layers)]
-    config = experts(qwen3(base, keys), keys, number)
-    return replace(
-        config, expert_size=keys.size("moe_intermediate_size"), expert_layers=tuple(layers)
-    )
-
-
 def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with norms of all of q and all of k, and a mixture of experts in every layer."""
     number = keys.get("num_experts") or keys.size("num_local_experts", 64)
@@ -158,7 +146,7 @@ def _qwen_windows(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 _MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
-_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
 _GLM = {
     "max_position_embeddings": 131072,
     "num_key_value_heads": 2,
@@ -173,8 +161,8 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults={"max_position_embeddings": 2048}),
     "MistralForCausalLM": Family(mistral, defaults=_MISTRAL),
     "MinistralForCausalLM": Family(ministral, defaults=_MISTRAL),
-    "Qwen2ForCausalLM": Family(qwen2, defaults=_QWEN),
-    "Qwen3ForCausalLM": Family(qwen3, defaults={**_QWEN, "head_dim": 128}),
+    "Qwen2ForCausalLM": Family(qwen2, defaults=QWEN),
+    "Qwen3ForCausalLM": Family(qwen3, defaults={**QWEN, "head_dim": 128}),
     "Phi3ForCausalLM": Family(
         phi3,
         replace(_FUSED_MLP, qkv="self_attn.qkv_proj"),
@@ -248,9 +236,6 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1_000_000.0,
         },
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        qwen3_moe, defaults={**_QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
     ),
     "OlmoeForCausalLM": Family(
         olmoe,

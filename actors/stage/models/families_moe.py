@@ -1,14 +1,40 @@
-"""Mixtures of experts beyond a softmax over all of them: other scores, groups, shared experts."""
+"""Mixtures of experts in some layers, by other scores than a softmax, or beside shared ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
+from actors.stage.models.families_llama import QWEN, qwen2, qwen3
 from actors.stage.models.family import Family, experts
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
 from kernels.layer_form import Routing
+
+
+def qwen2_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Qwen2 with a mixture of experts in all layers, or every few, beside a shared expert of its
+    own size, which is scaled by a sigmoid of the token. Qwen1.5-MoE is one."""
+    bias = keys.flag("qkv_bias", True)
+    config = replace(_some_experts(qwen2(base, keys), keys, 60), qkv_bias=bias)
+    return replace(config, shared_expert_size=keys.size("shared_expert_intermediate_size"))
+
+
+def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Qwen3 with a mixture of experts in all layers, or every few."""
+    return _some_experts(qwen3(base, keys), keys, 128)
+
+
+def _some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
+    keys.only("use_sliding_window", False)
+    every, plain = keys.size("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
+    number = keys.get("num_experts") or keys.size("num_local_experts", number)
+    layers = [(i + 1) % every == 0 and i not in plain for i in range(base.num_layers)]
+    return replace(
+        experts(base, keys, number),
+        expert_size=keys.size("moe_intermediate_size"),
+        expert_layers=tuple(layers),
+    )
 
 
 def glm4_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -90,5 +116,19 @@ _GLM4_MOE: JsonObject = {
 }
 
 FAMILIES: dict[str, Family] = {
+    "Qwen2MoeForCausalLM": Family(
+        qwen2_moe,
+        Names(shared_expert="mlp.shared_expert.", shared_gate="mlp.shared_expert_gate"),
+        {
+            **QWEN,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+            "num_key_value_heads": 16,
+            "shared_expert_intermediate_size": 5632,
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        qwen3_moe, defaults={**QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    ),
     "Glm4MoeForCausalLM": Family(glm4_moe, DEEPSEEK_V3, _GLM4_MOE, rotates_part=True),
 }

@@ -36,17 +36,18 @@ def test_two_ranks(
     assert planner.num_hybrid_steps > 3
 
 
+# Latent attention without and with a latent of queries (youtu-yarn, minicpm3).
 # One key/value head for two ranks (yi, falcon-7b), a tied odd vocabulary (qwen2, qwen3), windows
 # (mistral), fused tensors (phi3, glm4), whole q/k norm (olmo2, olmoe), groups (falcon-40b), stored
 # transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
-# (granite-moe), sinks (gpt-oss), a shared expert (llama4, glm4-moe), ALiBi of a rank's heads
-# (falcon-alibi-6), a norm of the embedding (bloom), latent attention without and with a latent of
-# queries (youtu-yarn, minicpm3).
+# (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of
+# the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe).
 OTHER_FAMILIES = (
+    "youtu-yarn", "minicpm3",
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",
-    "llama4", "falcon-alibi-6", "bloom", "mpt-6", "youtu-yarn", "minicpm3", "glm4-moe",
+    "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe",
 )  # fmt: skip
 
 

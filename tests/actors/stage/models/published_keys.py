@@ -163,6 +163,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM", _ALL | _QWEN | {"model_type": "qwen2", "use_mrope": False},
     ),
     "Qwen3": ("Qwen3ForCausalLM", _ALL | _QWEN3 | {"model_type": "qwen3", "rope_scaling": None}),
+    "Qwen1.5-MoE": (
+        "Qwen2MoeForCausalLM",
+        _ALL | _QWEN | _MOE | {
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen2_moe",
+            "moe_intermediate_size": 32, "norm_topk_prob": False, "num_experts": 4,
+            "qkv_bias": True, "shared_expert_intermediate_size": 80,
+        },
+    ),
     "Qwen3-235B-A22B": (
         "Qwen3MoeForCausalLM",
         _ALL | _QWEN3 | _MOE | {
