@@ -15,6 +15,15 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": (
         "Qwen2Moe",
@@ -26,6 +35,36 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **_DEEPSEEK_V3,
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_shared_experts": 2,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**_DEEPSEEK_V3, **LATENT, "topk_method": "greedy", "n_shared_experts": 1},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **_DEEPSEEK_V3,
+            **LATENT,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+            },
+        },
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**_DEEPSEEK_V3, **LATENT, "attention_bias": True}),
     "glm4-moe": (
         "Glm4Moe",
         {**_DEEPSEEK_V3, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},

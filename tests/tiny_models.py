@@ -61,10 +61,6 @@ _LLAMA_4 = {
     "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2,
     "attention_chunk_size": 24, "floor_scale": 8, "attn_scale": 0.3,
 }  # fmt: skip
-_LATENT = {
-    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8, "v_head_dim": 20,
-}  # fmt: skip
 _LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
 
 # variant -> (model class, config entries over the base)
@@ -243,17 +239,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA_4, "use_qk_norm": False, "attn_temperature_tuning": False, "moe_layers": [2]},
     ),
     "llama4-images": ("Llama4WithImages", _LLAMA_4),
-    "youtu": ("Youtu", _LATENT),
+    "youtu": ("Youtu", tiny_mixtures.LATENT),
     "youtu-yarn": (
         "Youtu",
         {
-            **_LATENT,
+            **tiny_mixtures.LATENT,
             "q_lora_rank": None,
             "rope_interleave": False,
             **_rope("yarn", mscale=0.7, mscale_all_dim=1.0, **_LONG),
         },
     ),
-    "minicpm3": ("MiniCPM3", {**_LATENT, "scale_emb": 6, "dim_model_base": 32, "v_head_dim": None}),
+    "minicpm3": (
+        "MiniCPM3",
+        {**tiny_mixtures.LATENT, "scale_emb": 6, "dim_model_base": 32, "v_head_dim": None},
+    ),
     "cohere2": (
         "Cohere2",
         {

@@ -5,9 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig, Latent
+from actors.stage.models.families_moe import DEEPSEEK_V3, deepseek_experts, deepseek_v3_experts
 from actors.stage.models.family import Family, in_units
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.rope import read_rope, score_factor
+from kernels.layer_form import Routing
+
+
+def deepseek_v2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Latent attention; mixtures as in DeepSeek-V3, but chosen and weighted by a softmax."""
+    keys.only("scoring_func", "softmax")
+    keys.only("norm_topk_prob", False)
+    keys.only("topk_method", "greedy", "group_limited_greedy")
+    by_group = keys.get("topk_method") == "group_limited_greedy"
+    routing = Routing(
+        num_groups=keys.size("n_group", 1) if by_group else 1,
+        kept_groups=keys.size("topk_group", 1) if by_group else 1,
+        best_of_group=1,
+        scale=keys.number("routed_scaling_factor", 1.0),
+    )
+    keys.ignore("n_group", "topk_group")
+    config = deepseek_experts(base, keys, routing)
+    config = replace(config, mlp_bias=keys.flag("mlp_bias"))
+    return latent(config, keys, interleaved=True)
+
+
+def deepseek_v3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """DeepSeek-V3, R1 and V3.1, Kimi K2: latent attention, and mixtures whose experts are chosen by
+    sigmoid scores with a correction bias."""
+    interleaved = keys.flag("rope_interleave", True)
+    return latent(deepseek_v3_experts(base, keys), keys, interleaved=interleaved)
+
+
+def glm4_moe_lite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """GLM-4.7-Flash: DeepSeek-V3 whose dense layers may be listed."""
+    config = deepseek_v3(base, keys)
+    kinds = keys.get("mlp_layer_types")
+    if kinds is None:
+        return config
+    if len(kinds) != base.num_layers or set(kinds) - {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types must name dense or sparse {base.num_layers}x")
+    return replace(config, expert_layers=tuple(kind == "sparse" for kind in kinds))
 
 
 def youtu(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -62,7 +100,31 @@ _MINICPM3: JsonObject = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+_DEEPSEEK: JsonObject = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+_DEEPSEEK_V2: JsonObject = {
+    **_DEEPSEEK, "moe_intermediate_size": 1407, "n_routed_experts": 64, "n_shared_experts": 2,
+    "q_lora_rank": 1536, "topk_method": "greedy",
+}  # fmt: skip
+_DEEPSEEK_V3: JsonObject = {
+    **_DEEPSEEK, "first_k_dense_replace": 3, "moe_intermediate_size": 2048, "n_group": 8,
+    "n_routed_experts": 256, "norm_topk_prob": True, "num_experts_per_tok": 8, "q_lora_rank": 1536,
+    "routed_scaling_factor": 2.5, "topk_group": 4,
+}  # fmt: skip
+_GLM4_MOE_LITE: JsonObject = {
+    "first_k_dense_replace": 1, "kv_lora_rank": 512, "moe_intermediate_size": 1536,
+    "n_routed_experts": 64, "norm_topk_prob": True, "num_experts_per_tok": 4, "q_lora_rank": 768,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 1.8, "v_head_dim": 256,
+}  # fmt: skip
+
 FAMILIES: dict[str, Family] = {
+    "DeepseekV2ForCausalLM": Family(
+        deepseek_v2, replace(DEEPSEEK_V3, correction_bias=None), _DEEPSEEK_V2, rotates_part=True
+    ),
+    "DeepseekV3ForCausalLM": Family(deepseek_v3, DEEPSEEK_V3, _DEEPSEEK_V3, rotates_part=True),
+    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, DEEPSEEK_V3, _GLM4_MOE_LITE, rotates_part=True),
     "YoutuForCausalLM": Family(youtu, defaults={"tie_word_embeddings": True}, rotates_part=True),
     "MiniCPM3ForCausalLM": Family(minicpm3, defaults=_MINICPM3, rotates_part=True),
 }

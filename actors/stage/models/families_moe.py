@@ -51,11 +51,6 @@ def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     expert. Layers that predict further tokens are left out."""
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
-    keys.only("moe_layer_freq", 1)
-    keys.ignore("ep_size", "seq_aux", "aux_loss_alpha")  # of training
-    first = int(keys.number("first_k_dense_replace", 0))
-    width = keys.size("moe_intermediate_size")
-    config = experts(base, keys, keys.size("n_routed_experts"))
     groups, kept = keys.size("n_group", 1), keys.size("topk_group", 1)
     routing = Routing(
         scores="sigmoid",
@@ -64,6 +59,16 @@ def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         least_sum=1e-20,
         scale=keys.number("routed_scaling_factor", 1.0),
     )
+    return deepseek_experts(base, keys, routing)
+
+
+def deepseek_experts(base: DecoderConfig, keys: Keys, routing: Routing) -> DecoderConfig:
+    """After some dense layers, mixtures with a shared expert."""
+    keys.only("moe_layer_freq", 1)
+    keys.ignore("ep_size", "seq_aux", "aux_loss_alpha")  # of training
+    first = int(keys.number("first_k_dense_replace", 0))
+    width = keys.size("moe_intermediate_size")
+    config = experts(base, keys, keys.size("n_routed_experts"))
     _check_groups(config, routing)
     return replace(
         without_next_token_layers(config, keys),

@@ -43,7 +43,7 @@ def test_two_ranks(
 # (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of
 # the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe).
 OTHER_FAMILIES = (
-    "youtu-yarn", "minicpm3",
+    "youtu-yarn", "minicpm3", "deepseek-v2", "deepseek-v3", "glm4-moe-lite",
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",

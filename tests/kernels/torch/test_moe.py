@@ -104,7 +104,7 @@ def test_a_shared_expert_is_an_mlp_of_every_token(gated: bool) -> None:
     assert shared.gate is not None
     x_TH = torch.randn(9, HIDDEN)
     scale_T1 = shared.gate(x_TH).sigmoid() if gated else torch.ones(9, 1)
-    given_TH = shared.down(BACKEND.silu_mul(shared.gate_up(x_TH)))
+    given_TH = shared.down(BACKEND.activate(shared.gate_up(x_TH), "silu", gated=True))
     routed_TH = BACKEND.moe(x_TH, replace(experts, shared=None), FORM)
     if not gated:
         experts.shared = replace(shared, gate=None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
+_LINEARS = ("_proj.weight", "_proj_with_mqa.weight")
 _GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
@@ -14,7 +15,7 @@ def linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Name without `.weight`, and (out, in) as a view of the model's weights. All experts of a
     layer are one tensor in transformers, and three for each on disk."""
     for name, parameter in model.named_parameters():
-        if name.endswith("_proj.weight"):
+        if name.endswith(_LINEARS):
             yield name.removesuffix(".weight"), parameter.data
         elif name.endswith((_GATE_UP, _DOWN)):
             experts, _, part = name.rpartition(".")
@@ -27,8 +28,9 @@ def linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 def others(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Copies of all other tensors, by name."""
+    stored = model.state_dict()
     return {
-        name: parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-        if not name.endswith(("_proj.weight", _GATE_UP, _DOWN))
+        name: tensor.detach().clone()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if name in stored and not name.endswith((*_LINEARS, _GATE_UP, _DOWN))
     }

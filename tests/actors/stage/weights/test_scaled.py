@@ -52,7 +52,7 @@ def test_greedy(written: Written, method: str, backend: str) -> None:
         ("fp8-channel", "qwen3-moe"),
         ("fp8-block", "olmoe"),
         ("deepseek", "qwen3-moe"),
-        ("deepseek", "youtu"),
+        ("deepseek", "deepseek-v3"),
     ],
 )
 def test_mixtures(written: Written, method: str, variant: str, backend: str) -> None:
