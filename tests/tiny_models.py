@@ -17,7 +17,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests import tiny_mixtures
+from tests import tiny_dense, tiny_mixtures
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
 VOCAB_SIZE = 263  # 256 bytes, 3 specials, 4 rows that no token uses; odd, so no even split
@@ -261,8 +261,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    **tiny_dense.VARIANTS,
+    **tiny_mixtures.VARIANTS,
 }
-VARIANTS |= tiny_mixtures.VARIANTS
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
@@ -271,11 +272,13 @@ _CONFIGS = {
     "Gemma3WithImages": "Gemma3TextConfig",
     "Llama4": "Llama4TextConfig",
     "Llama4WithImages": "Llama4TextConfig",
+    **tiny_dense.CONFIGS,
 }
 _MODELS = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3WithImages": "Gemma3ForConditionalGeneration",
     "Llama4WithImages": "Llama4ForConditionalGeneration",
+    **tiny_dense.MODELS,
 }
 # Classes of configs that hold the decoder's as one part -> their other entries.
 _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -309,6 +312,7 @@ _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    **tiny_dense.OUTER,
 }
 
 

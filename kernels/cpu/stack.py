@@ -82,6 +82,7 @@ class _LayerView(ctypes.Structure):
         ("k_norm", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
         ("cos_sin", ctypes.c_void_p),
+        ("query_scales", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
         ("sliding_window", ctypes.c_int32),
         ("adapters", ctypes.c_void_p * 4),
@@ -123,9 +124,9 @@ class CpuStack:
         if not layers or len(layers) != len(kv):
             raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
         tables = [cos_sin_PD if w.cos_sin_PD is None else w.cos_sin_PD for w in layers]
-        for table_PD in tables:
-            if table_PD.dtype != torch.float32 or not table_PD.is_contiguous():
-                raise ValueError("cos_sin_PD must be contiguous float32")
+        by_position = [*tables, *(w.query_scales_P for w in layers if w.query_scales_P is not None)]
+        if any(t.dtype != torch.float32 or not t.is_contiguous() for t in by_position):
+            raise ValueError("cos_sin_PD and query_scales_P must be contiguous float32")
         caches = [as_cpu_layer(layer) for layer in kv]
         linears = [
             tuple(_packed(linear) for linear in (w.qkv, w.out, w.gate_up, w.down)) for w in layers
@@ -149,7 +150,7 @@ class CpuStack:
         self._kept = (list(layers), linears, caches, tables, all_reduce, adapters, shape)
         self._block_size = caches[0].block_size
         self._prefault: Prefault | None = caches[0].prefault  # None once it is done
-        self._positions = min(table_PD.shape[0] for table_PD in tables)
+        self._positions = min(table.shape[0] for table in by_position)
         if shape.alibi_NP is not None:
             self._positions = min(self._positions, shape.alibi_NP.shape[1])
         parts = zip(layers, linears, caches, tables, adapters, strict=True)
@@ -169,13 +170,9 @@ class CpuStack:
             form.whole_qk_norm, any(wide),
             all_reduce.handle if isinstance(all_reduce, SharedMemoryAllReduce) else None,
         )  # fmt: skip
+        views_given = map(ctypes.POINTER, (_StackView, BatchView, RunsView))
         self._run = library.function(
-            "legato_stack_run",
-            ctypes.c_int32,
-            ctypes.POINTER(_StackView),
-            ctypes.POINTER(BatchView),
-            ctypes.POINTER(RunsView),
-            *[library.Pointer] * 3,
+            "legato_stack_run", ctypes.c_int32, *views_given, *[library.Pointer] * 3
         )
 
     def __call__(
@@ -264,6 +261,7 @@ def _layer_view(
         k_norm=library.pointer(weights.k_norm_D),
         cache=cache.data.data_ptr(),
         cos_sin=cos_sin_PD.data_ptr(),
+        query_scales=library.pointer(weights.query_scales_P),
         sinks=library.pointer(weights.sinks_N),
         sliding_window=replace(shape, sliding_window=weights.sliding_window).window_code,
         adapters=(ctypes.c_void_p * 4)(*[None if a is None else a.address for a in adapters]),

@@ -47,6 +47,17 @@ class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A query at position p is multiplied by 1 + slope log(1 + floor((p + first) / length)), in the
+    layers that are rotated or in the others."""
+
+    slope: float
+    length: int
+    first: int
+    rotated: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Sizes and choices of one decoder; lengths in tokens, windows as in `AttentionShape`. The
@@ -59,8 +70,7 @@ class DecoderConfig:
     parallel: attention and MLP read the same hidden state, and their results are added.
     qk_norm: "none", "head" (each head by itself), "unit" (so, without weights, in layers that are
     rotated) or "whole" (all heads as one vector).
-    temperature: (s, n): in layers that are not rotated, a query at position p is multiplied by
-    1 + s log(1 + floor((p + 1) / n)); None: by 1.
+    temperature: of queries, or None.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
     latent: of all layers, or None. Then num_kv_heads is 1 and head_dim what the cache holds: the
@@ -98,7 +108,7 @@ class DecoderConfig:
     ropes: tuple[Rope, ...]
     sliding_windows: tuple[int | None, ...]
     chunked_windows: bool = False
-    temperature: tuple[float, int] | None = None
+    temperature: Temperature | None = None
     attention_scale: float
     attention_softcap: float | None = None
     alibi: Alibi | None = None

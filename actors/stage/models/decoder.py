@@ -97,7 +97,7 @@ class Decoder:
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
-        fuses = fuses and all(w.query_scales_P is None and w.latent is None for w in w.layers)
+        fuses = fuses and all(layer.latent is None for layer in w.layers)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums

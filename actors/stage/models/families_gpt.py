@@ -8,7 +8,14 @@ from dataclasses import replace
 from actors.stage.models.alibi import Alibi, bloom_slopes
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import mistral
-from actors.stage.models.family import FULL, SLIDING, Family, windows, with_alibi
+from actors.stage.models.family import (
+    FULL,
+    SLIDING,
+    Family,
+    rotates_in_windows,
+    windows,
+    with_alibi,
+)
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
 from actors.stage.models.rope import no_rope
@@ -130,13 +137,7 @@ def cohere2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     pattern = keys.size("sliding_window_pattern", 4)
     keys.only("layer_switch", pattern)
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
-    config = windows(cohere(base, keys), keys, kinds)
-    nope = no_rope(config.max_positions)
-    ropes = [
-        nope if window is None else rope
-        for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
-    ]
-    return replace(config, ropes=tuple(ropes))
+    return rotates_in_windows(windows(cohere(base, keys), keys, kinds))
 
 
 _COHERE = {

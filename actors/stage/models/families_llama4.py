@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.stage.models.config import DecoderConfig
+from actors.stage.models.config import DecoderConfig, Temperature
 from actors.stage.models.family import FULL, Family
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names, StackedNames
@@ -27,7 +27,8 @@ def llama4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     mixtures = keys.get("moe_layers")
     if mixtures is None:
         mixtures = range(every - 1, number, every)
-    temperature = (keys.number("attn_scale", 0.1), keys.size("floor_scale", 8192))
+    slope, length = keys.number("attn_scale", 0.1), keys.size("floor_scale", 8192)
+    temperature = Temperature(slope, length, first=1, rotated=False)
     rope, nope = replace(base.ropes[0], interleaved=True), no_rope(base.max_positions)
     bias = keys.flag("attention_bias")
     keys.ignore("for_llm_compressor")

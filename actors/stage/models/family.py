@@ -24,7 +24,11 @@ class Family:
     renamed: the family's names of keys that Llama has too.
     ropes_by_layer_type: `rope_parameters` are grouped by layer type ("full_attention", ...).
     rotates_part: `partial_rotary_factor` counts; other families' implementations ignore it.
+    rope_keys: what the family reads of its rotation beyond what all families do.
     inner: key of the decoder's part of config.json, for models with other parts too.
+    may_be_flat: in older files, the decoder's keys are beside the other parts.
+    kinds: families of the decoder by its `model_type`, for models with one of several; `describe`
+        then completes what these describe, and `names` has only what is stored by other names.
     """
 
     describe: Callable[[DecoderConfig, Keys], DecoderConfig]
@@ -33,7 +37,25 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     ropes_by_layer_type: bool = False
     rotates_part: bool = False
+    rope_keys: tuple[str, ...] = ()
     inner: str = ""
+    may_be_flat: bool = False
+    kinds: Mapping[str, Family] = field(default_factory=dict)
+
+    def of_kind(self, kind: object) -> Family:
+        """The family of a decoder of this `model_type`, by default the first. Raises ValueError for
+        another kind."""
+        if not self.kinds:
+            return self
+        found = self.kinds.get(str(kind or next(iter(self.kinds))))
+        if found is None:
+            supported = ", ".join(self.kinds)
+            raise ValueError(f"{self.inner} of {kind!r} is not supported; supported: {supported}")
+        return replace(
+            found,
+            describe=lambda base, keys: self.describe(found.describe(base, keys), keys),
+            names=replace(found.names, stored_prefixes=self.names.stored_prefixes),
+        )
 
 
 def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:
@@ -63,6 +85,13 @@ def experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
         normalizes_expert_weights=keys.flag("norm_topk_prob"),
         expert_layers=(True,) * base.num_layers,
     )
+
+
+def rotates_in_windows(base: DecoderConfig) -> DecoderConfig:
+    """Layers without a window have no positions (NoPE)."""
+    nope = no_rope(base.max_positions)
+    pairs = zip(base.ropes, base.sliding_windows, strict=True)
+    return replace(base, ropes=tuple(nope if window is None else rope for rope, window in pairs))
 
 
 def with_alibi(base: DecoderConfig, alibi: Alibi) -> DecoderConfig:

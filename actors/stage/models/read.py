@@ -14,6 +14,7 @@ from actors.stage.models import (
     families_llama,
     families_llama4,
     families_moe,
+    families_vision,
 )
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.family import FULL, Family
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_gpt.FAMILIES,
     **families_alibi.FAMILIES,
     **families_latent.FAMILIES,
+    **families_vision.FAMILIES,
 }
 
 IGNORED = "model.ignore_config_keys"  # the setting
@@ -38,8 +40,8 @@ QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 
 _OF_WHOLE_MODEL = (
     "compression_config", "dtype", "torch_dtype", "eos_token_id", "quantization_config",
-    "tie_word_embeddings",
 )  # fmt: skip
+_TIED = "tie_word_embeddings"  # of the whole model, or in older files of its decoder
 
 # Activations by their name in config.json -> their name in `Backend.activate`.
 ACTIVATIONS = {
@@ -78,14 +80,15 @@ def load_config(
         )
     if "auto_map" in raw:
         _log.info("%s names code of its own (auto_map), which is not run", path)
-    if family.inner:
-        raw = _inner(path, raw, family.inner)
-    keys = Keys(raw, family.defaults, family.renamed)
     try:
+        if family.inner:
+            raw = _inner(raw, family)
+            family = family.of_kind(raw.get("model_type"))
+        keys = Keys(raw, family.defaults, family.renamed)
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
         _check(config, keys, family)
         if refuse_unknown:
-            _refuse(_unknown(config, keys), ignored_keys, name)
+            _refuse(_unknown(config, keys, family), ignored_keys, name)
     except KeyError as missing:
         raise ModelError(f"{path} lacks the key {missing}") from missing
     except (TypeError, ValueError, ArithmeticError) as bad:
@@ -93,12 +96,16 @@ def load_config(
     return config
 
 
-def _inner(path: Path, raw: JsonObject, key: str) -> JsonObject:
+def _inner(raw: JsonObject, family: Family) -> JsonObject:
     """The decoder's part of a config, with what the whole model's says of it."""
-    inner = raw.get(key)
+    inner = raw.get(family.inner)
+    if inner is None and family.may_be_flat:
+        return raw
     if not isinstance(inner, dict):
-        raise ModelError(f"{path} lacks the key '{key}'")
-    return {**inner, **{k: raw[k] for k in _OF_WHOLE_MODEL if raw.get(k) is not None}}
+        raise KeyError(family.inner)
+    whole = {k: raw[k] for k in _OF_WHOLE_MODEL if raw.get(k) is not None}
+    tied = bool(inner.get(_TIED) or raw.get(_TIED))  # a head that is stored counts nevertheless
+    return {**inner, **whole, **({_TIED: tied} if _TIED in inner or _TIED in raw else {})}
 
 
 def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...]) -> DecoderConfig:
@@ -135,7 +142,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
         ropes=(rope,) * num_layers,
         sliding_windows=(None,) * num_layers,
         attention_scale=head_dim**-0.5,
-        tied_embeddings=keys.flag("tie_word_embeddings"),
+        tied_embeddings=keys.flag(_TIED),
         dtype=str(keys.get("dtype") or torch_dtype or "float32"),
         eos_token_ids=eos_token_ids,
         quantization_config=stored or compression or None,
@@ -175,9 +182,9 @@ def _check(config: DecoderConfig, keys: Keys, family: Family) -> None:
         raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
 
 
-def _unknown(config: DecoderConfig, keys: Keys) -> JsonObject:
+def _unknown(config: DecoderConfig, keys: Keys, family: Family) -> JsonObject:
     """Keys that nothing here reads and that may change results, and their values."""
-    unread = {**keys.unread(), **unread_parameters(keys.values)}
+    unread = {**keys.unread(), **unread_parameters(keys.values, family.rope_keys)}
     known = known_to_transformers(config.architecture, unread) if unread else ()
     return {key: value for key, value in unread.items() if key not in known}
 

@@ -19,7 +19,7 @@ their products.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,8 @@ def read_rope(
     kind = given.get("rope_type") or "default"
     if "short_factor" in given:  # Phi-3 once called it "su", and "yarn"
         kind = "longrope"
+    if kind == "mrope":  # a text has one position on each of its three axes
+        kind = "default"
     if kind not in KINDS:
         raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     part = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -166,14 +168,15 @@ def _given(config: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
     return {**{name: parameters[name] for name in kept if name in parameters}, **scaling}
 
 
-def unread_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of the rotation that no kind reads ("rope_parameters.name"), and their values."""
+def unread_parameters(config: Mapping[str, Any], read: Collection[str] = ()) -> dict[str, Any]:
+    """Parameters of the rotation that neither a kind nor the family reads ("rope_parameters.name"),
+    and their values."""
     unread = {}
     for key in ("rope_parameters", "rope_scaling"):
         given = config.get(key) or {}
         by_layer_type = [value for value in given.values() if isinstance(value, dict)]
         for name, value in (item for part in by_layer_type or [given] for item in part.items()):
-            if name not in _PARAMETERS and not is_neutral(name, value):
+            if name not in _PARAMETERS and name not in read and not is_neutral(name, value):
                 unread[f"{key}.{name}"] = value
     return unread
 

@@ -125,11 +125,11 @@ class Loader(LinearLoader):
         return self.fetch(f"{name}.bias", (self.config.hidden_size,))
 
     def _query_scales(self, layer: int, max_model_len: int) -> torch.Tensor | None:
-        temperature = self.config.temperature
-        if temperature is None or self.config.ropes[layer].dim or max_model_len < temperature[1]:
+        given, rotated = self.config.temperature, self.config.ropes[layer].dim > 0
+        if given is None or rotated != given.rotated or max_model_len + given.first <= given.length:
             return None
-        ends_P = torch.arange(1, max_model_len + 1, device=self.device)
-        return 1 + temperature[0] * (ends_P // temperature[1]).log1p()
+        counts_P = torch.arange(given.first, max_model_len + given.first, device=self.device)
+        return 1 + given.slope * (counts_P // given.length).log1p()
 
     def _head_norm(self, layer: int, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
         """A norm of each head, in our feature order; or this rank's part of a norm of all heads."""

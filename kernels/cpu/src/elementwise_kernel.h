@@ -65,6 +65,7 @@ struct RopeArgs {
   float eps;
   const BatchView* batch;
   ShapeView shape;
+  const float* query_scales = nullptr;  // by position, of the rotated query; null: none
 };
 
 LEGATO_FOR_EACH_ISA(

@@ -137,6 +137,12 @@ void rope_in(const RopeArgs& args, int64_t begin, int64_t end) {
     for (int h = 0; h < heads; ++h) {
       norm_and_rotate(row + h * dim, args.q_norm, args, cos_sin, query + h * dim);
     }
+    if (args.query_scales != nullptr) {
+      const Vec scale = Vec::set(args.query_scales[args.batch->positions[t]]);
+      for_lanes(int64_t{heads} * dim, [&](int64_t i, int n) {
+        store_lanes(load_lanes(query + i, n) * scale, query + i, n);
+      });
+    }
     const int block = args.batch->slot_mapping[t] / shape.block_size;
     const int offset = args.batch->slot_mapping[t] % shape.block_size;
     for (int g = 0; g < kv_heads; ++g) {

@@ -30,6 +30,7 @@ struct StackLayer {
   const void* k_norm;
   void* cache;
   const float* cos_sin;
+  const float* query_scales;  // as in RopeArgs
   const float* sinks;  // or null
   int32_t sliding_window;  // as in ShapeView
   const AdapterModule* adapters[4];  // of qkv, out, gate_up, down, or null
@@ -200,7 +201,8 @@ class Run {
       norm_part(k, layer.k_norm, kv);
     }
     rope_and_cache({qkv_, layer.cos_sin, query_, layer.cache, whole ? nullptr : layer.q_norm,
-                    whole ? nullptr : layer.k_norm, stack_.wide_norms, stack_.eps, &batch_, shape});
+                    whole ? nullptr : layer.k_norm, stack_.wide_norms, stack_.eps, &batch_, shape,
+                    layer.query_scales});
     const auto plan =
         plans_.try_emplace(layer.sliding_window, batch_, shape, Pool::get().size()).first;
     plan->second.run({query_, layer.cache, attended_, &batch_, shape});

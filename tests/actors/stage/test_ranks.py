@@ -47,7 +47,7 @@ OTHER_FAMILIES = (
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",
-    "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe",
+    "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe", "ministral3",
 )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ def make_layers(
     normed: bool,
     windows: list[int | None],
     sinks: bool = False,
+    scaled: bool = False,
     quantization: str = "none",
 ) -> list[LayerWeights]:
     def linear(out_features: int, in_features: int):  # type: ignore[no-untyped-def]
@@ -70,6 +71,7 @@ def make_layers(
             k_norm_D=norm(dim) if normed else None,
             sliding_window=window,
             sinks_N=torch.randn(heads) if sinks else None,
+            query_scales_P=1 + torch.rand(64) if scaled and window is None else None,
         )
         for window in windows
     ]
@@ -91,6 +93,8 @@ def one_by_one(
         else:
             x = BACKEND.add_rms_norm(x, residual, w.input_norm_H, EPS)
         q = BACKEND.rope_and_cache(w.qkv(x), table, batch, cache, own, w.q_norm_D, w.k_norm_D, EPS)
+        if w.query_scales_P is not None:
+            q = (q * w.query_scales_P[batch.positions_T.long()][:, None, None]).to(q.dtype)
         x = w.out(BACKEND.attention(q, batch, cache, own))
         x = BACKEND.add_rms_norm(x, residual, w.post_norm_H, EPS)
         x = w.down(BACKEND.activate(w.gate_up(x), "silu", gated=True))
@@ -105,6 +109,7 @@ MODELS = {
     "windows": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20, 5, None]}),
     "chunks": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20], "chunked": True}),
     "sinks": ((4, 2, 16), 64, 96, torch.float32, {"windows": [None, 20], "sinks": True}),
+    "scales": ((3, 1, 40), 64, 96, torch.bfloat16, {"windows": [None, 20], "scaled": True}),
     "float": ((6, 2, 32), 96, 160, torch.float32, {}),
     "half": ((6, 2, 32), 96, 160, torch.float16, {}),
     "int8": ((6, 2, 32), 96, 160, torch.bfloat16, {"quantization": "int8"}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.config import DecoderConfig, ModelError, Temperature
 from actors.stage.models.read import load_config
 
 
@@ -41,7 +41,7 @@ def test_layers_are_those_of_transformers(tmp_path: Path, text: dict[str, Any]) 
     assert [i for i in range(8) if found.has_experts(i)] == list(theirs.moe_layers)
     assert (found.inner_size, found.expert_size) == (16384, 8192)
     assert {*found.sliding_windows} == {None, theirs.attention_chunk_size}
-    assert found.temperature == (theirs.attn_scale, theirs.floor_scale)
+    assert found.temperature == Temperature(theirs.attn_scale, theirs.floor_scale, 1, rotated=False)
 
 
 def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -126,8 +126,11 @@ def difference(folder: Path, change: dict[str, str], **options: object) -> float
 
 @pytest.mark.parametrize(
     "variant",
-    ["phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2", "bloom-6"],
-)
+    [
+        "phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2", "bloom-6",
+        "ministral3",
+    ],
+)  # fmt: skip
 def test_fused_layers_are_their_operations_bit_by_bit(
     tiny_model: Callable[..., Path], variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

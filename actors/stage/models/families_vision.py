@@ -1,0 +1,135 @@
+"""Decoders within models of images: images are refused, and their weights not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.stage.models.config import DecoderConfig, Temperature
+from actors.stage.models.families_llama import mistral, qwen2, qwen3
+from actors.stage.models.family import Family
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import Names
+
+
+def ministral3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Ministral 3 and Devstral 2: Mistral with YaRN and queries that grow with the position."""
+    keys.ignore("layer_types")  # the window, if any, is in every layer
+    rope = keys.get("rope_parameters", {})
+    slope = float(rope.get("llama_4_scaling_beta") or 0.0)
+    if not slope:
+        return mistral(base, keys)
+    length = int(rope["original_max_position_embeddings"])
+    grows = Temperature(slope, length, first=0, rotated=True)
+    return replace(mistral(base, keys), temperature=grows)
+
+
+def mistral3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of Mistral Small 3.1, 3.2 and Magistral, Devstral Small 2 or Ministral 3 with
+    images; images are refused, and their weights not read."""
+    return base
+
+
+def qwen2_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of Qwen2-VL or Qwen2.5-VL; images are refused, and their weights not read."""
+    keys.ignore("vision_config")  # beside the decoder's keys in published files
+    return qwen2(base, keys)
+
+
+def qwen3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of Qwen3-VL; images are refused, and their weights not read."""
+    keys.only("use_sliding_window", False)
+    return qwen3(base, keys)
+
+
+def of_images(*parts: str) -> tuple[tuple[str, str | None], ...]:
+    """Prefixes of stored names, as published and as transformers holds them since 2025. parts: what
+    is not read."""
+    left_out = [(f"{outer}{part}.", None) for part in parts for outer in ("", "model.")]
+    return (
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+        ("model.language_model.", "model."),
+        *left_out,
+    )
+
+
+_MISTRAL: JsonObject = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,  # unless a head is stored
+}
+_MINISTRAL3: JsonObject = {
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+_MINISTRAL3_ROPE = ("llama_4_scaling_beta", "max_position_embeddings")
+_QWEN2: JsonObject = {
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 80,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": 4096,
+    "vocab_size": 152_064,
+}
+_QWEN3: JsonObject = {
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 128_000,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rope_theta": 500_000.0,
+    "vocab_size": 151_936,
+}
+_QWEN_IMAGES = Family(
+    qwen2_images,
+    Names(stored_prefixes=of_images("visual")),
+    _QWEN2,
+    rope_keys=("mrope_section",),
+    inner="text_config",
+    may_be_flat=True,
+)
+
+FAMILIES: dict[str, Family] = {
+    "Ministral3ForCausalLM": Family(ministral3, defaults=_MINISTRAL3, rope_keys=_MINISTRAL3_ROPE),
+    "Mistral3ForConditionalGeneration": Family(
+        mistral3_images,
+        Names(stored_prefixes=of_images("vision_tower", "multi_modal_projector")),
+        inner="text_config",
+        kinds={
+            "mistral": Family(mistral, defaults=_MISTRAL),
+            "ministral3": Family(
+                ministral3,
+                defaults={**_MINISTRAL3, "tie_word_embeddings": True},
+                rope_keys=_MINISTRAL3_ROPE,
+            ),
+        },
+    ),
+    "Qwen2VLForConditionalGeneration": _QWEN_IMAGES,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN_IMAGES,
+    "Qwen3VLForConditionalGeneration": Family(
+        qwen3_images,
+        Names(stored_prefixes=of_images("visual")),
+        _QWEN3,
+        rope_keys=("mrope_section", "mrope_interleaved"),
+        inner="text_config",
+    ),
+}

@@ -1,0 +1,166 @@
+"""What config.json of a model of images says of its decoder, and the names of its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from actors.stage.models import read
+from actors.stage.models.config import DecoderConfig, ModelError, Temperature
+from actors.stage.models.families_vision import FAMILIES
+from actors.stage.models.read import load_config
+from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.models.test_greedy import WEIGHTS, renamed
+
+_SIZES: dict[str, Any] = {
+    "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "max_position_embeddings": 256, "num_attention_heads": 4,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "use_cache": True,
+    "vocab_size": 100,
+}  # fmt: skip
+_MISTRAL = _SIZES | {
+    "head_dim": 16, "model_type": "mistral", "rope_theta": 1e9, "sliding_window": None,
+}  # fmt: skip
+_MINISTRAL = _SIZES | {
+    "head_dim": 16, "model_type": "ministral3", "sliding_window": None,
+    "rope_parameters": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+        "rope_theta": 1e6, "rope_type": "yarn", "type": "yarn",
+    },
+}  # fmt: skip
+_MISTRAL3 = {
+    "image_token_index": 10, "model_type": "mistral3", "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_config": {"hidden_size": 16},
+    "vision_feature_layer": -1,
+}  # fmt: skip
+_QWEN = {
+    "image_token_id": 98, "video_token_id": 99, "vision_start_token_id": 96,
+    "vision_end_token_id": 97, "vision_token_id": 95, "vision_config": {"hidden_size": 16},
+}  # fmt: skip
+_QWEN2 = _SIZES | {
+    "max_window_layers": 28, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "rope_theta": 1e6, "sliding_window": 128, "use_sliding_window": False,
+}  # fmt: skip
+_QWEN3 = _SIZES | {
+    "attention_bias": False, "head_dim": 16, "model_type": "qwen3_vl_text", "rope_theta": 5e6,
+    "rope_scaling": {
+        "mrope_interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default",
+    },
+}  # fmt: skip
+# name -> (architecture, the published file's keys; sizes are reduced)
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Mistral-Small-3.1": (
+        "Mistral3ForConditionalGeneration", _MISTRAL3 | {"text_config": _MISTRAL},
+    ),
+    "Ministral-3": ("Mistral3ForConditionalGeneration", _MISTRAL3 | {"text_config": _MINISTRAL}),
+    "Devstral-2": ("Ministral3ForCausalLM", _MINISTRAL),
+    "Qwen2-VL": ("Qwen2VLForConditionalGeneration", _QWEN | _QWEN2 | {"model_type": "qwen2_vl"}),
+    "Qwen2.5-VL": (
+        "Qwen2_5_VLForConditionalGeneration", _QWEN | _QWEN2 | {"model_type": "qwen2_5_vl"},
+    ),
+    "Qwen2.5-VL, nested": (
+        "Qwen2_5_VLForConditionalGeneration",
+        _QWEN | {"text_config": _QWEN2 | {"layer_types": ["full_attention"] * 4}},
+    ),
+    "Qwen3-VL": ("Qwen3VLForConditionalGeneration", _QWEN | {"text_config": _QWEN3}),
+}  # fmt: skip
+
+
+def described(folder: Path, architecture: str, keys: dict[str, Any]) -> DecoderConfig:
+    (folder / "config.json").write_text(json.dumps(keys | {"architectures": [architecture]}))
+    return load_config(folder)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "known_to_transformers", None)
+    found = described(tmp_path, *PUBLISHED[name])
+    assert (found.num_layers, found.head_dim, found.sliding_windows) == (4, 16, (None,) * 4)
+    text = PUBLISHED[name][1].get("text_config", PUBLISHED[name][1])
+    assert found.ropes[0].theta == text.get("rope_parameters", text)["rope_theta"]
+
+
+def test_every_model_is_among_them() -> None:
+    assert {architecture for architecture, _ in PUBLISHED.values()} == set(FAMILIES)
+
+
+def test_queries_grow_by_what_the_rotation_says(tmp_path: Path) -> None:
+    assert described(tmp_path, *PUBLISHED["Devstral-2"]).temperature == Temperature(
+        0.1, 16, first=0, rotated=True
+    )
+    for without in ({"llama_4_scaling_beta": 0.0}, {"llama_4_scaling_beta": None}):
+        rope = _MINISTRAL["rope_parameters"] | without
+        keys = _MINISTRAL | {"rope_parameters": rope}
+        assert described(tmp_path, "Ministral3ForCausalLM", keys).temperature is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("Mistral-Small-3.1", {"model_type": "mistral4"}, "text_config of 'mistral4' is not supp"),
+        ("Mistral-Small-3.1", {"num_experts": 4}, "num_experts 4 may change"),
+        ("Mistral-Small-3.1", {"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "section"),
+        ("Ministral-3", {"attention_bias": True}, "attention_bias True may change"),
+        ("Qwen3-VL", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, name: str, text: dict[str, Any], message: str) -> None:
+    architecture, keys = PUBLISHED[name]
+    with pytest.raises(ModelError, match=message):
+        described(tmp_path, architecture, keys | {"text_config": keys["text_config"] | text})
+
+
+@pytest.mark.parametrize(
+    ("whole", "inner", "tied"),
+    [({}, {}, False), ({"tie_word_embeddings": False}, {"tie_word_embeddings": True}, True)],
+)
+def test_either_part_may_tie_the_head(
+    tmp_path: Path, whole: dict[str, bool], inner: dict[str, bool], tied: bool
+) -> None:
+    architecture, keys = PUBLISHED["Qwen3-VL"]
+    given = keys | whole | {"text_config": keys["text_config"] | inner}
+    assert described(tmp_path, architecture, given).tied_embeddings == tied
+
+
+@pytest.mark.parametrize(
+    ("variant", "names"),
+    [
+        (
+            "qwen2.5-vl-images",
+            {
+                "model.": "model.language_model.",
+                "visual.": "model.visual.",
+            },
+        ),
+        (
+            "mistral3-images",
+            {
+                "language_model.model.": "model.language_model.",
+                "language_model.lm_head.": "lm_head.",
+                "vision_tower.": "model.vision_tower.",
+                "multi_modal_projector.": "model.multi_modal_projector.",
+            },
+        ),
+    ],
+)
+def test_other_names_of_tensors(
+    tiny_model: Callable[..., Path], tmp_path: Path, variant: str, names: dict[str, str]
+) -> None:
+    """As transformers holds them; beside a flat file, too."""
+    folder = renamed(tiny_model(variant), tmp_path / "renamed", names)
+    before, after = (load_file(f / WEIGHTS).keys() for f in (tiny_model(variant), folder))
+    assert before != after
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if variant.startswith("qwen"):
+        path.write_text(json.dumps(config | config.pop("text_config")))
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected(variant)
