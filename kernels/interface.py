@@ -71,6 +71,7 @@ class AttentionShape:
     sliding_window: int | None = None  # a token sees itself and window - 1 before it
     softcap: float | None = None
     chunked: bool = False  # instead, a token sees those from the last multiple of the window on
+    norms_last: bool = False  # norms of q and k come after the rotation
     sinks_N: torch.Tensor | None = field(default=None, compare=False)
     alibi_NP: torch.Tensor | None = field(default=None, compare=False)
 
@@ -251,8 +252,7 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Norm q and k where weights are given, rotate them, cache k and v; returns q_TND.
 
-        cos_sin_PD: float32 table by position, cos in the first half of D, sin in the second;
-        rotation pairs feature i with i + D/2 (the Hugging Face layout).
+        cos_sin_PD: float32 by position, cos, then sin; feature i pairs with i + D/2.
         """
         ...
 

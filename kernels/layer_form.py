@@ -46,5 +46,5 @@ BY_SOFTMAX = Routing()
 
 
 # GELU by the error function, and by its approximation with tanh. clamped_swiglu is gpt-oss's, with
-# g = min(gate, 7) and u = up within 7 of zero: g sigmoid(1.702 g) (u + 1).
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
+# g = min(gate, 7) and u = up within 7 of zero: g sigmoid(1.702 g) (u + 1). relu2: ReLU's square.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "relu2")

@@ -34,6 +34,7 @@ class ShapeView(ctypes.Structure):
         ("sinks", ctypes.c_void_p),
         ("alibi", ctypes.c_void_p),
         ("alibi_stride", ctypes.c_int64),
+        ("norms_last", ctypes.c_bool),
     )
 
 
@@ -143,6 +144,7 @@ def view_shape(
         library.pointer(shape.sinks_N),
         library.pointer(shape.alibi_NP),
         positions,
+        shape.norms_last,
     )
 
 

@@ -44,6 +44,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
     "clamped_swiglu": _clamped_gate,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -229,15 +230,19 @@ class TorchBackend:
         num_tokens, heads, kv_heads = qkv_TX.shape[0], shape.num_heads, shape.num_kv_heads
         qkv_THD = qkv_TX.view(num_tokens, heads + 2 * kv_heads, shape.head_dim)
         q_TND, k_TGD, v_TGD = torch.split(qkv_THD, [heads, kv_heads, kv_heads], dim=1)
-        if q_norm_D is not None:
-            q_TND = self.rms_norm(q_TND, q_norm_D, eps)
-        if k_norm_D is not None:
-            k_TGD = self.rms_norm(k_TGD, k_norm_D, eps)
         cos_sin_T1D = cos_sin_PD[batch.positions_T.long()].unsqueeze(1)
+
+        def turned(x: torch.Tensor, norm_D: torch.Tensor | None) -> torch.Tensor:
+            if norm_D is None:
+                return _rotate(x, cos_sin_T1D)
+            if shape.norms_last:
+                return self.rms_norm(_rotate(x, cos_sin_T1D), norm_D, eps)
+            return _rotate(self.rms_norm(x, norm_D, eps), cos_sin_T1D)
+
         slot_mapping_T = batch.slot_mapping_T.long()
-        kv.keys.flatten(0, 1)[slot_mapping_T] = _rotate(k_TGD, cos_sin_T1D).to(kv.keys.dtype)
+        kv.keys.flatten(0, 1)[slot_mapping_T] = turned(k_TGD, k_norm_D).to(kv.keys.dtype)
         kv.values.flatten(0, 1)[slot_mapping_T] = v_TGD.to(kv.values.dtype)
-        return _rotate(q_TND, cos_sin_T1D).contiguous()
+        return turned(q_TND, q_norm_D).contiguous()
 
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape

@@ -43,6 +43,8 @@ def _activate(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
         x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     elif ACTIVATION == "relu":
         x = tl.where(x < 0.0, 0.0, x)
+    elif ACTIVATION == "relu2":
+        x = tl.where(x < 0.0, 0.0, x * x)
     return x
 
 

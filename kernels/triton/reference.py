@@ -48,12 +48,16 @@ def rope(
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     qkv_THD = qkv_TX.double().view(-1, sum(heads), shape.head_dim)
     q, k, v = torch.split(qkv_THD, heads, dim=1)
-    if q_norm_D is not None:
-        q = rms_norm(q, q_norm_D, eps)
-    if k_norm_D is not None:
-        k = rms_norm(k, k_norm_D, eps)
     table = cos_sin_PD[batch.positions_T.long()]
-    return rotate(q, table), rotate(k, table), v
+
+    def turned(x: torch.Tensor, norm_D: torch.Tensor | None) -> torch.Tensor:
+        if norm_D is None:
+            return rotate(x, table)
+        if shape.norms_last:
+            return rms_norm(rotate(x, table), norm_D, eps)
+        return rotate(rms_norm(x, norm_D, eps), table)
+
+    return turned(q, q_norm_D), turned(k, k_norm_D), v
 
 
 def cached(stored: torch.Tensor, scale: float) -> torch.Tensor:

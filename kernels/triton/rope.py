@@ -14,6 +14,33 @@ _HEADS_PER_PROGRAM = 8
 
 
 @triton.jit
+def _normed(
+    first: tl.tensor,
+    second: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    in_q: tl.tensor,
+    in_k: tl.tensor,
+    i: tl.tensor,
+    eps: tl.tensor,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The RMS norm of the rows of q and k; others stay."""
+    squares = tl.sum(first * first + second * second, 1)
+    inverse_rms = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+    zeros = tl.zeros_like(first).to(tl.int32) + i
+    weight_1 = tl.load(q_norm_ptr + zeros, mask=in_q, other=0.0).to(tl.float32)
+    weight_1 += tl.load(k_norm_ptr + zeros, mask=in_k, other=0.0).to(tl.float32)
+    weight_2 = tl.load(q_norm_ptr + zeros + HALF, mask=in_q, other=0.0).to(tl.float32)
+    weight_2 += tl.load(k_norm_ptr + zeros + HALF, mask=in_k, other=0.0).to(tl.float32)
+    is_normed = in_q | in_k
+    return (
+        tl.where(is_normed, first * inverse_rms * weight_1, first),
+        tl.where(is_normed, second * inverse_rms * weight_2, second),
+    )
+
+
+@triton.jit
 def _rope_and_cache_kernel(
     qkv_ptr: tl.tensor,
     cos_sin_ptr: tl.tensor,
@@ -33,6 +60,7 @@ def _rope_and_cache_kernel(
     BLOCK_HALF: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    NORM_LAST: tl.constexpr,
     FLOAT8: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
@@ -46,18 +74,10 @@ def _rope_and_cache_kernel(
     first = tl.load(row, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(row + HALF, mask=inside, other=0.0).to(tl.float32)
 
-    if NORM:
-        squares = tl.sum(first * first + second * second, 1)
-        inverse_rms = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        in_q = inside & is_q
-        in_k = inside & (head >= N) & (head < N + G)
-        zeros = tl.zeros_like(head) + i
-        weight_1 = tl.load(q_norm_ptr + zeros, mask=in_q, other=0.0).to(tl.float32)
-        weight_1 += tl.load(k_norm_ptr + zeros, mask=in_k, other=0.0).to(tl.float32)
-        weight_2 = tl.load(q_norm_ptr + zeros + HALF, mask=in_q, other=0.0).to(tl.float32)
-        weight_2 += tl.load(k_norm_ptr + zeros + HALF, mask=in_k, other=0.0).to(tl.float32)
-        first = tl.where(is_v, first, first * inverse_rms * weight_1)
-        second = tl.where(is_v, second, second * inverse_rms * weight_2)
+    in_q = inside & is_q
+    in_k = inside & (head >= N) & (head < N + G)
+    if NORM and not NORM_LAST:
+        first, second = _normed(first, second, q_norm_ptr, k_norm_ptr, in_q, in_k, i, eps, HALF)
 
     position = tl.load(positions_ptr + token).to(tl.int64)
     table = cos_sin_ptr + position * 2 * HALF + i
@@ -65,27 +85,30 @@ def _rope_and_cache_kernel(
     sin = tl.load(table + HALF, mask=i < HALF, other=0.0)
     rotated_1 = tl.where(is_v, first, first * cos - second * sin)
     rotated_2 = tl.where(is_v, second, second * cos + first * sin)
+    if NORM and NORM_LAST:
+        rotated_1, rotated_2 = _normed(
+            rotated_1, rotated_2, q_norm_ptr, k_norm_ptr, in_q, in_k, i, eps, HALF
+        )
 
     q_out = q_ptr + token * N * 2 * HALF + head * 2 * HALF + i
-    tl.store(q_out, rotated_1.to(q_ptr.dtype.element_ty), mask=inside & is_q)
-    tl.store(q_out + HALF, rotated_2.to(q_ptr.dtype.element_ty), mask=inside & is_q)
+    tl.store(q_out, rotated_1.to(q_ptr.dtype.element_ty), mask=in_q)
+    tl.store(q_out + HALF, rotated_2.to(q_ptr.dtype.element_ty), mask=in_q)
 
     # A negative slot marks a padding token of a captured batch: nothing is written.
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
-        to_k = inside & (head >= N) & (head < N + G)
         to_v = inside & is_v
         k_out = k_cache_ptr + (slot * G + head - N) * 2 * HALF + i
         v_out = v_cache_ptr + (slot * G + head - N - G) * 2 * HALF + i
         if FLOAT8:
-            tl.store(k_out, to_e4m3(rotated_1 * k_inverse_scale), mask=to_k)
-            tl.store(k_out + HALF, to_e4m3(rotated_2 * k_inverse_scale), mask=to_k)
+            tl.store(k_out, to_e4m3(rotated_1 * k_inverse_scale), mask=in_k)
+            tl.store(k_out + HALF, to_e4m3(rotated_2 * k_inverse_scale), mask=in_k)
             tl.store(v_out, to_e4m3(rotated_1 * v_inverse_scale), mask=to_v)
             tl.store(v_out + HALF, to_e4m3(rotated_2 * v_inverse_scale), mask=to_v)
         else:
             dtype = k_cache_ptr.dtype.element_ty
-            tl.store(k_out, rotated_1.to(dtype), mask=to_k)
-            tl.store(k_out + HALF, rotated_2.to(dtype), mask=to_k)
+            tl.store(k_out, rotated_1.to(dtype), mask=in_k)
+            tl.store(k_out + HALF, rotated_2.to(dtype), mask=in_k)
             tl.store(v_out, rotated_1.to(dtype), mask=to_v)
             tl.store(v_out + HALF, rotated_2.to(dtype), mask=to_v)
 
@@ -125,6 +148,7 @@ def rope_and_cache(
             BLOCK_HALF=triton.next_power_of_2(D // 2),
             HEADS=heads,
             NORM=q_norm_D is not None,
+            NORM_LAST=q_norm_D is not None and shape.norms_last,
             FLOAT8=layer.is_float8,
             num_warps=4,
         )

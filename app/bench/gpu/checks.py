@@ -234,9 +234,10 @@ def check_rope(
     dtype: torch.dtype,
     device: torch.device,
     with_norm: bool,
+    norms_last: bool = False,
 ) -> Iterator[CheckResult]:
     """Check rotation, q/k norm and cache writes, and that nothing else in the cache changed."""
-    shape = case.shape
+    shape = replace(case.shape, norms_last=norms_last)
     _, batch, cache = attention_inputs(case, backend, dtype, device)
     before = reference.cached_pair(cache)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim

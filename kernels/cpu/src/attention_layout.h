@@ -106,6 +106,7 @@ struct ShapeView {
   const float* sinks;  // of each head, or null
   const float* alibi;  // ALiBi of each head and position, or null
   int64_t alibi_stride;  // from head to head
+  bool norms_last;  // of q and k: after the rotation
 
   int group() const { return num_heads / num_kv_heads; }
   KvLayout layout() const { return {kv_dtype, block_size, num_kv_heads, head_dim}; }

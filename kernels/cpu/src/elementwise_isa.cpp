@@ -63,6 +63,11 @@ inline Vec clamped_up(Vec x) {
   return max(Vec::set(-7.0f), min(Vec::set(7.0f), x)) + Vec::set(1.0f);
 }
 
+inline Vec relu2(Vec x) {
+  const Vec y = max(Vec::zero(), x);
+  return y * y;
+}
+
 // of_up: what becomes of up where there is a gate.
 template <class T, class F, class U>
 void map_rows(const ActivateArgs& args, int64_t begin, int64_t end, F&& f, U&& of_up) {
@@ -92,6 +97,7 @@ void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
     case Activation::gelu: return map([](Vec x) { return gelu(x); }, as_is);
     case Activation::gelu_tanh: return map([](Vec x) { return gelu_tanh(x); }, as_is);
     case Activation::relu: return map([](Vec x) { return max(Vec::zero(), x); }, as_is);
+    case Activation::relu2: return map([](Vec x) { return relu2(x); }, as_is);
     case Activation::clamped_swiglu:
       return map([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }

@@ -30,7 +30,7 @@ struct NormArgs {
 };
 
 // In the order of `ACTIVATIONS` in kernels/layer_form.py.
-enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, clamped_swiglu };
+enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2 };
 
 // y = round(f(x)), or gated round(f(gate) * up); clamped_swiglu clamps up and adds one
 struct ActivateArgs {

@@ -27,17 +27,23 @@ template <class T>
 void norm_and_rotate(const T* x, const void* norm, const RopeArgs& args, const float* cos_sin,
                      T* y) {
   const int dim = args.shape.head_dim;
-  T normed[kMaxHeadDim];
-  if (norm != nullptr) {
-    const float scale = inverse_rms(x, dim, args.eps);
+  T between[kMaxHeadDim];
+  const auto normed = [&](const T* from, T* to) {
+    const float scale = inverse_rms(from, dim, args.eps);
     if (args.wide_norms) {
-      scale_row(x, static_cast<const float*>(norm), normed, dim, scale);
+      scale_row(from, static_cast<const float*>(norm), to, dim, scale);
     } else {
-      scale_row(x, static_cast<const T*>(norm), normed, dim, scale);
+      scale_row(from, static_cast<const T*>(norm), to, dim, scale);
     }
-    x = normed;
+  };
+  if (norm == nullptr) return rotate(x, cos_sin, y, dim);
+  if (args.shape.norms_last) {
+    rotate(x, cos_sin, between, dim);
+    normed(between, y);
+  } else {
+    normed(x, between);
+    rotate(between, cos_sin, y, dim);
   }
-  rotate(x, cos_sin, y, dim);
 }
 
 // A head as the KV cache stores it: values of type C, or int8 with a scale.

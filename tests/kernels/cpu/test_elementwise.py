@@ -161,26 +161,30 @@ def test_a_row_has_the_same_bits_in_every_company() -> None:
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (2, 2, 8), (4, 1, 80), (3, 1, 256)], ids=str)
-@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("norms", ["plain", "norm", "norms_last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotation_rounds_where_hugging_face_does(
-    dtype: torch.dtype, with_norm: bool, heads: tuple[int, int, int]
+    dtype: torch.dtype, norms: str, heads: tuple[int, int, int]
 ) -> None:
     num_heads, num_kv_heads, dim = heads
-    shape = AttentionShape(num_heads, num_kv_heads, dim, scale=1.0)
+    last = norms == "norms_last"
+    shape = AttentionShape(num_heads, num_kv_heads, dim, scale=1.0, norms_last=last)
     slices = [(30, 1), (7, 1), (0, 60), (5, 3)]
     tables, num_blocks = make_tables([31, 8, 60, 8], 16)
     batch = make_batch(slices, tables, 16)
     (layer,) = BACKEND.allocate_kv(1, num_blocks, 16, shape, dtype, torch.device("cpu"))
     qkv = torch.randn(65, num_heads + 2 * num_kv_heads, dim).to(dtype)
     table = rotation(60, dim)
-    norm = (1 + 0.1 * torch.randn(dim)).to(dtype) if with_norm else None
+    norm = (1 + 0.1 * torch.randn(dim)).to(dtype) if norms != "plain" else None
     with threads(3):
         q = BACKEND.rope_and_cache(qkv.flatten(1), table, batch, layer, shape, norm, norm, eps=1e-5)
-    raw = qkv[:, :num_heads]
-    if norm is not None:
-        raw = BACKEND.rms_norm(raw.reshape(-1, dim), norm, 1e-5).view_as(raw)
-    expected = hugging_face_rotation(raw, table[batch.positions_T.long()])
+    expected = qkv[:, :num_heads]
+    for step in ("rotate", "norm") if last else ("norm", "rotate"):
+        if step == "rotate":
+            expected = hugging_face_rotation(expected, table[batch.positions_T.long()])
+        elif norm is not None:
+            flat = expected.reshape(-1, dim)
+            expected = BACKEND.rms_norm(flat, norm, 1e-5).view_as(expected)
     if dtype == torch.float32:
         torch.testing.assert_close(q, expected, rtol=2e-6, atol=2e-6)
     else:

@@ -110,6 +110,7 @@ MODELS = {
     "chunks": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20], "chunked": True}),
     "sinks": ((4, 2, 16), 64, 96, torch.float32, {"windows": [None, 20], "sinks": True}),
     "scales": ((3, 1, 40), 64, 96, torch.bfloat16, {"windows": [None, 20], "scaled": True}),
+    "norms last": ((4, 2, 16), 64, 96, torch.bfloat16, {"normed": True, "norms_last": True}),
     "float": ((6, 2, 32), 96, 160, torch.float32, {}),
     "half": ((6, 2, 32), 96, 160, torch.float16, {}),
     "int8": ((6, 2, 32), 96, 160, torch.bfloat16, {"quantization": "int8"}),
@@ -123,8 +124,8 @@ MODELS = {
 def test_fused_is_one_by_one(model: str, kv_dtype: torch.dtype | None) -> None:
     heads, hidden, inner, dtype, options = MODELS[model]
     options = {"biased": False, "normed": False, "windows": [None] * 3, **options}
-    chunked = bool(options.pop("chunked", False))
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, chunked=chunked)
+    of_shape = {name: bool(options.pop(name, False)) for name in ("chunked", "norms_last")}
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, **of_shape)
     layers = make_layers(hidden, inner, shape, dtype, **options)  # type: ignore[arg-type]
     tables, num_blocks = make_tables([60, 30, 45], 16)
     table = rotation(64, heads[2])

@@ -142,7 +142,7 @@ def test_a_token_has_the_same_bits_alone_and_in_any_batch(
 
 def test_a_token_that_is_no_number_stays_none() -> None:
     """Its logits then fail the step; a clamp would have hidden it."""
-    for form in (SILU, CLAMPED, LayerForm(1e-5, activation="relu", gated=False)):
+    for form in (SILU, CLAMPED, LayerForm(1e-5, activation="relu2", gated=False)):
         case = ExpertCase("", 3, (4, 2, 64, 32), form)
         x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
         weights, ids = generic.route(x, experts)

@@ -60,16 +60,15 @@ def test_attention_of_the_widest_heads_where_shared_memory_is_small(
     assert result.passed, result
 
 
-@pytest.mark.parametrize("with_norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("norms", ["plain", "norm", "norms_last"])
 @pytest.mark.parametrize(
     "case",
     [c for c in checks.SMALL_CASES if c.float8 or c.pad or c.heads in ((9, 3, 32), (4, 1, 80))],
     ids=case_id,
 )
-def test_rope_and_cache(
-    backend: TritonBackend, case: checks.AttentionCase, with_norm: bool
-) -> None:
-    for result in checks.check_rope(case, backend, torch.float32, DEVICE, with_norm):
+def test_rope_and_cache(backend: TritonBackend, case: checks.AttentionCase, norms: str) -> None:
+    with_norm, last = norms != "plain", norms == "norms_last"
+    for result in checks.check_rope(case, backend, torch.float32, DEVICE, with_norm, last):
         assert result.passed, result
 
 
