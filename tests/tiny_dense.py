@@ -1,4 +1,4 @@
-"""Variants of `tests.tiny_models` for `actors.stage.models.families_vision`."""
+"""Variants of `tests.tiny_models` for `actors.stage.models.families_dense`, `.._vision`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,99 @@ _PIXTRAL = {
     "num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14,
 }  # fmt: skip
 
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_GRANITE4 = {
+    "num_local_experts": 0, "shared_intermediate_size": 80, "layer_types": [_FULL] * 3,
+    "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3, "mamba_n_heads": 4,
+}  # fmt: skip
+
 # variant -> (model class, config entries over the base)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 16,
+            "layer_types": [_SLIDING, _FULL, _SLIDING],
+            "attention_bias": True,
+            "rope_parameters": {
+                _FULL: {**_YARN, "attention_factor": 1.3},
+                _SLIDING: {"rope_type": "default", "rope_theta": 5_000.0},
+            },
+        },
+    ),
+    "exaone4": (
+        "Exaone4",
+        {"sliding_window": 16, "layer_types": [_SLIDING, _FULL, _SLIDING]},
+    ),
+    "exaone4-unlimited": ("Exaone4", {"sliding_window": None, "layer_types": [_FULL] * 3}),
+    "seed-oss": ("SeedOss", {"head_dim": 16}),
+    "seed-oss-biased": (
+        "SeedOss",
+        {"head_dim": 24, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 24, "tie_word_embeddings": True}),
+    "ernie4.5-biased": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10_000.0,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "hunyuan-biased": ("HunYuanDenseV1", {"head_dim": 16, "attention_bias": True}),
+    "arcee": ("Arcee", {}),
+    "arcee-biased": ("Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "granite4": ("GraniteMoeHybrid", {**_GRANITE4, "position_embedding_type": "rope"}),
+    "granite4-nope": ("GraniteMoeHybrid", {**_GRANITE4, "attention_bias": True}),
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": None}),
+    "gpt-neox-serial": (
+        "GPTNeoX",
+        {
+            "num_key_value_heads": None,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "rotary_pct": 0.5,
+            "rotary_emb_base": 5_000,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu_fast",
+        },
+    ),
+    "gptj": ("GPTJ", {"num_key_value_heads": None, "rotary_dim": 8}),
+    "gpt-bigcode": ("GPTBigCode", {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "gpt-bigcode-all-heads": (
+        "GPTBigCode",
+        {"num_key_value_heads": None, "multi_query": False, "n_inner": 80},
+    ),
+    "phi": ("Phi", {}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "StableLm",
+        {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "nemotron": ("Nemotron", {}),
+    "nemotron-biased": (
+        "Nemotron",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    ),
+    "olmo": ("Olmo", {"attention_bias": True}),
+    "vault-gemma": (
+        "VaultGemma",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "ministral3": (
         "Ministral3",
         {"head_dim": 16, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.3}},

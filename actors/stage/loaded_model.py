@@ -157,6 +157,7 @@ def _attention_shape(
         config.head_dim,
         config.attention_scale,
         chunked=config.chunked_windows,
+        norms_last=config.norms_last,
         softcap=config.attention_softcap,
         alibi_NP=alibi_NP,
     )

@@ -65,11 +65,11 @@ class DecoderConfig:
 
     ropes, sliding_windows: one entry per layer; window None: a token attends to all before it.
     chunked_windows: windows are chunks, as in `AttentionShape`.
-    norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_offset: added to every
-    norm's weight.
+    norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_weights: stored, else 1.
+    norm_offset: added to every norm's weight.
     parallel: attention and MLP read the same hidden state, and their results are added.
     qk_norm: "none", "head" (each head by itself), "unit" (so, without weights, in layers that are
-    rotated) or "whole" (all heads as one vector).
+    rotated) or "whole" (all heads as one vector). norms_last: as in `AttentionShape`.
     temperature: of queries, or None.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
@@ -98,9 +98,11 @@ class DecoderConfig:
     norm: str = "rms"
     norm_eps: float
     norm_bias: bool = False
+    norm_weights: bool = True
     norm_offset: float = 0.0
     parallel: bool = False
     qk_norm: str = "none"
+    norms_last: bool = False
     activation: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
@@ -117,6 +119,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     tied_embeddings: bool = False
+    head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     num_experts: int = 0

@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.family import FULL, SLIDING, Family, windows
+from actors.stage.models.family import FULL, SLIDING, Family, windows, windows_of_own_rotation
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
-from actors.stage.models.rope import read_rope
 
 
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -51,21 +50,17 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     )
 
 
+def vault_gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """VaultGemma: Gemma 2 without norms after attention and MLP."""
+    return gemma2(base, keys)
+
+
 def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Gemma 2 with norms of each query and key head instead of soft caps. Window layers, five of
     six, have their own rotation, without scaling in published models."""
     keys.only("attn_logit_softcapping", None)
-    config = gemma2(base, keys)
-    given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
-    theta = keys.number("rope_local_base_freq")
-    local = read_rope(
-        {"rope_theta": theta, "rope_parameters": given}, base.head_dim, base.max_positions
-    )
-    ropes = [
-        rope if window is None else local
-        for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
-    ]
-    return replace(config, qk_norm="head", ropes=tuple(ropes))
+    config = windows_of_own_rotation(gemma2(base, keys), keys, "rope_local_base_freq")
+    return replace(config, qk_norm="head")
 
 
 def gemma3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -130,6 +125,12 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Gemma2ForCausalLM": Family(gemma2, _NAMES, {**_DEFAULTS, **_GEMMA2}, _RENAMED),
+    "VaultGemmaForCausalLM": Family(
+        vault_gemma,
+        Names(mlp_norm="pre_feedforward_layernorm"),
+        {**_DEFAULTS, **_GEMMA2},
+        _RENAMED,
+    ),
     "Gemma3ForCausalLM": Family(gemma3, _NAMES, {**_DEFAULTS, **_GEMMA3}, _RENAMED, True),
     "Gemma3ForConditionalGeneration": Family(
         gemma3_images,

@@ -9,7 +9,7 @@ from actors.stage.models.alibi import Alibi
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import LLAMA, Names
-from actors.stage.models.rope import no_rope
+from actors.stage.models.rope import no_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -94,6 +94,24 @@ def rotates_in_windows(base: DecoderConfig) -> DecoderConfig:
     return replace(base, ropes=tuple(nope if window is None else rope for rope, window in pairs))
 
 
+def windows_of_own_rotation(base: DecoderConfig, keys: Keys, theta: str) -> DecoderConfig:
+    """Layers with a window are rotated by their own `rope_parameters`, whose base is by default the
+    value of the key theta."""
+    given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
+    local = read_rope(
+        {"rope_theta": keys.number(theta), "rope_parameters": given},
+        base.head_dim,
+        base.max_positions,
+    )
+    pairs = zip(base.ropes, base.sliding_windows, strict=True)
+    return replace(base, ropes=tuple(rope if window is None else local for rope, window in pairs))
+
+
+def without_positions(base: DecoderConfig) -> DecoderConfig:
+    """No rotation, in every layer."""
+    return replace(base, ropes=(no_rope(base.max_positions),) * base.num_layers)
+
+
 def with_alibi(base: DecoderConfig, alibi: Alibi) -> DecoderConfig:
     """ALiBi in place of the rotation, in every layer."""
-    return replace(base, alibi=alibi, ropes=(no_rope(base.max_positions),) * base.num_layers)
+    return replace(without_positions(base), alibi=alibi)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from actors.stage.models import (
     families_alibi,
+    families_dense,
     families_gemma,
     families_gpt,
     families_latent,
     families_llama,
     families_llama4,
     families_moe,
+    families_neox,
     families_vision,
 )
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
@@ -27,8 +29,10 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama.FAMILIES,
     **families_llama4.FAMILIES,
     **families_moe.FAMILIES,
+    **families_dense.FAMILIES,
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
+    **families_neox.FAMILIES,
     **families_alibi.FAMILIES,
     **families_latent.FAMILIES,
     **families_vision.FAMILIES,
@@ -49,8 +53,10 @@ ACTIVATIONS = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 

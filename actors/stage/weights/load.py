@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -65,14 +66,15 @@ class Loader(LinearLoader):
                 raise RuntimeError("a tied head needs the embedding")
             # int4 is too coarse for the language-model head, whose weight has 8 bits.
             stored = {"none": "none", "w8a8": "w8a8", "w4a8": "w8a8"}
-            head = self.backend.pack_linear(head_VH, None, stored.get(spec.quantization, "int8"))
+            kind = stored.get(spec.quantization, "int8")
+            head = self.backend.pack_linear(head_VH, self._head_bias(), kind)
             step()
         return StageWeights(
             layers=layers,
             embedding_VH=vocabulary_VH if spec.is_first else None,
             positions_PH=self._positions(max_model_len) if spec.is_first else None,
-            embedding_norm_H=None if first_norm is None else self._norm(first_norm),
-            embedding_norm_bias_H=None if first_norm is None else self._norm_bias(first_norm),
+            embedding_norm_H=self._norm(first_norm),
+            embedding_norm_bias_H=self._norm_bias(first_norm),
             final_norm_H=norm_H,
             final_norm_bias_H=norm_bias_H,
             head=head,
@@ -88,12 +90,7 @@ class Loader(LinearLoader):
         prefix, config, part = layer_prefix(self.config, layer), self.config, self.split
         names = config.names
 
-        def norm(name: str | None) -> torch.Tensor | None:
-            return None if name is None else self._norm(prefix + name)
-
-        def bias(name: str | None) -> torch.Tensor | None:
-            return None if name is None else self._norm_bias(prefix + name)
-
+        norm, bias = partial(self._norm, prefix=prefix), partial(self._norm_bias, prefix=prefix)
         mixture = config.has_experts(layer)
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
@@ -116,13 +113,17 @@ class Loader(LinearLoader):
             mlp_out_norm_H=norm(names.mlp_out_norm),
         )
 
-    def _norm(self, name: str) -> torch.Tensor:
-        return self._offset(self.fetch(f"{name}.weight", (self.config.hidden_size,)))
-
-    def _norm_bias(self, name: str) -> torch.Tensor | None:
-        if not self.config.norm_bias:
+    def _norm(self, name: str | None, prefix: str = "") -> torch.Tensor | None:
+        if name is None:
             return None
-        return self.fetch(f"{name}.bias", (self.config.hidden_size,))
+        if not self.config.norm_weights:
+            return torch.ones(self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return self._offset(self.fetch(f"{prefix}{name}.weight", (self.config.hidden_size,)))
+
+    def _norm_bias(self, name: str | None, prefix: str = "") -> torch.Tensor | None:
+        if name is None or not self.config.norm_bias:
+            return None
+        return self.fetch(f"{prefix}{name}.bias", (self.config.hidden_size,))
 
     def _query_scales(self, layer: int, max_model_len: int) -> torch.Tensor | None:
         given, rotated = self.config.temperature, self.config.ropes[layer].dim > 0
@@ -155,7 +156,10 @@ class Loader(LinearLoader):
 
     def _offset(self, weight: torch.Tensor) -> torch.Tensor:
         offset = self.config.norm_offset
-        return weight.float() + offset if offset else weight  # 1 + w has no room in half precision
+        if not offset:
+            return weight
+        # 1 + w has no room in half precision, to which layer norms round it all the same.
+        return (weight if self.config.norm == "layer" else weight.float()) + offset
 
     def _positions(self, max_model_len: int) -> torch.Tensor | None:
         config, name = self.config, self.config.names.positions
@@ -172,6 +176,14 @@ class Loader(LinearLoader):
         part_VH = self.dense(name, (size, self.config.hidden_size), Shard(rows=rows))
         missing = (end - start) - part_VH.shape[0]
         return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
+
+    def _head_bias(self) -> torch.Tensor | None:
+        if not self.config.head_bias:
+            return None
+        size, (start, end) = self.config.vocab_size, self.split.vocab
+        part = Shard(rows=(min(start, size), min(end, size)))
+        bias_V = self.fetch(f"{self.config.names.head}.bias", (size,), part)
+        return functional.pad(bias_V, (0, end - start - len(bias_V)))
 
     def _stores_head(self) -> bool:
         name, packed = self.config.names.head, self.packed or ()

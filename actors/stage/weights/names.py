@@ -18,6 +18,7 @@ IGNORED_ENDINGS: tuple[str, ...] = (
     "rotary_emb.sin_cached",
     "masked_bias",
     "attn.bias",
+    "attention.bias",
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -142,7 +143,7 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
 
 
 def norm_shapes(config: DecoderConfig, name: str, size: int) -> Shapes:
-    endings = ("weight", "bias") if config.norm_bias else ("weight",)
+    endings = ["weight"] * config.norm_weights + ["bias"] * config.norm_bias
     return {f"{name}.{ending}": (size,) for ending in endings}
 
 
@@ -154,6 +155,8 @@ def all_shapes(config: DecoderConfig) -> Shapes:
         **norm_shapes(config, names.final_norm, config.hidden_size),
         f"{names.head}.weight": (config.vocab_size, config.hidden_size),
     }
+    if config.head_bias:
+        shapes[f"{names.head}.bias"] = (config.vocab_size,)
     if names.embedding_norm is not None:
         shapes |= norm_shapes(config, names.embedding_norm, config.hidden_size)
     if names.positions is not None:

@@ -41,13 +41,16 @@ def test_two_ranks(
 # (mistral), fused tensors (phi3, glm4), whole q/k norm (olmo2, olmoe), groups (falcon-40b), stored
 # transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
 # (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of
-# the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe).
+# the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe), a
+# bias of the head (phi, gptj).
 OTHER_FAMILIES = (
     "youtu-yarn", "minicpm3", "deepseek-v2", "deepseek-v3", "glm4-moe-lite",
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",
     "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe", "ministral3",
+    "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee", "granite4",
+    "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
 )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def difference(folder: Path, change: dict[str, str], **options: object) -> float
     "variant",
     [
         "phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2", "bloom-6",
-        "ministral3",
+        "ministral3", "hunyuan", "nemotron", "gptj", "olmo",
     ],
 )  # fmt: skip
 def test_fused_layers_are_their_operations_bit_by_bit(
