@@ -77,6 +77,7 @@ class Experts:
     renormalize: the weights of the selected experts are scaled to sum to 1.
     correction_bias_E: float32, added to the scores that choose experts, but not to their weights.
     shared: its output is added.
+    wide_router: it computes in float32, whatever the type of the model.
     scales_inputs: instead, an expert's input is scaled by the sigmoid of its logit, and outputs are
     summed as they are, with that of a last expert, which the router lacks and every token has.
     """
@@ -90,6 +91,7 @@ class Experts:
     routing: Routing = BY_SOFTMAX
     correction_bias_E: torch.Tensor | None = None
     shared: SharedExpert | None = None
+    wide_router: bool = False
 
     @property
     def weighted_per_token(self) -> int:

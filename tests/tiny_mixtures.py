@@ -80,4 +80,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1e5, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_interval": 2,
+            "moe_norm_min": 0.6,
+            "tie_word_embeddings": True,
+        },
+    ),
 }

@@ -17,7 +17,8 @@ from kernels.layer_weights import Experts, SharedExpert
 def route(x_TH: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
     """Select each token's K experts: (topk_weights_TK float32, topk_ids_TK)."""
     routing, bias_E = experts.routing, experts.correction_bias_E
-    logits_TE = experts.router.forward_f32(x_TH).float()
+    router_input_TH = x_TH.float() if experts.wide_router else x_TH
+    logits_TE = experts.router.forward_f32(router_input_TH).float()
     scores_TE = sigmoid(logits_TE) if routing.scores == "sigmoid" else logits_TE.softmax(-1)
     chosen_by_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if routing.kept_groups < routing.num_groups:

@@ -9,6 +9,7 @@ from actors.stage.models.families_llama import QWEN, qwen2, qwen3
 from actors.stage.models.family import Family, experts
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
+from actors.stage.models.rope import read_rope
 from kernels.layer_form import Routing
 
 
@@ -43,6 +44,63 @@ def glm4_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     config = deepseek_v3_experts(base, keys)
     qk_norm = "head" if keys.flag("use_qk_norm") else "none"
     return replace(config, qkv_bias=keys.flag("attention_bias"), qk_norm=qk_norm)
+
+
+def minimax_m2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """MiniMax-M2: norms of all of q and of all of k, half of each head rotated, and a mixture in
+    every layer, whose experts are chosen by sigmoid scores with a correction bias."""
+    if any(kind != 1 for kind in keys.get("attn_type_list", [])):
+        raise ValueError("attn_type_list: only layers of kind 1, full attention, are supported")
+    keys.only("use_qk_norm", True)
+    keys.only("qk_norm_type", "per_layer")
+    keys.only("scoring_func", "sigmoid")
+    keys.only("use_routing_bias", True)
+    keys.only("shared_intermediate_size", 0)
+    keys.only("swa_rope_theta", -1.0)
+    # Of models with other layers.
+    keys.ignore("max_model_len", "mlp_intermediate_size", "shared_moe_mode", "use_grouped_topk")
+    keys.ignore("mtp_transformer_layers", "num_mtp_modules", "use_mtp")
+    config = experts(base, keys, keys.size("num_local_experts", 256))
+    ropes = base.ropes
+    if (rotated := keys.get("rotary_dim")) is not None:
+        part = keys.get("partial_rotary_factor") or int(rotated) / base.head_dim
+        given = {**keys.values, "partial_rotary_factor": part}
+        rope = read_rope(given, base.head_dim, base.max_positions)
+        ropes = (rope,) * base.num_layers
+    return replace(
+        config,
+        ropes=ropes,
+        qk_norm="whole",
+        expert_size=base.inner_size,
+        normalizes_expert_weights=True,
+        routing=Routing("sigmoid"),
+        wide_router=True,
+    )
+
+
+def ernie4_5_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """ERNIE 4.5: pairs of neighbors are rotated, and most layers have a mixture beside a shared
+    expert; a correction bias helps to choose experts by their softmax."""
+    keys.only("use_bias", False)
+    keys.only("moe_use_aux_free", True)
+    keys.ignore("moe_capacity", "moe_gate", "num_nextn_predict_layers")
+    first, every = int(keys.number("moe_layer_start_index", 1)), keys.size("moe_layer_interval", 1)
+    last = int(keys.number("moe_layer_end_index", -1))
+    if last == -1:
+        last = base.num_layers - 1
+    width = keys.size("moe_intermediate_size")
+    return replace(
+        experts(base, keys, keys.size("moe_num_experts")),
+        ropes=tuple(replace(rope, interleaved=True) for rope in base.ropes),
+        expert_size=width,
+        expert_layers=tuple(
+            (layer + 1) % every == 0 and first <= layer <= last for layer in range(base.num_layers)
+        ),
+        normalizes_expert_weights=True,
+        routing=Routing(least_sum=keys.number("moe_norm_min", 1e-12)),
+        wide_router=True,
+        shared_expert_size=width * int(keys.number("moe_num_shared_experts", 2)),
+    )
 
 
 def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -136,4 +194,43 @@ FAMILIES: dict[str, Family] = {
         qwen3_moe, defaults={**QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
     ),
     "Glm4MoeForCausalLM": Family(glm4_moe, DEEPSEEK_V3, _GLM4_MOE, rotates_part=True),
+    "MiniMaxM2ForCausalLM": Family(
+        minimax_m2,
+        Names(
+            router="block_sparse_moe.gate",
+            correction_bias="block_sparse_moe.e_score_correction_bias",
+            expert="block_sparse_moe.experts.{}.",
+            expert_gate="w1",
+            expert_up="w3",
+            expert_down="w2",
+        ),
+        {
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 8,
+            "rope_theta": 5_000_000.0,
+        },
+        rotates_part=True,
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        ernie4_5_moe,
+        Names(
+            shared_expert="mlp.shared_experts.",
+            correction_bias="mlp.moe_statics.e_score_correction_bias",
+            correction_bias_row=True,
+            stored_prefixes=(("model.mtp_", None),),
+        ),
+        {
+            "max_position_embeddings": 131072,
+            "moe_intermediate_size": 1536,
+            "moe_k": 6,
+            "moe_num_experts": 64,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
+        {"num_experts_per_tok": "moe_k", "num_local_experts": "moe_num_experts"},
+    ),
 }

@@ -49,7 +49,8 @@ class Names:
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
     together. shared_expert: the same of one that every token has; shared_gate: one row, which
-    scales it. correction_bias: of the router's scores, named whole.
+    scales it. correction_bias: of the router's scores, named whole; correction_bias_row: of shape
+    (1, experts).
     transposed: linear layers are stored as (in, out) features.
     stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
     is not read.
@@ -84,6 +85,7 @@ class Names:
     shared_expert: str | None = None
     shared_gate: str | None = None
     correction_bias: str | None = None
+    correction_bias_row: bool = False
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"

@@ -6,7 +6,7 @@ import torch
 
 from actors.stage.models.split import Range
 from actors.stage.weights.linears import LinearLoader
-from actors.stage.weights.names import Piece, expert_prefixes
+from actors.stage.weights.names import Piece, correction_bias_shape, expert_prefixes
 from actors.stage.weights.source import WHOLE
 from kernels.layer_weights import Experts, Linear, SharedExpert
 
@@ -15,8 +15,9 @@ def load_experts(loader: LinearLoader, prefix: str) -> Experts:
     """This rank's part of every expert. The router, its correction and the gate of a shared expert
     are whole and never quantized."""
     config, names, inner = loader.config, loader.config.names, loader.split.expert_inner
+    wide = torch.float32 if config.wide_router else None
     bias_E = loader.bias(prefix, names.router, None)
-    router = loader.backend.pack_linear(_whole(loader, prefix, names.router), bias_E)
+    router = loader.backend.pack_linear(_whole(loader, prefix, names.router, wide), bias_E)
     experts = [_expert(loader, prefix, expert, inner) for expert in expert_prefixes(config)]
     gate_ups, downs = zip(*experts, strict=True)
     return Experts(
@@ -29,6 +30,7 @@ def load_experts(loader: LinearLoader, prefix: str) -> Experts:
         config.routing,
         _correction_bias(loader, prefix),
         _shared_expert(loader, prefix),
+        config.wide_router,
     )
 
 
@@ -50,8 +52,10 @@ def _shared_expert(loader: LinearLoader, prefix: str) -> SharedExpert | None:
     return SharedExpert(gate_up, down, gate)
 
 
-def _whole(loader: LinearLoader, prefix: str, name: str) -> torch.Tensor:
-    return loader.dense(prefix + name, loader.shapes[name][0], WHOLE)
+def _whole(
+    loader: LinearLoader, prefix: str, name: str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return loader.dense(prefix + name, loader.shapes[name][0], WHOLE, dtype=dtype)
 
 
 def _correction_bias(loader: LinearLoader, prefix: str) -> torch.Tensor | None:
@@ -60,4 +64,5 @@ def _correction_bias(loader: LinearLoader, prefix: str) -> torch.Tensor | None:
     config, name = loader.config, loader.config.names.correction_bias
     if name is None:
         return None
-    return loader.fetch(prefix + name, (config.num_experts,), dtype=torch.float32)
+    shape = correction_bias_shape(config)
+    return loader.fetch(prefix + name, shape, dtype=torch.float32).flatten()

@@ -83,15 +83,16 @@ class LinearLoader:
         part: Shard,
         order: torch.Tensor | None = None,
         transposed: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """(out, in) features. transposed: the tensor is stored as (in, out)."""
         if self.packed is not None and name in self.packed:
-            weight_OK = self.packed.read(name, shape, part).dequantize(self.dtype)
+            weight_OK = self.packed.read(name, shape, part).dequantize(dtype or self.dtype)
         elif transposed:
             turned = Shard(rows=part.columns, columns=part.rows)
-            weight_OK = self.source.read(f"{name}.weight", shape[::-1], turned).T
+            weight_OK = self.source.read(f"{name}.weight", shape[::-1], turned, dtype).T
         else:
-            weight_OK = self.source.read(f"{name}.weight", shape, part)
+            weight_OK = self.source.read(f"{name}.weight", shape, part, dtype)
         if order is not None:
             weight_OK = weight_OK[order]
         self.num_parameters += weight_OK.numel()

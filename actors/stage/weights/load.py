@@ -16,6 +16,7 @@ from actors.stage.weights.latent import load_latent
 from actors.stage.weights.linears import LinearLoader
 from actors.stage.weights.names import (
     gate_up_pieces,
+    heads_in_order,
     layer_prefix,
     qkv_pieces,
 )
@@ -140,10 +141,11 @@ class Loader(LinearLoader):
         if config.qk_norm == "unit":
             ones_D = torch.ones(config.head_dim, dtype=self.dtype, device=self.device)
             return ones_D if config.ropes[layer].dim else None
-        if config.qk_norm == "whole":
-            size = num_heads * config.head_dim
-            return self._offset(self.fetch(f"{name}.weight", (size,), Shard(rows=part)))
         order = feature_order(config.ropes, config.head_dim)
+        if config.qk_norm == "whole":
+            size, held = num_heads * config.head_dim, (part[1] - part[0]) // config.head_dim
+            order = heads_in_order(held, order)
+            return self._offset(self.fetch(f"{name}.weight", (size,), Shard(rows=part), order))
         return self._offset(self.fetch(f"{name}.weight", (config.head_dim,), WHOLE, order))
 
     def _sinks(self, prefix: str) -> torch.Tensor | None:

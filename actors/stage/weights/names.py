@@ -110,6 +110,10 @@ def expert_prefixes(config: DecoderConfig) -> list[str]:
     return [*map(names.expert.format, range(config.num_experts)), *([shared] if shared else ())]
 
 
+def correction_bias_shape(config: DecoderConfig) -> tuple[int, ...]:
+    return (1, config.num_experts) if config.names.correction_bias_row else (config.num_experts,)
+
+
 def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     """Tensors of one layer as stored, named without `layer_prefix`."""
     names, hidden = config.names, config.hidden_size
@@ -128,7 +132,7 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
         if norm is not None:
             shapes |= norm_shapes(config, norm, hidden)
     if experts and names.correction_bias is not None:
-        shapes[names.correction_bias] = (config.num_experts,)
+        shapes[names.correction_bias] = correction_bias_shape(config)
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
     if config.latent is not None:
@@ -186,8 +190,8 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
     features = feature_order(config.ropes, dim)
     if names.qkv is not None and names.grouped:
         return [_grouped(config, part, features)]
-    q_order = _heads_in_order(part.num_heads, features)
-    k_order = _heads_in_order(part.num_kv_heads, features)
+    q_order = heads_in_order(part.num_heads, features)
+    k_order = heads_in_order(part.num_kv_heads, features)
     if names.qkv is None:
         places = [(names.q, 0), (names.k, 0), (names.v, 0)]
     else:
@@ -239,7 +243,7 @@ def _grouped(config: DecoderConfig, part: Split, features: torch.Tensor | None) 
     return Piece(config.names.qkv or "", rows, order)
 
 
-def _heads_in_order(num_heads: int, features: torch.Tensor | None) -> torch.Tensor | None:
+def heads_in_order(num_heads: int, features: torch.Tensor | None) -> torch.Tensor | None:
     if features is None:
         return None
     starts_N = torch.arange(num_heads) * len(features)

@@ -107,8 +107,9 @@ def test_scaled_inputs_and_an_expert_of_all_tokens(model: str) -> None:
     assert BACKEND.moe(x[:0], experts, form).shape == (0, HIDDEN)
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_routing_by_groups_and_a_shared_expert(model: str) -> None:
+def test_routing_by_groups_and_a_shared_expert(model: str, wide: bool) -> None:
     """As the operations one by one give; a token has the same bits alone."""
     experts, form, dtype = make(model, FORMS[0]), FORMS[0], MODELS[model][3]
     routing = Routing(scores="sigmoid", num_groups=2, kept_groups=1, scale=2.5)
@@ -123,6 +124,9 @@ def test_routing_by_groups_and_a_shared_expert(model: str) -> None:
         correction_bias_E=torch.randn(6),
         shared=SharedExpert(gate_up, down, gate),
     )
+    if wide:
+        router_EH = torch.randn(6, HIDDEN)
+        experts = replace(experts, router=BACKEND.pack_linear(router_EH, None), wide_router=True)
     x = torch.randn(41, HIDDEN).to(dtype)
     got = BACKEND.moe(x, experts, form)
     assert torch.equal(got, moe.moe(BACKEND, x, experts, form))

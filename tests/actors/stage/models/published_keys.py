@@ -50,11 +50,6 @@ _GRANITE = {
     "residual_multiplier": 0.22, "rope_scaling": None,
 }  # fmt: skip
 _MOE = {"output_router_logits": False, "router_aux_loss_coef": 0.001, "num_experts_per_tok": 2}
-_DEEPSEEK_V3_EXPERTS = {
-    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_group": 1, "n_routed_experts": 8,
-    "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2,
-    "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "topk_group": 1,
-}  # fmt: skip
 _COHERE = {
     "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "model_type": "cohere", "pad_token_id": 0,
 }  # fmt: skip
@@ -163,14 +158,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM", _ALL | _QWEN | {"model_type": "qwen2", "use_mrope": False},
     ),
     "Qwen3": ("Qwen3ForCausalLM", _ALL | _QWEN3 | {"model_type": "qwen3", "rope_scaling": None}),
-    "Qwen1.5-MoE": (
-        "Qwen2MoeForCausalLM",
-        _ALL | _QWEN | _MOE | {
-            "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen2_moe",
-            "moe_intermediate_size": 32, "norm_topk_prob": False, "num_experts": 4,
-            "qkv_bias": True, "shared_expert_intermediate_size": 80,
-        },
-    ),
     "Qwen3-235B-A22B": (
         "Qwen3MoeForCausalLM",
         _ALL | _QWEN3 | _MOE | {
@@ -238,13 +225,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         _ALL | {
             "attention_bias": True, "head_dim": 16, "model_type": "glm4", "pad_token_id": 0,
             "partial_rotary_factor": 0.5,
-        },
-    ),
-    "GLM-4.5": (
-        "Glm4MoeForCausalLM",
-        _ALL | _DEEPSEEK_V3_EXPERTS | {
-            "attention_bias": True, "head_dim": 16, "model_type": "glm4_moe", "pad_token_id": 0,
-            "partial_rotary_factor": 0.5, "rope_scaling": None, "use_qk_norm": True,
         },
     ),
     "InternLM2.5": (

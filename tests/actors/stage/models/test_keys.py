@@ -12,7 +12,10 @@ from actors.stage.models import read
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import is_neutral, known_to_transformers
 from actors.stage.models.read import load_config
-from tests.actors.stage.models.published_keys import PUBLISHED
+from tests.actors.stage.models.published_keys import PUBLISHED as PLAIN
+from tests.actors.stage.models.published_mixtures import MIXTURES
+
+PUBLISHED = PLAIN | MIXTURES
 
 
 def _folder(tmp_path: Path, name: str, **changed: Any) -> Path:

@@ -15,10 +15,12 @@ from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from kernels.layer_weights import Experts
+from kernels.torch.linear import TorchLinear
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 
 WEIGHTS = "model.safetensors"
+GATE = "model.layers.1.mlp.gate.weight"
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 
@@ -44,6 +46,23 @@ def test_a_correction_bias_is_not_rounded_to_half_precision(
     first, _ = loaded(monkeypatch, folder)
     assert first.correction_bias_E is not None
     assert torch.equal(first.correction_bias_E, tensors[BIAS])
+
+
+@pytest.mark.parametrize(("variant", "wide"), [("ernie4-5-moe", True), ("glm4-moe", False)])
+def test_a_wide_router_is_not_rounded_to_half_precision(
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    wide: bool,
+) -> None:
+    folder = shutil.copytree(tiny_model(variant, dtype=torch.bfloat16), tmp_path / "model")
+    tensors = load_file(folder / WEIGHTS)
+    tensors[GATE] = torch.linspace(1.0, 1.01, tensors[GATE].numel()).view_as(tensors[GATE])
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    router = loaded(monkeypatch, folder)[0].router
+    assert isinstance(router, TorchLinear)
+    assert torch.equal(router.weight_OK.float(), tensors[GATE]) == wide
 
 
 def test_layers_that_predict_further_tokens_are_not_read(

@@ -1,0 +1,65 @@
+"""Keys of published config.json files of mixtures with shared experts or other routing, as in
+`published_keys.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.actors.stage.models.published_keys import PUBLISHED
+
+_ALL = PUBLISHED["Llama-2"][1]
+_QWEN = {"max_window_layers": 28, "sliding_window": 128, "use_sliding_window": False}
+_MOE = {"output_router_logits": False, "router_aux_loss_coef": 0.001, "num_experts_per_tok": 2}
+_DEEPSEEK_V3_EXPERTS = {
+    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_group": 1, "n_routed_experts": 8,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "topk_group": 1,
+}  # fmt: skip
+
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen1.5-MoE": (
+        "Qwen2MoeForCausalLM",
+        _ALL | _QWEN | _MOE | {
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen2_moe",
+            "moe_intermediate_size": 32, "norm_topk_prob": False, "num_experts": 4,
+            "qkv_bias": True, "shared_expert_intermediate_size": 80,
+        },
+    ),
+    "GLM-4.5": (
+        "Glm4MoeForCausalLM",
+        _ALL | _DEEPSEEK_V3_EXPERTS | {
+            "attention_bias": True, "head_dim": 16, "model_type": "glm4_moe", "pad_token_id": 0,
+            "partial_rotary_factor": 0.5, "rope_scaling": None, "use_qk_norm": True,
+        },
+    ),
+    "MiniMax-M2": (
+        "MiniMaxM2ForCausalLM",
+        _ALL | _MOE | {
+            "attn_type_list": [1] * 4, "attn_window_size": None, "head_dim": 16,
+            "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_beta": 1.0,
+            "layernorm_mlp_beta": 1.0, "max_model_len": None, "mlp_intermediate_size": 192,
+            "model_type": "minimax", "mtp_transformer_layers": 1, "num_expert_group": None,
+            "num_local_experts": 4, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
+            "quantization_config": {
+                "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+                "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+                "weight_block_size": [128, 128],
+            },
+            "rotary_dim": 8, "routed_scaling_factor": 1.0, "router_jitter_noise": 0.0,
+            "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+            "shared_moe_mode": "sigmoid", "swa_rope_theta": -1.0, "topk_group": None,
+            "use_grouped_topk": True, "use_mtp": True, "use_qk_norm": True,
+            "use_routing_bias": True,
+        },
+    ),
+    "ERNIE-4.5-21B-A3B": (
+        "Ernie4_5_MoeForCausalLM",
+        _ALL | {
+            "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk",
+            "moe_intermediate_size": 32, "moe_k": 2, "moe_layer_end_index": 3,
+            "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 4,
+            "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_nextn_predict_layers": 1,
+            "pad_token_id": 0, "rope_scaling": None, "use_bias": False,
+        },
+    ),
+}  # fmt: skip
