@@ -12,7 +12,6 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 1.7,
-    "first_k_dense_replace": 1,
 }
 
 LATENT: dict[str, Any] = {
@@ -99,6 +98,33 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_interval": 2,
             "moe_norm_min": 0.6,
             "tie_word_embeddings": True,
+        },
+    ),
+    "solar-open": ("SolarOpen", {**_DEEPSEEK_V3, "head_dim": 16, "attention_bias": True}),
+    "dots1": (
+        "Dots1",
+        {
+            **_DEEPSEEK_V3,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "sliding_window": 16,
+            "max_window_layers": 2,
+        },
+    ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
         },
     ),
 }

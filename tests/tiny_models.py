@@ -265,7 +265,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **tiny_mixtures.VARIANTS,
 }
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
-BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
+BY_OTHER_NAMES = {
+    "InternLM2ForCausalLM": "llama",
+    "MPTForCausalLM": "mpt",
+    "ExaoneMoEForCausalLM": "exaone-moe",
+}
 # Classes whose names do not follow the rule.
 _CONFIGS = {
     "Gemma3": "Gemma3TextConfig",

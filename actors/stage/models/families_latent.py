@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig, Latent
-from actors.stage.models.families_moe import DEEPSEEK_V3, deepseek_experts, deepseek_v3_experts
+from actors.stage.models.families_deepseek import (
+    DEEPSEEK_V3,
+    deepseek_experts,
+    deepseek_v3_experts,
+    listed_mixtures,
+)
 from actors.stage.models.family import Family, in_units
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.rope import read_rope, score_factor
@@ -39,13 +44,7 @@ def deepseek_v3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def glm4_moe_lite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """GLM-4.7-Flash: DeepSeek-V3 whose dense layers may be listed."""
-    config = deepseek_v3(base, keys)
-    kinds = keys.get("mlp_layer_types")
-    if kinds is None:
-        return config
-    if len(kinds) != base.num_layers or set(kinds) - {"dense", "sparse"}:
-        raise ValueError(f"mlp_layer_types must name dense or sparse {base.num_layers}x")
-    return replace(config, expert_layers=tuple(kind == "sparse" for kind in kinds))
+    return listed_mixtures(deepseek_v3(base, keys), keys)
 
 
 def youtu(base: DecoderConfig, keys: Keys) -> DecoderConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import QWEN, qwen2, qwen3
 from actors.stage.models.family import Family, experts
-from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
 from actors.stage.models.rope import read_rope
 from kernels.layer_form import Routing
@@ -36,14 +36,6 @@ def _some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig
         expert_size=keys.size("moe_intermediate_size"),
         expert_layers=tuple(layers),
     )
-
-
-def glm4_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """GLM-4.5, 4.6, 4.7 and Air: half of each head is rotated, its halves against each other; some
-    norm q and k. Mixtures as in DeepSeek-V3."""
-    config = deepseek_v3_experts(base, keys)
-    qk_norm = "head" if keys.flag("use_qk_norm") else "none"
-    return replace(config, qkv_bias=keys.flag("attention_bias"), qk_norm=qk_norm)
 
 
 def minimax_m2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -103,81 +95,6 @@ def ernie4_5_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     )
 
 
-def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """After some dense layers, mixtures whose experts are chosen by sigmoid scores with a
-    correction bias, from the best groups, and weighted by the scores alone, scaled; with a shared
-    expert. Layers that predict further tokens are left out."""
-    keys.only("scoring_func", "sigmoid")
-    keys.only("topk_method", "noaux_tc")
-    groups, kept = keys.size("n_group", 1), keys.size("topk_group", 1)
-    routing = Routing(
-        scores="sigmoid",
-        num_groups=groups,
-        kept_groups=kept,
-        least_sum=1e-20,
-        scale=keys.number("routed_scaling_factor", 1.0),
-    )
-    return deepseek_experts(base, keys, routing)
-
-
-def deepseek_experts(base: DecoderConfig, keys: Keys, routing: Routing) -> DecoderConfig:
-    """After some dense layers, mixtures with a shared expert."""
-    keys.only("moe_layer_freq", 1)
-    keys.ignore("ep_size", "seq_aux", "aux_loss_alpha")  # of training
-    first = int(keys.number("first_k_dense_replace", 0))
-    width = keys.size("moe_intermediate_size")
-    config = experts(base, keys, keys.size("n_routed_experts"))
-    _check_groups(config, routing)
-    return replace(
-        without_next_token_layers(config, keys),
-        routing=routing,
-        expert_size=width,
-        expert_layers=tuple(layer >= first for layer in range(base.num_layers)),
-        shared_expert_size=width * int(keys.number("n_shared_experts", 1)),
-    )
-
-
-def without_next_token_layers(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Without the layers after the last one that checkpoints have for predictions of further
-    tokens (MTP); their weights are not read."""
-    number = keys.get("num_nextn_predict_layers") or keys.get("num_mtp_layers") or 0
-    keys.ignore("num_mtp_layers")
-    layers = range(base.num_layers, base.num_layers + int(number))
-    prefixes = tuple((base.names.layer.format(layer), None) for layer in layers)
-    stored_prefixes = base.names.stored_prefixes + prefixes
-    return replace(base, names=replace(base.names, stored_prefixes=stored_prefixes))
-
-
-def _check_groups(config: DecoderConfig, routing: Routing) -> None:
-    size, rest = divmod(config.num_experts, routing.num_groups)
-    kept = routing.kept_groups
-    if rest or size < routing.best_of_group or kept > routing.num_groups:
-        raise ValueError(
-            f"n_group {routing.num_groups}, topk_group {kept} do not fit {config.num_experts} "
-            "experts"
-        )
-    if config.experts_per_token > kept * size:
-        raise ValueError(
-            f"num_experts_per_tok {config.experts_per_token} is more than the experts of "
-            f"topk_group {kept}"
-        )
-
-
-DEEPSEEK_V3 = Names(
-    shared_expert="mlp.shared_experts.", correction_bias="mlp.gate.e_score_correction_bias"
-)
-_GLM4_MOE: JsonObject = {
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 128,
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 8,
-    "num_key_value_heads": 8,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-5,
-}
-
 FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(
         qwen2_moe,
@@ -193,7 +110,6 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         qwen3_moe, defaults={**QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
     ),
-    "Glm4MoeForCausalLM": Family(glm4_moe, DEEPSEEK_V3, _GLM4_MOE, rotates_part=True),
     "MiniMaxM2ForCausalLM": Family(
         minimax_m2,
         Names(

@@ -9,6 +9,7 @@ from pathlib import Path
 from actors.stage.models import (
     families_alibi,
     families_dense,
+    families_deepseek,
     families_gemma,
     families_gpt,
     families_latent,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama4.FAMILIES,
     **families_moe.FAMILIES,
     **families_dense.FAMILIES,
+    **families_deepseek.FAMILIES,
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
     **families_neox.FAMILIES,

@@ -51,7 +51,7 @@ OTHER_FAMILIES = (
     "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe", "ministral3",
     "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee", "granite4",
     "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
-    "minimax-m2", "ernie4-5-moe",
+    "minimax-m2", "ernie4-5-moe", "solar-open", "dots1", "exaone-moe",
 )  # fmt: skip
 
 

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.read import load_config
 from tests.actors.stage.models.published_keys import PUBLISHED
 
 _ALL = PUBLISHED["Llama-2"][1]
@@ -30,6 +34,37 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _ALL | _DEEPSEEK_V3_EXPERTS | {
             "attention_bias": True, "head_dim": 16, "model_type": "glm4_moe", "pad_token_id": 0,
             "partial_rotary_factor": 0.5, "rope_scaling": None, "use_qk_norm": True,
+        },
+    ),
+    "Solar-Open-100B": (
+        "SolarOpenForCausalLM",
+        _ALL | _DEEPSEEK_V3_EXPERTS | {
+            "attention_bias": False, "first_k_dense_replace": 0, "head_dim": 16,
+            "model_type": "solar_open", "partial_rotary_factor": 1.0,
+            "rope_scaling": {
+                "factor": 2.0, "original_max_position_embeddings": 128, "type": "yarn",
+            },
+            "routed_scaling_factor": 1.0, "use_qk_norm": False,
+        },
+    ),
+    "dots.llm1": (
+        "Dots1ForCausalLM",
+        _ALL | _DEEPSEEK_V3_EXPERTS | {
+            "attention_bias": False, "max_window_layers": 4, "model_type": "dots1",
+            "moe_layer_freq": 1, "n_shared_experts": 2, "scoring_func": "noaux_tc",
+            "sliding_window": None, "topk_method": "noaux_tc",
+        },
+    ),
+    "K-EXAONE": (
+        "ExaoneMoEForCausalLM",
+        _ALL | {
+            "first_k_dense_replace": 1, "head_dim": 16, "is_moe_layer": [False, True, True, True],
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "model_type": "exaone_moe", "moe_intermediate_size": 32, "n_group": 1,
+            "norm_topk_prob": True, "num_experts": 8, "num_experts_per_tok": 2,
+            "num_nextn_predict_layers": 1, "num_shared_experts": 1, "pad_token_id": 0,
+            "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 64,
+            "sliding_window_pattern": "LLLG", "topk_group": 1, "topk_method": "noaux_tc",
         },
     ),
     "MiniMax-M2": (
@@ -63,3 +98,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+
+
+def described(folder: Path, name: str, **changed: Any) -> DecoderConfig:
+    architecture, keys = MIXTURES[name]
+    config = keys | {"architectures": [architecture]} | changed
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return load_config(folder)
