@@ -8,8 +8,8 @@ from pathlib import Path
 
 from actors.stage.models import (
     families_alibi,
-    families_dense,
     families_deepseek,
+    families_dense,
     families_gemma,
     families_gpt,
     families_latent,

@@ -28,8 +28,11 @@ def test_k_exaone(tmp_path: Path) -> None:
     assert found.expert_layers == (False, True, True, True)
     plain = described(tmp_path, "K-EXAONE", sliding_window=None)
     assert [rope.dim for rope in plain.ropes] == [16] * 4
-    for changed in ({"is_moe_layer": [True] * 4}, {"mlp_layer_types": ["sparse"]}):
-        with pytest.raises(ModelError, match="must agree on 4 layers"):
+    for changed, said in (
+        ({"is_moe_layer": [True] * 4}, "must agree on 4 layers"),
+        ({"mlp_layer_types": ["sparse"]}, "must name dense or sparse 4x"),
+    ):
+        with pytest.raises(ModelError, match=said):
             described(tmp_path, "K-EXAONE", **changed)
     with pytest.raises(ModelError, match="layer_types must name"):
         described(tmp_path, "K-EXAONE", layer_types=None)
