@@ -63,6 +63,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **_DEEPSEEK_V3,
+            **LATENT,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "glm4-moe-lite": ("Glm4MoeLite", {**_DEEPSEEK_V3, **LATENT, "attention_bias": True}),
     "glm4-moe": (
         "Glm4Moe",

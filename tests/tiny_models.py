@@ -269,6 +269,8 @@ BY_OTHER_NAMES = {
     "InternLM2ForCausalLM": "llama",
     "MPTForCausalLM": "mpt",
     "ExaoneMoEForCausalLM": "exaone-moe",
+    "KimiK25ForConditionalGeneration": "deepseek-v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek-v3",  # transformers saves it by wrong names
 }
 # Classes whose names do not follow the rule.
 _CONFIGS = {

@@ -135,7 +135,7 @@ def _check_groups(config: DecoderConfig, routing: Routing) -> None:
         )
 
 
-DEEPSEEK_V3 = Names(
+V3_NAMES = Names(
     shared_expert="mlp.shared_experts.", correction_bias="mlp.gate.e_score_correction_bias"
 )
 _GLM4_MOE: JsonObject = {
@@ -172,10 +172,10 @@ _EXAONE_MOE = Family(
 )
 
 FAMILIES: dict[str, Family] = {
-    "Glm4MoeForCausalLM": Family(glm4_moe, DEEPSEEK_V3, _GLM4_MOE, rotates_part=True),
+    "Glm4MoeForCausalLM": Family(glm4_moe, V3_NAMES, _GLM4_MOE, rotates_part=True),
     "SolarOpenForCausalLM": Family(
         solar_open,
-        DEEPSEEK_V3,
+        V3_NAMES,
         {
             "head_dim": 128,
             "max_position_embeddings": 131072,
@@ -191,7 +191,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Dots1ForCausalLM": Family(
         dots1,
-        DEEPSEEK_V3,
+        V3_NAMES,
         {"max_position_embeddings": 2048, "max_window_layers": 62, "sliding_window": 4096},
     ),
     "ExaoneMoeForCausalLM": _EXAONE_MOE,

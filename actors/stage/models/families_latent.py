@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.families_deepseek import (
-    DEEPSEEK_V3,
+    V3_NAMES,
     deepseek_experts,
     deepseek_v3_experts,
     listed_mixtures,
 )
-from actors.stage.models.family import Family, in_units
+from actors.stage.models.family import Family, in_units, with_growing_queries
 from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import StackedNames
 from actors.stage.models.rope import read_rope, score_factor
 from kernels.layer_form import Routing
 
@@ -47,6 +48,20 @@ def glm4_moe_lite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return listed_mixtures(deepseek_v3(base, keys), keys)
 
 
+def mistral4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Mistral Small 4: latent attention with queries that grow with the position; mixtures as in
+    DeepSeek-V3, but chosen and weighted by a softmax, and stored in two tensors a layer."""
+    routing = Routing(
+        num_groups=keys.size("n_group", 1),
+        kept_groups=keys.size("topk_group", 1),
+        least_sum=1e-20,
+        scale=keys.number("routed_scaling_factor", 1.0),
+    )
+    config = deepseek_experts(base, keys, routing)
+    config = latent(config, keys, interleaved=keys.flag("rope_interleave", True))
+    return with_growing_queries(config, keys)
+
+
 def youtu(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with latent attention."""
     return latent(base, keys, interleaved=keys.flag("rope_interleave", True))
@@ -79,7 +94,7 @@ def latent(
     keys.only("qk_head_dim", part.query_dim)
     if part.rank % 2:
         raise ValueError(f"kv_lora_rank must be even, not {part.rank}")
-    rope = read_rope(keys.values, part.rotated_dim, base.max_positions)
+    rope = read_rope(_of_rotated_part(keys.values), part.rotated_dim, base.max_positions)
     bias = keys.flag("attention_bias")
     return replace(
         base,
@@ -91,6 +106,12 @@ def latent(
         ropes=(replace(rope, interleaved=interleaved),) * base.num_layers,
         attention_scale=part.query_dim**-0.5 * score_factor(keys.values),
     )
+
+
+def _of_rotated_part(values: JsonObject) -> JsonObject:
+    """Without `partial_rotary_factor`, which some files have: what is rotated has its own size."""
+    rope = {**(values.get("rope_parameters") or {}), "partial_rotary_factor": None}
+    return {**values, "rope_parameters": rope, "partial_rotary_factor": None}
 
 
 _MINICPM3: JsonObject = {
@@ -117,13 +138,32 @@ _GLM4_MOE_LITE: JsonObject = {
     "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5,
     "routed_scaling_factor": 1.8, "v_head_dim": 256,
 }  # fmt: skip
+_MISTRAL4: JsonObject = {
+    "kv_lora_rank": 256, "max_position_embeddings": 1_048_576, "moe_intermediate_size": 2048,
+    "n_routed_experts": 128, "norm_topk_prob": True, "num_experts_per_tok": 4, "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+
+DEEPSEEK_V3 = Family(deepseek_v3, V3_NAMES, _DEEPSEEK_V3, rotates_part=True)
+MISTRAL4 = Family(
+    mistral4,
+    replace(
+        V3_NAMES,
+        correction_bias=None,
+        stacked=StackedNames("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    ),
+    _MISTRAL4,
+    rotates_part=True,
+    rope_keys=("llama_4_scaling_beta", "max_position_embeddings"),
+)
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": Family(
-        deepseek_v2, replace(DEEPSEEK_V3, correction_bias=None), _DEEPSEEK_V2, rotates_part=True
+        deepseek_v2, replace(V3_NAMES, correction_bias=None), _DEEPSEEK_V2, rotates_part=True
     ),
-    "DeepseekV3ForCausalLM": Family(deepseek_v3, DEEPSEEK_V3, _DEEPSEEK_V3, rotates_part=True),
-    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, DEEPSEEK_V3, _GLM4_MOE_LITE, rotates_part=True),
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, V3_NAMES, _GLM4_MOE_LITE, rotates_part=True),
+    "Mistral4ForCausalLM": MISTRAL4,
     "YoutuForCausalLM": Family(youtu, defaults={"tie_word_embeddings": True}, rotates_part=True),
     "MiniCPM3ForCausalLM": Family(minicpm3, defaults=_MINICPM3, rotates_part=True),
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from actors.stage.models.config import DecoderConfig, Temperature
+from actors.stage.models import families_latent
+from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import mistral, qwen2, qwen3
-from actors.stage.models.family import Family
+from actors.stage.models.family import Family, with_growing_queries
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
 
@@ -14,18 +13,17 @@ from actors.stage.models.names import Names
 def ministral3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Ministral 3 and Devstral 2: Mistral with YaRN and queries that grow with the position."""
     keys.ignore("layer_types")  # the window, if any, is in every layer
-    rope = keys.get("rope_parameters", {})
-    slope = float(rope.get("llama_4_scaling_beta") or 0.0)
-    if not slope:
-        return mistral(base, keys)
-    length = int(rope["original_max_position_embeddings"])
-    grows = Temperature(slope, length, first=0, rotated=True)
-    return replace(mistral(base, keys), temperature=grows)
+    return with_growing_queries(mistral(base, keys), keys)
 
 
 def mistral3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """The decoder of Mistral Small 3.1, 3.2 and Magistral, Devstral Small 2 or Ministral 3 with
-    images; images are refused, and their weights not read."""
+    """The decoder of Mistral Small 3.1, 3.2 and Magistral, Devstral Small 2, Ministral 3 or Mistral
+    Small 4 with images; images are refused, and their weights not read."""
+    return base
+
+
+def kimi_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of Kimi K2.5; images are refused, and their weights not read."""
     return base
 
 
@@ -107,6 +105,12 @@ _QWEN_IMAGES = Family(
     inner="text_config",
     may_be_flat=True,
 )
+_KIMI = Family(
+    kimi_images,
+    Names(stored_prefixes=of_images("vision_tower", "mm_projector")),
+    inner="text_config",
+    kinds=dict.fromkeys(("deepseek_v3", "kimi_k2"), families_latent.DEEPSEEK_V3),
+)
 
 FAMILIES: dict[str, Family] = {
     "Ministral3ForCausalLM": Family(ministral3, defaults=_MINISTRAL3, rope_keys=_MINISTRAL3_ROPE),
@@ -121,8 +125,11 @@ FAMILIES: dict[str, Family] = {
                 defaults={**_MINISTRAL3, "tie_word_embeddings": True},
                 rope_keys=_MINISTRAL3_ROPE,
             ),
+            "mistral4": families_latent.MISTRAL4,
         },
     ),
+    "Kimi_K25ForConditionalGeneration": _KIMI,
+    "KimiK25ForConditionalGeneration": _KIMI,  # in published files
     "Qwen2VLForConditionalGeneration": _QWEN_IMAGES,
     "Qwen2_5_VLForConditionalGeneration": _QWEN_IMAGES,
     "Qwen3VLForConditionalGeneration": Family(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.stage.models.alibi import Alibi
-from actors.stage.models.config import DecoderConfig
+from actors.stage.models.config import DecoderConfig, Temperature
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import LLAMA, Names
 from actors.stage.models.rope import no_rope, read_rope
@@ -85,6 +85,17 @@ def experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
         normalizes_expert_weights=keys.flag("norm_topk_prob"),
         expert_layers=(True,) * base.num_layers,
     )
+
+
+def with_growing_queries(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Queries that grow with the position beyond the trained length, in layers that are rotated:
+    `llama_4_scaling_beta` of the rotation."""
+    rope = keys.get("rope_parameters", {})
+    slope = float(rope.get("llama_4_scaling_beta") or 0.0)
+    if not slope:
+        return base
+    length = int(rope["original_max_position_embeddings"])
+    return replace(base, temperature=Temperature(slope, length, first=0, rotated=True))
 
 
 def rotates_in_windows(base: DecoderConfig) -> DecoderConfig:

@@ -44,7 +44,7 @@ def test_two_ranks(
 # the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe), a
 # bias of the head (phi, gptj).
 OTHER_FAMILIES = (
-    "youtu-yarn", "minicpm3", "deepseek-v2", "deepseek-v3", "glm4-moe-lite",
+    "youtu-yarn", "minicpm3", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4",
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",

@@ -40,6 +40,36 @@ _MISTRAL3 = {
     "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_config": {"hidden_size": 16},
     "vision_feature_layer": -1,
 }  # fmt: skip
+_MISTRAL4 = _SIZES | {
+    "first_k_dense_replace": 0, "kv_lora_rank": 32, "model_type": "mistral4", "n_group": 1,
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_experts_per_tok": 4, "num_key_value_heads": 4, "q_lora_rank": 48,
+    "qk_head_dim": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "rope_interleave": True,
+    "routed_scaling_factor": 1.0, "topk_group": 1, "v_head_dim": 16,
+    "rope_parameters": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5, "rope_theta": 1e4,
+        "rope_type": "yarn", "type": "yarn",
+    },
+}  # fmt: skip
+_KIMI = {
+    "media_placeholder_token_id": 98, "model_type": "kimi_k25", "pad_token_id": 97,
+    "vision_config": {"mm_hidden_size": 16}, "ignore_index": -100, "use_unified_vision_chunk": True,
+}  # fmt: skip
+_KIMI_K2 = _SIZES | {
+    "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+    "model_type": "kimi_k2", "moe_intermediate_size": 32, "moe_layer_freq": 1, "n_group": 1,
+    "n_routed_experts": 8, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2,
+    "num_key_value_heads": 4, "num_nextn_predict_layers": 0, "q_lora_rank": 48,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True, "topk_group": 1,
+    "topk_method": "noaux_tc", "v_head_dim": 16,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16, "type": "yarn",
+    },
+}  # fmt: skip
 _QWEN = {
     "image_token_id": 98, "video_token_id": 99, "vision_start_token_id": 96,
     "vision_end_token_id": 97, "vision_token_id": 95, "vision_config": {"hidden_size": 16},
@@ -60,6 +90,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration", _MISTRAL3 | {"text_config": _MISTRAL},
     ),
     "Ministral-3": ("Mistral3ForConditionalGeneration", _MISTRAL3 | {"text_config": _MINISTRAL}),
+    "Mistral-Small-4": ("Mistral3ForConditionalGeneration", _MISTRAL3 | {"text_config": _MISTRAL4}),
+    "Kimi-K2.5": ("KimiK25ForConditionalGeneration", _KIMI | {"text_config": _KIMI_K2}),
+    "Kimi-K2.5, by transformers": (
+        "Kimi_K25ForConditionalGeneration",
+        _KIMI | {"text_config": _KIMI_K2 | {"model_type": "deepseek_v3"}},
+    ),
     "Devstral-2": ("Ministral3ForCausalLM", _MINISTRAL),
     "Qwen2-VL": ("Qwen2VLForConditionalGeneration", _QWEN | _QWEN2 | {"model_type": "qwen2_vl"}),
     "Qwen2.5-VL": (
@@ -84,7 +120,8 @@ def test_published_models_are_read(
 ) -> None:
     monkeypatch.setattr(read, "known_to_transformers", None)
     found = described(tmp_path, *PUBLISHED[name])
-    assert (found.num_layers, found.head_dim, found.sliding_windows) == (4, 16, (None,) * 4)
+    head_dim = 16 if found.latent is None else 32 + 8
+    assert (found.num_layers, found.head_dim, found.sliding_windows) == (4, head_dim, (None,) * 4)
     text = PUBLISHED[name][1].get("text_config", PUBLISHED[name][1])
     assert found.ropes[0].theta == text.get("rope_parameters", text)["rope_theta"]
 
@@ -106,7 +143,7 @@ def test_queries_grow_by_what_the_rotation_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("Mistral-Small-3.1", {"model_type": "mistral4"}, "text_config of 'mistral4' is not supp"),
+        ("Mistral-Small-3.1", {"model_type": "mistral9"}, "text_config of 'mistral9' is not supp"),
         ("Mistral-Small-3.1", {"num_experts": 4}, "num_experts 4 may change"),
         ("Mistral-Small-3.1", {"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "section"),
         ("Ministral-3", {"attention_bias": True}, "attention_bias True may change"),
@@ -129,6 +166,17 @@ def test_either_part_may_tie_the_head(
     architecture, keys = PUBLISHED["Qwen3-VL"]
     given = keys | whole | {"text_config": keys["text_config"] | inner}
     assert described(tmp_path, architecture, given).tied_embeddings == tied
+
+
+def test_kimi(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """DeepSeek-V3 by the names of published files."""
+    names = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+    folder = renamed(tiny_model("deepseek-v3"), tmp_path / "renamed", names)
+    path = folder / "config.json"
+    inner = json.loads(path.read_text()) | {"model_type": "kimi_k2"}
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": inner}
+    path.write_text(json.dumps(_KIMI | whole))
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("deepseek-v3")
 
 
 @pytest.mark.parametrize(
