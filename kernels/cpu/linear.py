@@ -31,6 +31,7 @@ def _function(name: str) -> Any:
             *(Pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, _INT64, _INT64, _INT64),
             *(Pointer, Pointer, Pointer, Pointer, Pointer, Pointer),
         ),
+        "forward_heads": (None, Pointer, _INT64, _INT64, Pointer, _INT64, _INT64, Pointer),
         "free": (None, Pointer),
         "bytes": (_INT64, Pointer),
         "time": (None, Pointer, _INT64, Pointer, _INT64, Pointer, Pointer),
@@ -69,12 +70,8 @@ class CpuLinear:
         """x W^T + b in the dtype of x, which must be the weight's activation dtype."""
         x_TK = self._checked(x_TK)
         out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=self.dtype)
-        self.write(x_TK, out_TO)
-        return out_TO
-
-    def write(self, x_TK: torch.Tensor, out_TO: torch.Tensor) -> None:
-        """As a call, into rows of the right size and dtype, contiguous each."""
         self._run(self._forward, x_TK, out_TO)
+        return out_TO
 
     def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
         """x W^T + b in float32."""
@@ -106,15 +103,23 @@ class CpuHeadLinears:
 
     def __init__(self, weight_NOK: torch.Tensor) -> None:
         self._heads = [pack_linear(weight_OK) for weight_OK in weight_NOK]
+        self._handles_N = torch.tensor([head.handle for head in self._heads])
+        self._forward = _function("forward_heads")
 
     def __call__(self, x_TNK: torch.Tensor) -> torch.Tensor:
-        heads, first = self._heads, self._heads[0]
-        wanted = (len(heads), first.in_features)
-        if x_TNK.dtype != first.dtype or x_TNK.shape[1:] != wanted or x_TNK.stride(2) != 1:
-            raise ValueError(f"x is {tuple(x_TNK.shape)} {x_TNK.dtype}, not (T, *{wanted})")
-        y_TNO = torch.empty((len(x_TNK), len(heads), first.out_features), dtype=first.dtype)
-        for head, x_TK, y_TO in zip(heads, x_TNK.unbind(1), y_TNO.unbind(1), strict=True):
-            head.write(x_TK, y_TO)
+        first, num_heads = self._heads[0], len(self._heads)
+        wanted = (num_heads, first.in_features)
+        if x_TNK.dtype != first.dtype or x_TNK.shape[1:] != wanted:
+            raise ValueError(
+                f"x is {tuple(x_TNK.shape)} {x_TNK.dtype}, not (T, *{wanted}) {first.dtype}"
+            )
+        if x_TNK.stride()[1:] != (first.in_features, 1):
+            x_TNK = x_TNK.contiguous()
+        y_TNO = torch.empty((len(x_TNK), num_heads, first.out_features), dtype=first.dtype)
+        self._forward(
+            *(self._handles_N.data_ptr(), num_heads, x_TNK.element_size(), x_TNK.data_ptr()),
+            *(x_TNK.stride(0), len(x_TNK), y_TNO.data_ptr()),
+        )
         return y_TNO
 
 

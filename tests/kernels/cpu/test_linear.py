@@ -12,7 +12,7 @@ import torch
 
 from kernels.cpu import library
 from kernels.cpu.library import Isa
-from kernels.cpu.linear import CpuLinear, pack_linear
+from kernels.cpu.linear import CpuHeadLinears, CpuLinear, pack_linear
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the CPU library is not built")
 
@@ -133,6 +133,20 @@ def test_strided_input_and_output_rows() -> None:
     wide_TK[:, 10:74] = x_TK
     assert torch.equal(linear(wide_TK[:, 10:74]), linear(x_TK))
     assert torch.equal(linear(x_TK.T.contiguous().T), linear(x_TK))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_are_layers_of_their_own(dtype: torch.dtype) -> None:
+    """Of rows that lie within longer ones, too."""
+    weight_NOK = torch.randn(3, 33, 40).to(dtype)
+    heads = CpuHeadLinears(weight_NOK)
+    for x_TNK in (torch.randn(5, 3, 40), torch.randn(5, 200)[:, 7:127].unflatten(1, (3, 40))):
+        x_TNK = x_TNK.to(dtype)
+        wanted = [pack_linear(w_OK)(x_TNK[:, n]) for n, w_OK in enumerate(weight_NOK)]
+        assert torch.equal(heads(x_TNK), torch.stack(wanted, 1))
+    assert heads(torch.zeros(0, 3, 40, dtype=dtype)).shape == (0, 3, 33)
+    with pytest.raises(ValueError, match="x is"):
+        heads(torch.zeros(5, 2, 40, dtype=dtype))
 
 
 def test_no_rows_and_wrong_input() -> None:
