@@ -98,7 +98,9 @@ class Frame:
 
     reasoning: the marks around it; empty: there is none. is_begun: the prompt has opened it. calls:
     the marks with which tool calls begin. marks: special tokens that calls may have. held: in what
-    ways calls may be written; empty: in any.
+    ways calls may be written; empty: in any. most_calls: the answer is a call in one of these ways,
+    or a list of at most so many, and keeps to as much of their schemas as can be kept; 0: it need
+    not call.
     """
 
     reasoning: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class Frame:
     calls: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     held: tuple[HeldCalls, ...] = ()
+    most_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,11 @@ def rules_of(
     """
     rules = [f"blanks: {_BLANKS}"]
     start = "answer"
-    held = _HeldRules(frame.held, token_ids, rule)
-    if answer is not None:
+    held = _HeldRules(frame, token_ids, rule)
+    if frame.most_calls:
+        start = "calls"
+        rules += held.alone()
+    elif answer is not None:
         rules.append(f"answer: {answer}")
         if frame.calls:
             start = "(answer | calls)"
@@ -40,16 +43,17 @@ def rules_of(
         opening, closing = frame.reasoning
         head = "begun"
         if frame.is_begun:  # some models write the prompt's mark once more
-            start, head = f"reasoning {start}", "begun?" if opening in token_ids else ""
+            head = "begun?" if _has_token(opening, token_ids) else ""
+            start = f"reasoning {start}"
         else:
             start = f"reasoning? {start}"
-        if opening in token_ids:
-            rules.append(f"begun: blanks? {_mark(opening, token_ids)}")
+        if _has_token(opening, token_ids):
+            rules.append(f"begun: blanks? {_spelled(opening, token_ids)}")
         else:  # at once, so that it is no text of an answer
             rules.append(f"begun[lazy]: /[ \\n\\r\\t]{{0,4}}{literal(opening)}/")
         rules.append(f"reasoning: {head} thoughts blanks?")
-        if closing in token_ids:
-            rules.append(f"thoughts: {_ANY}? {_mark(closing, token_ids)}")
+        if _has_token(closing, token_ids):
+            rules.append(f"thoughts: {_ANY}? {_spelled(closing, token_ids)}")
         else:  # up to the first one
             rules.append(f"thoughts[lazy]: {_up_to(closing)}")
     return start, "\n".join(rules)
@@ -67,16 +71,24 @@ class _HeldRules:
 
     def __init__(
         self,
-        every: tuple[HeldCalls, ...],
+        frame: Frame,
         token_ids: Mapping[str, int],
         rule: Callable[[str, str], str],
     ) -> None:
-        self._every, self._token_ids, self._rule = every, token_ids, rule
+        self._every, self._token_ids, self._rule = frame.held, token_ids, rule
+        self._most_calls = frame.most_calls
         self._rules: list[str] = []
         self._names: dict[HeldPart, str] = {}  # of their rules
         self._begun: dict[tuple[tuple[HeldCall, ...], str | None], str] = {}  # the same
-        for number, held in enumerate(every):
+        for number, held in enumerate(frame.held):
             self._add_calls(number, held)
+
+    def alone(self) -> list[str]:
+        ways = []
+        for number, held in enumerate(self._every):
+            calls = f"(held{number} | open{number})" if held.may_end else f"held{number}"
+            ways.append(f"{self._spelled(held.opening)} {calls}")
+        return [*self._rules, f"calls: {' | '.join(ways)}"]
 
     def in_place_of_text(self) -> list[str]:
         marks = {n: held.opening for n, held in enumerate(self._every) if held.opening}
@@ -145,8 +157,9 @@ class _HeldRules:
         head, tail = self._edge(held.head), self._edge(held.tail)
         calls = " | ".join(self._sequence(call.parts) for call in held.calls)
         following = ""
-        if held.separator is not None:
-            following = f"({self._spelled(held.separator)} call{number})*"
+        if held.separator is not None and self._most_calls != 1:
+            count = f"{{0,{self._most_calls - 1}}}" if self._most_calls else "*"
+            following = f"({self._spelled(held.separator)} call{number}){count}"
         self._rules += [
             f"call{number}: {calls}",
             f"open{number}: {head} call{number} {following}",
@@ -194,7 +207,8 @@ class _HeldRules:
         if part not in self._names:
             name = self._names[part] = f"{part.kind}{len(self._names)}"
             if part.kind == "json":
-                self._rules.append(f"{name}: {self._rule('strict_json_schema', part.text)}")
+                kind = "json_schema" if self._most_calls else "strict_json_schema"
+                self._rules.append(f"{name}: {self._rule(kind, part.text)}")
             else:
                 self._add_until(name, part)
         return self._names[part]
@@ -214,10 +228,7 @@ class _HeldRules:
         self._rules.append(f"{name}: {' | '.join([*ways, *(f'{text} {one}' for one in tokens)])}")
 
     def _spelled(self, text: str) -> str:
-        """The rule of this very text; special tokens in it are tokens."""
-        names = sorted((name for name in self._token_ids if name in text), key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-        return " ".join(_mark(part, self._token_ids) for part in parts if part)
+        return _spelled(text, self._token_ids)
 
     def _edge(self, text: str) -> str:
         """The same without the blanks that it begins with, too."""
@@ -233,6 +244,17 @@ class _HeldRules:
 def _mark(mark: str, token_ids: Mapping[str, int]) -> str:
     token = token_ids.get(mark)
     return f"/{literal(mark)}/" if token is None else f"<[{token}]>"
+
+
+def _has_token(text: str, token_ids: Mapping[str, int]) -> bool:
+    return any(name in text for name in token_ids)
+
+
+def _spelled(text: str, token_ids: Mapping[str, int]) -> str:
+    """The rule of this very text; special tokens in it are tokens."""
+    names = sorted((name for name in token_ids if name in text), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    return " ".join(_mark(part, token_ids) for part in parts if part)
 
 
 def _tokens(ids: set[int]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduling.request import Frame, HeldCalls
+from actors.scheduling.request import Frame
 from actors.stage.grammars.frame import literal, rules_of
 from actors.stage.grammars.json_schema import prepared
 from actors.stage.grammars.matcher import Matcher
@@ -81,8 +81,8 @@ class GuidanceCompiler:
         try:
             compiled = self._compiled(None if kind == "text" else _rule(kind, text), frame)
         except ValueError:
-            for held in () if frame is None else frame.held:
-                self._check_arguments(held)
+            if frame is not None:
+                self._check_arguments(frame)
             if kind != "json_schema":
                 raise
             # Perhaps for a pattern in words of another language, which need not be kept.
@@ -93,16 +93,23 @@ class GuidanceCompiler:
     def _compiled(self, start: str | None, frame: Frame | None) -> _Compiled:
         rules = ""
         if frame is not None:
-            start, rules = rules_of(start, frame, self._special, _rule)
+            start, rules = rules_of(start, frame, self._special, self._rule_in_frame)
         grammar = f"{_HEAD}\nstart: {start}\n{rules}\n"
         return _Compiled(lambda: self._new(grammar))
 
-    def _check_arguments(self, held: HeldCalls) -> None:
-        for call in held.calls:
-            try:
-                self._compiled(None, Frame(held=(replace(held, calls=(call,)),)))
-            except ValueError as bad:
-                raise ValueError(f"{bad}, in the parameters of '{call.name}'") from bad
+    def _rule_in_frame(self, kind: str, text: str) -> str:
+        if kind == "json_schema":
+            return _json_rule(json.loads(text), is_strict=False, is_pattern=self._is_pattern)
+        return _rule(kind, text)
+
+    def _check_arguments(self, frame: Frame) -> None:
+        for held in frame.held:
+            for call in held.calls:
+                alone = replace(frame, held=(replace(held, calls=(call,)),), reasoning=())
+                try:
+                    self._compiled(None, alone)
+                except ValueError as bad:
+                    raise ValueError(f"{bad}, in the parameters of '{call.name}'") from bad
 
     def _is_pattern(self, pattern: str) -> bool:
         from llguidance import regex_to_lark

@@ -16,7 +16,6 @@ from app.text.output.interface import ReasoningFormat
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import AnswerPiece, Tools
 from app.text.output.registry import OutputFormats
-from app.text.output.thinking import Think
 
 EFFORT: Final = "reasoning_effort"  # template variables
 SWITCHES: Final = ("enable_thinking", "thinking")
@@ -83,10 +82,17 @@ def plan_output(
     if grammar is None and held:
         grammar = _TEXT
     is_forced = tools.grammar is not None
-    if grammar is not None:
+    own: tuple[HeldCalls, ...] = ()
+    if is_forced and formats.tools is not None:
+        own = formats.tools.forced(tools.chosen_schemas())
+    if own:
+        marks, is_begun = _reasoning_marks(formats.reasoning, prompt, is_forced=True)
+        frame = Frame(marks, is_begun, held=own, most_calls=tools.most_calls)
+        grammar, is_forced = replace(_TEXT, frame=frame), False
+    elif grammar is not None:
         frame = Frame()
         if grammar.kind != "ebnf":
-            frame = _frame(formats, bool(calls) and not is_forced, prompt, held)
+            frame = _frame(formats, bool(calls), is_forced, prompt, held)
         if not frame.reasoning and grammar is not _TEXT:
             formats = replace(formats, reasoning=None)
         if not frame.calls and grammar is not _TEXT and not is_forced:
@@ -100,24 +106,27 @@ def plan_output(
 
 
 def _frame(
-    formats: OutputFormats, with_tools: bool, prompt: str, held: tuple[HeldCalls, ...]
+    formats: OutputFormats,
+    with_tools: bool,
+    is_forced: bool,
+    prompt: str,
+    held: tuple[HeldCalls, ...],
 ) -> Frame:
     """What a constrained answer may have before it or in its place."""
-    marks, is_begun = _reasoning_marks(formats.reasoning, prompt)
-    if not with_tools or formats.tools is None:
+    marks, is_begun = _reasoning_marks(formats.reasoning, prompt, is_forced=is_forced)
+    if not with_tools or is_forced or formats.tools is None:
         return Frame(marks, is_begun)
     return Frame(marks, is_begun, formats.tools.openings, formats.tools.special_tokens, held)
 
 
 def _reasoning_marks(
-    reasoning: type[ReasoningFormat] | None, prompt: str
+    reasoning: type[ReasoningFormat] | None, prompt: str, *, is_forced: bool
 ) -> tuple[tuple[str, ...], bool]:
     """The marks around the reasoning, if the answer may have one, and whether it has begun."""
-    if reasoning is None or not issubclass(reasoning, Think) or reasoning.frame is not None:
+    if reasoning is None or not (is_forced or reasoning.precedes_the_answer):
         return (), False
-    if prompt.rstrip().endswith(reasoning.closing):  # as where it is switched off
-        return (), False
-    return (reasoning.opening, reasoning.closing), reasoning.begins_in(prompt)
+    marks = reasoning.marks(prompt)
+    return marks, bool(marks) and reasoning.begins_in(prompt)
 
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:

@@ -41,16 +41,22 @@ _GRAMMARS: Final = {
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
     """specs: the tools as the template shows them. tools: calls of these are parsed in the output.
-    grammar: constrains the output to calls. parallel: an answer may hold several. custom: names of
-    tools that take text. strict: of those whose calls keep to their schema.
+    grammar: constrains the output to calls. chosen: names of the tools that it calls. parallel: an
+    answer may hold several. custom: names of tools that take text. strict: of those whose calls
+    keep to their schema.
     """
 
     specs: list[dict[str, Any]] | None = None
     tools: Tools = field(default_factory=dict)
     grammar: Grammar | None = None
+    chosen: tuple[str, ...] = ()
     parallel: bool = True
     custom: frozenset[str] = frozenset()
     strict: frozenset[str] = frozenset()
+
+    @property
+    def most_calls(self) -> int:
+        return _MAX_CALLS if self.parallel else 1
 
     def schemas(self) -> dict[str, str]:
         """Of the arguments of all tools, as JSON; of any object for a tool that is not strict."""
@@ -58,6 +64,10 @@ class ToolPlan:
             name: json.dumps(_of_object(schema) if name in self.strict else {"type": "object"})
             for name, schema in self.tools.items()
         }
+
+    def chosen_schemas(self) -> dict[str, str]:
+        """Of the arguments of tools of which one has to be called, as JSON."""
+        return {name: json.dumps(_of_object(self.tools[name])) for name in self.chosen}
 
     def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
         """The one constraint of the output, of the request's own and the tools', and the parameter
@@ -160,17 +170,17 @@ def plan_tool_calls(
     declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
     if choice in (None, "auto"):
         strict = frozenset(strict) & set(declared)
-        return ToolPlan(specs, declared, None, parallel, frozenset(custom), strict)
+        return ToolPlan(specs, declared, None, (), parallel, frozenset(custom), strict)
     if isinstance(choice, NamedTool | NamedCustomTool):
         name = _named(choice)
         chosen = [tool for tool in tools if tool.function.name == name]
         if not chosen:
             raise _unknown(name)
-        schema = _calls_schema(chosen, several=False)
-    else:
-        schema = _calls_schema(tools, several=parallel)
+        tools, parallel = chosen, False
+    schema = _calls_schema(tools, several=parallel)
     grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
-    return ToolPlan(specs, declared, grammar, custom=frozenset(custom))
+    called = tuple(tool.function.name for tool in tools)
+    return ToolPlan(specs, declared, grammar, called, parallel, frozenset(custom))
 
 
 def _named(choice: NamedTool | NamedCustomTool) -> str:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import JsonWriting, json_calls
+from app.text.output.json_text import JsonWriting, json_calls, maybe, one_of, words
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Reading, Source
 from app.text.output.thinking import Think
 
 _RESPONSE: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+_ID: Final = HeldPart("json", '{"type": "string", "pattern": "^[0-9]{1,3}$"}')
+_BEGIN: Final = (  # of a call
+    maybe(one_of(words(" "), words("\n    "))),
+    words("{"),
+    maybe(words('"tool_call_id": '), _ID, words(", ")),
+)
 
 
 class CohereThink(Think):
@@ -41,6 +50,21 @@ class Cohere(ToolFormat):
     writing = JsonWriting(
         "<|START_ACTION|>[", "]<|END_ACTION|>", name_key="tool_name", key="parameters"
     )
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """With ids or without, on lines of their own or not."""
+        (plain,) = super().held(schemas)
+        calls = []
+        for call in plain.calls:
+            begin, *rest = call.parts
+            parts = (*_BEGIN, words(begin.text.removeprefix("{")), *rest)
+            calls.append(HeldCall(call.name, parts))
+        return (replace(plain, calls=tuple(calls), separator=",", tail=f"\n{plain.tail}"),)
+
+    @classmethod
+    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        return cls.held(schemas)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

@@ -19,6 +19,10 @@ class Granite(ToolFormat):
     openings = ("<|tool_call|>",)
     writing = JsonWriting("<|tool_call|>[")
 
+    @classmethod
+    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        return cls.held(schemas)
+
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")

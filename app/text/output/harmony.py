@@ -39,6 +39,7 @@ _HEADER: Final = re.compile(
     r"(<\|start\|>\s*\w*)?\s*(to=[\w.-]*)?\s*(<\|channel\|>\s*\w*)?\s*(to=[\w.-]*)?\s*"
     r"(<\|constrain\|>)?\s*\w*\s*(<[^>]*)?"
 )
+_BEGIN: Final = one_of(words(f"{_CHANNELS[1]} {_OPENING}"), words(f" {_OPENING}"))  # of a call
 _BLANK: Final = maybe(words(" "))
 _REST_OF_HEADER: Final = (  # of a call, behind its name
     _BLANK,
@@ -54,6 +55,11 @@ class HarmonyChannels(ReasoningFormat):
 
     recognized_by = ("<|channel|>analysis", "<|channel|>")
     special_tokens = _TOKENS
+
+    @classmethod
+    def marks(cls, prompt: str) -> tuple[str, ...]:
+        """Around one message, up to the header of the next."""
+        return f"{_CHANNELS[0]}<|message|>", "<|end|><|start|>assistant"
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         heads: tuple[str, ...] = _FIRST_HEADS
@@ -115,6 +121,13 @@ class Harmony(ToolFormat):
                 before="<|message|>",
             ),
         )
+
+    @classmethod
+    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """One call, behind `<|start|>assistant`."""
+        calls = cls.held(schemas)[0].calls
+        begun = tuple(HeldCall(call.name, (_BEGIN, *call.parts)) for call in calls)
+        return (HeldCalls("", "", begun, None, "<|call|>", may_end=True),)
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from HarmonyChannels().read(source, out)

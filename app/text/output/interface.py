@@ -30,7 +30,12 @@ class Format:
 
 
 class ReasoningFormat(Format, ABC):
-    """How a family writes reasoning."""
+    """How a family writes reasoning.
+
+    precedes_the_answer: what follows it is the answer's text, without a mark or a header.
+    """
+
+    precedes_the_answer: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
@@ -40,6 +45,11 @@ class ReasoningFormat(Format, ABC):
     def begins_in(cls, prompt: str) -> bool:
         """Whether the template opens the reasoning in the prompt."""
         return False
+
+    @classmethod
+    def marks(cls, prompt: str) -> tuple[str, ...]:
+        """The texts around it; none where the prompt has switched it off."""
+        return ()
 
 
 class ToolFormat(Format):
@@ -71,6 +81,13 @@ class ToolFormat(Format):
             for opening in cls.openings
             if cls.writing.begin.startswith(opening)
         )
+
+    @classmethod
+    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """The same for an answer that has to be calls. None where it is then the JSON that
+        `Forced` reads.
+        """
+        return ()
 
     def closing_of(self, opening: str) -> tuple[str, ...]:
         """The texts that end calls after this opening."""

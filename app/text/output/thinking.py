@@ -15,6 +15,7 @@ class Think(ReasoningFormat):
     frame: marks around the answer that are left out, where the first follows the reasoning.
     """
 
+    precedes_the_answer = True
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
     frame: ClassVar[tuple[str, str] | None] = None
@@ -41,10 +42,15 @@ class Think(ReasoningFormat):
     def begins_in(cls, prompt: str) -> bool:
         return prompt.rstrip().endswith(cls.opening)
 
+    @classmethod
+    def marks(cls, prompt: str) -> tuple[str, ...]:
+        return () if prompt.rstrip().endswith(cls.closing) else (cls.opening, cls.closing)
+
 
 class GraniteThink(Think):
     """Granite 3.3."""
 
+    precedes_the_answer = False
     frame = ("<response>", "</response>")
     recognized_by = ("<response></response>",)
 

@@ -166,7 +166,6 @@ async def test_strict_tools_beside_a_format(start_server: StartServer, of_family
         ("qwen3", {}, "<think>\nHm.\n</think>\n\n", Frame(("<think>", "</think>"))),
         ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}, "", None),
         ("hermes", {}, "", None),
-        ("gpt_oss", {}, "", None),
     ],
 )
 async def test_a_model_reasons_before_a_forced_call(
@@ -190,3 +189,58 @@ async def test_a_model_reasons_before_a_forced_call(
     grammar = grammar_of(server)
     assert grammar is not None
     assert (grammar.kind, grammar.frame) == ("json_schema", frame)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_a_call_that_has_to_be_made_is_one_as_the_family_writes_it(
+    start_server: StartServer, of_family: OfFamily, path: str, stream: bool
+) -> None:
+    processor = of_family("gpt_oss")
+    server = await start_server(processor=processor)
+    before = "<|channel|>analysis<|message|>Q<|end|><|start|>assistant"
+    written = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+    named = {"name": "add"} if path == "responses" else {"function": {"name": "add"}}
+    choices: tuple[Any, ...] = ("required", {"type": "function", **named})
+    if path == "messages":
+        choices = ({"type": "any"}, {"type": "tool", "name": "add"})
+    for choice, names, most_calls in zip(choices, (["add", "now"], ["add"]), (16, 1), strict=True):
+        write(server, processor, before + written)
+        answer = await ask(server, path, [ADD, NOW], tool_choice=choice, stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert _calls(answer, stream) == [("add", {"a": 1})]
+        assert "Q" in answer.text  # what it thinks
+        grammar = grammar_of(server)
+        assert grammar is not None
+        assert grammar.frame is not None
+        assert grammar.frame.reasoning == before.partition("Q")[::2]
+        assert grammar.frame.most_calls == most_calls
+        (held,) = grammar.frame.held
+        assert [call.name for call in held.calls] == names
+
+
+def _calls(answer: Any, stream: bool) -> list[tuple[str, Any]]:
+    """Of an answer in any of the three forms, whole or streamed."""
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = list(map(json.loads, lines)) if stream else [answer.json()]
+    names: list[str] = []
+    arguments = ""
+    for event in events:
+        block = event.get("content_block", event.get("item", {}))
+        blocks = [*event.get("content", []), *event.get("output", []), block]
+        for choice in event.get("choices", []):
+            calls = choice.get("message", choice.get("delta"))
+            blocks += [call["function"] for call in calls.get("tool_calls") or []]
+        if event.get("type", "").endswith(".done"):  # which repeats what came before
+            continue
+        for one in blocks:
+            names += [one["name"]] if one.get("name") else []
+            given = one.get("arguments") or one.get("input") or ""
+            arguments += given if isinstance(given, str) else json.dumps(given)
+        delta = event.get("delta", "")
+        if event.get("type") == "response.function_call_arguments.delta":
+            arguments += delta
+        elif isinstance(delta, dict):
+            arguments += delta.get("partial_json", "")
+    (name,) = names
+    return [(name, json.loads(arguments))]
