@@ -126,11 +126,11 @@ class Grammar:
     frame: Frame | None = None
 
     @property
-    def num_chars(self) -> int:
-        """Of all that a client gives."""
+    def num_held_chars(self) -> int:
+        """Of how calls are written, beside `text`."""
         every = () if self.frame is None else self.frame.held
         parts = {part for held in every for call in held.calls for part in call.parts}
-        return len(self.text) + sum(part.num_chars for part in parts)
+        return sum(part.num_chars for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from app.text.grammars import GrammarBusy, GrammarInvalid
 
 SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
 LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
+_TOOLS_COUNT_AS: Final = 8  # grammars, in length; half a megabyte compiles in half a second
 _DRAWS: Final = ("top_k", "top_p", "min_p")  # matter where a token is drawn
 
 
@@ -125,12 +126,7 @@ async def checked_grammar(
     name of the request's API key."""
     if grammar is None:
         return None
-    if grammar.num_chars > context.options.max_grammar_chars:
-        raise invalid(
-            f"The grammar is longer than {context.options.max_grammar_chars} characters (setting "
-            "api.max_grammar_chars).",
-            param,
-        )
+    _check_length(grammar, context.options.max_grammar_chars, param)
     try:
         await context.text.grammars.check(grammar, key)
     except GrammarInvalid as error:
@@ -138,6 +134,24 @@ async def checked_grammar(
     except GrammarBusy as error:
         raise ApiError(503, str(error), param, "grammar_busy", retry_after_s=1.0) from None
     return grammar
+
+
+def _check_length(grammar: Grammar, most_chars: int, param: str) -> None:
+    """Tools are many, and agents give them all to each request."""
+    of_tools, of_text = grammar.num_held_chars, len(grammar.text)
+    if param == "tools":
+        of_tools, of_text = of_tools + of_text, 0
+    if of_text > most_chars:
+        raise invalid(
+            f"The grammar is longer than {most_chars} characters (setting api.max_grammar_chars).",
+            param,
+        )
+    if of_tools > _TOOLS_COUNT_AS * most_chars:
+        raise invalid(
+            f"The schemas of the tools are longer than {_TOOLS_COUNT_AS} times {most_chars} "
+            "characters together (setting api.max_grammar_chars).",
+            "tools",
+        )
 
 
 def requested_grammar(request: SamplingFields) -> tuple[Grammar | None, str]:

@@ -109,7 +109,10 @@ class ApiOptions:
     )
     max_logit_bias: int = Field(default=1024, ge=0, description="Biased tokens of a request.")
     max_grammar_chars: int = Field(
-        default=64 << 10, ge=0, description="Characters of a grammar or JSON schema."
+        default=64 << 10,
+        ge=0,
+        description="Characters of a grammar or JSON schema; eight times as many of the schemas of "
+        "all tools together, where a grammar keeps to them.",
     )
     max_embedding_inputs: int = Field(
         default=2048, ge=1, description="Inputs of one request for embeddings."

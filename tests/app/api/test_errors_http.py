@@ -181,6 +181,14 @@ async def test_a_picture_is_refused_as_what_no_model_here_reads(server: Server) 
         ({"max_stop_token_ids": 0}, {"stop_token_ids": [1]}, "max_stop_token_ids"),
         ({"max_logit_bias": 0}, {"logit_bias": {"1": 1}}, "max_logit_bias"),
         ({"max_grammar_chars": 1}, {"guided_regex": "ab"}, "max_grammar_chars"),
+        (
+            {"max_grammar_chars": 1},
+            {
+                "tools": [{"type": "function", "function": {"name": "a", "strict": True}}],
+                "response_format": {"type": "regex", "pattern": "a"},
+            },
+            "The schemas of the tools are longer than 8 times 1 characters together",
+        ),
         ({"max_json_nodes": 5}, {}, "max_json_nodes"),
         ({"max_header_count": 2}, {}, "max_header_count"),
         ({"max_header_bytes": 20}, {}, "max_header_bytes"),

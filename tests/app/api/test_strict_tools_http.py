@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.request import Frame, Grammar
+from app.api.http.options import ApiOptions
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.test_reasoning_http import HELLO, OfFamily, of_family, write
 
@@ -244,3 +245,20 @@ def _calls(answer: Any, stream: bool) -> list[tuple[str, Any]]:
             arguments += delta.get("partial_json", "")
     (name,) = names
     return [(name, json.loads(arguments))]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_many_tools_of_an_agent_are_no_grammar_that_is_too_long(
+    start_server: StartServer, of_family: OfFamily, choice: str
+) -> None:
+    options = ApiOptions(max_grammar_chars=250)
+    server = await start_server(options, processor=of_family("qwen3"))
+    tools = [
+        {**ADD, "name": f"add_{n}", "parameters": {**PARAMETERS, "description": f"Of numbers {n}."}}
+        for n in range(12)
+    ]
+    for some, status in ((tools[:5], 200), (tools, 400)):
+        answer = await ask(server, "chat/completions", some, tool_choice=choice)
+        assert answer.status_code == status, answer.text
+    assert "(setting api.max_grammar_chars)" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "tools"
