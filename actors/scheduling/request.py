@@ -44,10 +44,10 @@ class Objective:
 class HeldPart:
     """A part of how a call is written.
 
-    kind: "text", this very one; "json", of the schema that `text` is; "until", any text up to this
-    one, which ends it, and before which each of `parts` holds: "match", the whole is of this
-    pattern, or "no_match"; or of `parts` "all" in this order, "maybe", the same or nothing, "many",
-    the same any number of times, or "one".
+    kind: "text", this very one; "json", of the schema that `text` is; "python", arguments of that
+    schema in Python's syntax; "until", any text up to this one, which ends it, and before which
+    each of `parts` holds: "match", the whole is of this pattern, or "no_match"; or of `parts` "all"
+    in this order, "maybe", the same or nothing, "many", the same any number of times, or "one".
     """
 
     kind: str
@@ -77,8 +77,8 @@ class HeldCalls:
     may_end: the answer's end may stand in place of the tail. behind, before: where given, the
     opening is one only between a mark of `behind`, or the answer's beginning, and a `before`.
     may_be_text: what follows the opening, or the answer's beginning if this is "", is a call only
-    where it begins as one, with the text, or one of the texts, that is the first part; blanks in
-    that are optional.
+    where it begins as one, with the head and the text, or one of the texts, that is the first part;
+    blanks in these are optional. More calls may then follow, or, with a tail, one list of them.
     """
 
     opening: str

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.scheduling.request import Frame, HeldCall, HeldCalls, HeldPart
+from actors.stage.grammars.patterns import literal
+from actors.stage.grammars.python_literals import python_rules
 
 _BLANKS: Final = r"/[ \n\r\t]{1,4}/"
 _SOME_BLANKS: Final = r"[ \n\r\t]*"
@@ -79,7 +81,7 @@ class _HeldRules:
         self._most_calls = frame.most_calls
         self._rules: list[str] = []
         self._names: dict[HeldPart, str] = {}  # of their rules
-        self._begun: dict[tuple[tuple[HeldCall, ...], str | None], str] = {}  # the same
+        self._begun: dict[tuple[tuple[HeldCall, ...], str, str | None], str] = {}  # the same
         for number, held in enumerate(frame.held):
             self._add_calls(number, held)
 
@@ -152,7 +154,8 @@ class _HeldRules:
     def _add_calls(self, number: int, held: HeldCalls) -> None:
         """The rules of what stands behind an opening. open: without the tail."""
         if held.may_be_text:
-            self._rules.append(f"held{number}: {self._begun_calls(held)}+")
+            count = "" if held.tail else "+"
+            self._rules.append(f"held{number}: {self._begun_calls(held)}{count}")
             return
         head, tail = self._edge(held.head), self._edge(held.tail)
         calls = " | ".join(self._sequence(call.parts) for call in held.calls)
@@ -168,19 +171,24 @@ class _HeldRules:
 
     def _begun_calls(self, held: HeldCalls) -> str:
         """The name of the rule of a call that may as well be text until its arguments begin."""
-        key = (held.calls, held.separator)
+        key = (held.calls, held.head, held.separator)
         if key not in self._begun:
             name = self._begun[key] = f"begun_call{len(self._begun)}"
             separator = literal((held.separator or "").strip())
             ways = []
             for number, call in enumerate(held.calls):
                 first, *rest = call.parts
-                texts = [literal(one.text) for one in first.parts or (first,)]
+                texts = [literal(f"{held.head}{one.text}") for one in first.parts or (first,)]
                 begin = "|".join(texts).replace(literal(" "), _SOME_BLANKS)
                 before = f"{_SOME_BLANKS}({separator}{_SOME_BLANKS})?"
                 self._rules.append(f"{name}_{number}[lazy]: /{before}({begin})/")
                 ways.append(f"{name}_{number} {self._sequence(rest)}")
-            self._rules.append(f"{name}: {' | '.join(ways)}")
+            begun = " | ".join(ways)
+            if held.tail:
+                calls = " | ".join(self._sequence(call.parts) for call in held.calls)
+                following = f"(blanks? /{separator}/ blanks? ({calls}))* blanks?"
+                begun = f"({begun}) {following} {self._spelled(held.tail)}"
+            self._rules.append(f"{name}: {begun}")
         return self._begun[key]
 
     def _sequence(self, parts: Iterable[HeldPart]) -> str:
@@ -190,7 +198,7 @@ class _HeldRules:
         match part.kind:
             case "text":
                 return self._spelled(part.text)
-            case "json" | "until":
+            case "json" | "python" | "until":
                 return self._named(part)
             case "one":
                 return f"({' | '.join(map(self._part, part.parts))})"
@@ -209,6 +217,9 @@ class _HeldRules:
             if part.kind == "json":
                 kind = "json_schema" if self._most_calls else "strict_json_schema"
                 self._rules.append(f"{name}: {self._rule(kind, part.text)}")
+            elif part.kind == "python":
+                rules = python_rules(name, part.text, self._rule)
+                self._rules += [one for one in rules if one not in self._rules]
             else:
                 self._add_until(name, part)
         return self._names[part]
@@ -267,12 +278,3 @@ def _maybe(ways: Sequence[str]) -> str:
 
 def _up_to(mark: str) -> str:
     return f"/(?s:.*){literal(mark)}/"
-
-
-def literal(text: str) -> str:
-    """A pattern of this text alone.
-
-    >>> literal("a b")
-    'a\\\\x20b'
-    """
-    return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.scheduling.request import Frame
-from actors.stage.grammars.frame import literal, rules_of
+from actors.stage.grammars.frame import rules_of
 from actors.stage.grammars.json_schema import prepared
 from actors.stage.grammars.matcher import Matcher
-from actors.stage.grammars.patterns import as_rust
+from actors.stage.grammars.patterns import as_rust, literal
 
 # Tokens are masked, never forced: a forced text is found by trying, and only to be drafted.
 _HEAD: Final = '%llguidance {"no_forcing": true}'

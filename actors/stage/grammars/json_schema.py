@@ -57,7 +57,7 @@ def _joined(root: Any) -> set[int]:
             return
         if isinstance(schema, dict):
             found.add(id(schema))
-            add(_resolved(schema, root))
+            add(resolved(schema, root))
         for inner in _inner(schema):
             add(inner)
 
@@ -133,7 +133,7 @@ class _Rewriting:
         """`propertyNames` as patternProperties, where it is the whole rule for names."""
         if "propertyNames" not in schema:
             return
-        names = _resolved(schema["propertyNames"], self.root)
+        names = resolved(schema["propertyNames"], self.root)
         if names is True or (isinstance(names, dict) and names.keys() <= _SAYS_NOTHING):
             del schema["propertyNames"]
         elif not {"properties", "patternProperties"} & schema.keys():
@@ -185,7 +185,7 @@ def _rename(schema: dict[str, Any], key: str, known: str) -> None:
         schema[known] = schema.pop(key)
 
 
-def _resolved(schema: Any, root: Any) -> Any:
+def resolved(schema: Any, root: Any) -> Any:
     """What a schema that is only a reference within the whole one refers to."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not reference.startswith("#/"):

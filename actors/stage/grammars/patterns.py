@@ -47,3 +47,12 @@ def _of_class(found: re.Match[str]) -> str:
     if (escaped := found["escaped"]) is not None:
         return _ESCAPES.get(escaped, found[0])
     return "".join(f"\\{char}" for char in found[0])
+
+
+def literal(text: str) -> str:
+    """A pattern of this text alone.
+
+    >>> literal("a b")
+    'a\\\\x20b'
+    """
+    return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls
+from app.text.output.json_text import Calls, words
 from app.text.output.llama3_json import ASKS_FOR_JSON
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
@@ -44,6 +45,21 @@ class Pythonic(ToolFormat):
     @staticmethod
     def written(calls: Calls) -> str:
         return f"[{', '.join(f'{name}({_written(arguments)})' for name, arguments in calls)}]"
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """A list, or calls after an opening, that begin as a call of one of the tools."""
+        calls = tuple(
+            HeldCall(name, (words(f"{name}("), HeldPart("python", schema), words(")")))
+            for name, schema in schemas.items()
+        )
+        listed = [
+            HeldCalls(opening, "[ ", calls, ",", "]", may_be_text=True)
+            for opening in ("", *cls.openings)
+        ]
+        if cls.needs_list:
+            return tuple(listed)
+        return (*listed, HeldCalls(cls.openings[0], "", calls, "", "", may_be_text=True))
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()

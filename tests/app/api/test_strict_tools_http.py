@@ -140,12 +140,24 @@ async def test_llama_may_answer_in_json_that_is_no_call(
         assert grammar.kind == "text"
 
 
-async def test_families_whose_calls_are_no_json_are_served_as_ever(
-    start_server: StartServer, of_family: OfFamily
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_calls_in_pythons_syntax_are_held_to_their_schemas(
+    start_server: StartServer, of_family: OfFamily, path: str, stream: bool
 ) -> None:
-    server = await start_server(processor=of_family("gemma_3"))
-    assert (await ask(server, "chat/completions", [ADD])).status_code == 200
-    assert grammar_of(server) is None
+    processor = of_family("gemma_3")
+    server = await start_server(processor=processor)
+    write(server, processor, "[add(a=1)]")
+    answer = await ask(server, path, [ADD], stream=stream)
+    assert answer.status_code == 200, answer.text
+    assert _calls(answer, stream) == [("add", {"a": 1})]
+    grammar = grammar_of(server)
+    assert grammar is not None
+    assert grammar.kind == "text"
+    odd = {"name": "odd", "parameters": {"properties": {"a": {"not": {}}}}, "strict": True}
+    answer = await ask(server, path, [ADD, odd], stream=stream)
+    assert answer.status_code == 400
+    assert "'odd'" in answer.json()["error"]["message"]
 
 
 async def test_strict_tools_beside_a_format(start_server: StartServer, of_family: OfFamily) -> None:

@@ -30,9 +30,16 @@ HELD = [
     "llama3_json",
     "mistral",
     "phi4_mini",
+    "pythonic",
     "qwen3_coder",
+    "tool_code",
 ]
-WITHOUT_MARK = ("glm4", "llama3_json")  # so what begins as no declared tool's call is text
+WITHOUT_MARK = (
+    "glm4",
+    "llama3_json",
+    "pythonic",
+    "tool_code",
+)  # so what begins as no declared tool's call is text
 SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
 END = 256
 
@@ -156,6 +163,45 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
             "<tool_call>add\n<arg_key>b</arg_key>",
             "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>x",
             "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>",
+        ],
+    ),
+    (
+        "pythonic",
+        [
+            "[1, 2]",
+            "[add] is a tool",
+            "[rm(a=1)]",
+            "add(a='x')",
+            "So: [add(a='x')]",
+            "[ add(a=1, b='it') , now()] So: [add(a='x')]",
+            "So: <|python_start|>[now(),add(a=1)]<|python_end|>Done.",
+            "<|python_start|>print(1)<|python_end|>",
+        ],
+        [
+            "[add()]",
+            "[add(a='x')]",
+            "[add(a=1)",
+            "\n[ add(a=1), rm()]",
+            "[add(1)]",
+            "[add(a=1, b=2)]",
+            "<|python_start|>[add(a=None)]<|python_end|>",
+        ],
+    ),
+    (
+        "tool_code",
+        [
+            "[now(), add(a=1)]",
+            "```tool_code\nadd(a=1)\nnow()\n```\nSo: add()",
+            "```tool_code\n[add(a=1), now()]\n``` Done.",
+            "```tool_code\nprint(1)\n```",
+            "```python\nadd()\n```",
+            "add(a='x')",
+        ],
+        [
+            "[add()]",
+            "```tool_code\nadd()\n```",
+            "```tool_code\nadd(a=1)\nadd(a='x')\n```",
+            "```tool_code\n[add(a=1)\n```",
         ],
     ),
 ]
