@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -36,6 +37,12 @@ _LIMITS: Final[dict[str, Any]] = {
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 100_000,
 }
+# Tokens of these kinds are allowed together where a pattern takes all of them, as those of any text
+# of JSON are (the library's own slices); else each is tried, most of a vocabulary at every mask.
+_SLICES: Final = ("[a-z]{1,10}", "[a-z ]{1,10}", "[a-zA-Z0-9_]{1,10}", "[a-zA-Z0-9_ ]{1,10}")
+_BEGINNING: Final = 32  # tokens, before which masks are kept for other answers
+_MOST_KEPT: Final = 64  # of a grammar, of up to 32 kB each
+_KEPT_S: Final = (0.0003, 0.01)  # took so long; a slower one is never hidden from who measures it
 _USED_UP: Final = "too many states"  # of the lexer
 _DEAD_END: Final = "NoExtensionBias"  # begins its error where nothing can follow
 _PREFIX: Final = re.compile(r"^(error: |(at )?\d+\(\d+\): |failed to compile JSON schema: )+")
@@ -71,7 +78,11 @@ class GuidanceCompiler:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
         vocabulary = _Vocabulary(texts, stop_token_ids, stop_token_ids[0])
-        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(stop_token_ids))
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(vocabulary),
+            eos_token=list(stop_token_ids),
+            slices=[*LLTokenizer.general_slices(), *_SLICES],
+        )
         self._special = special
         self._num_words = -(-len(texts) // 32)
         self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
@@ -131,11 +142,21 @@ class GuidanceCompiler:
 
 class _Compiled:
     """The matcher of a grammar that others are copied from. Copies share the states of its lexer,
-    whose number is limited: once they are used up, there is a new one."""
+    whose number is limited: once they are used up, there is a new one.
+
+    masks: some that took long, by the tokens before. Where an answer may still be a call or text,
+    every token is tried; calls of one tool begin alike.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self.first = make()
+        self.masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}
+
+    def keep(self, taken: tuple[int, ...], words_W: NDArray[np.uint32]) -> None:
+        if len(self.masks) >= _MOST_KEPT:
+            del self.masks[next(iter(self.masks))]
+        self.masks[taken] = words_W.copy()
 
     def renew(self, used_up: Any) -> None:
         if self.first is used_up:
@@ -177,6 +198,19 @@ class _GuidanceMatcher:
         return self._is_behind or bool(error and not error.startswith(_DEAD_END))
 
     def mask(self) -> NDArray[np.uint32]:
+        if len(self._taken) >= _BEGINNING:
+            return self._new_mask()
+        taken = tuple(self._taken)
+        if (kept_W := self._compiled.masks.pop(taken, None)) is not None:
+            self._compiled.masks[taken] = kept_W  # as the last one used
+            return kept_W.copy()
+        begin_s = time.thread_time()
+        words_W = self._new_mask()
+        if _KEPT_S[0] < time.thread_time() - begin_s < _KEPT_S[1] and not self._matcher.is_error():
+            self._compiled.keep(taken, words_W)
+        return words_W
+
+    def _new_mask(self) -> NDArray[np.uint32]:
         words_W = np.zeros(self._num_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
         if self._matcher.is_error() and self._goes_on():

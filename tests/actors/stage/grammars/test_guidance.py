@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from actors.stage.grammars import guidance
 from actors.stage.grammars.guidance import _LIMITS, GuidanceCompiler
 from actors.stage.grammars.json_schema import FORMATS
 from actors.stage.grammars.matcher import Matcher
@@ -292,3 +293,23 @@ def test_a_matcher_that_is_too_slow_is_lost() -> None:
     assert matcher.is_lost
     assert not matcher.mask().any()
     assert not matcher.take(ord("a"))
+
+
+@pytest.mark.parametrize("pattern", ["[a-z ]{1,20}", "[a-z0-9 -]+", r"\w{1,64}", "(a|very| )*"])
+def test_masks_made_together_or_kept_are_those_of_each_token_tried(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [*(bytes([byte]) for byte in range(256)), b"", b"very", b" long", b"A_9", b"a" * 11]
+    monkeypatch.setattr(guidance, "_KEPT_S", (-1.0, 60.0))
+    monkeypatch.setattr(guidance, "_MOST_KEPT", 9)
+    make = GuidanceCompiler(texts, (END,)).compile("regex", pattern)
+    monkeypatch.setattr(guidance, "_SLICES", ())
+    alone = GuidanceCompiler(texts, (END,))
+    for text in 2 * ["a very long word", "x-1 2", "Ab_9", 'say "a"\n']:
+        one, other = make(), alone.compile("regex", pattern)()
+        for token in text.encode():
+            mask = one.mask()
+            assert mask.tolist() == other.mask().tolist()
+            mask.fill(0)  # which changes none that is kept
+            if not (one.take(token) and other.take(token)):
+                break
