@@ -41,10 +41,14 @@ _HEADER: Final = re.compile(
 )
 _BEGIN: Final = one_of(words(f"{_CHANNELS[1]} {_OPENING}"), words(f" {_OPENING}"))  # of a call
 _BLANK: Final = maybe(words(" "))
+_BEFORE_TYPE: Final = one_of(
+    HeldPart("all", parts=(_BLANK, words("<|constrain|>"))),
+    words(" "),  # or it is read as the end of the name
+)
 _REST_OF_HEADER: Final = (  # of a call, behind its name
+    maybe(_BLANK, one_of(*map(words, _CHANNELS[:2]))),
+    maybe(_BEFORE_TYPE, one_of(words("json"), words("code"))),
     _BLANK,
-    maybe(one_of(*map(words, _CHANNELS[:2])), _BLANK),
-    maybe(maybe(words("<|constrain|>")), one_of(words("json"), words("code"))),
     words("<|message|>"),
 )
 _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")

@@ -12,11 +12,7 @@ import pytest
 
 from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.guidance import GuidanceCompiler
-from app.text.output.cohere import CohereThink
-from app.text.output.harmony import HarmonyChannels
-from app.text.output.interface import ReasoningFormat
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
-from app.text.output.thinking import GraniteThink
 from tests.app.text.output.answers import ADD, NOW, PLOT
 from tests.app.text.output.reading import TOOLS, read
 
@@ -93,6 +89,7 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}} so',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}{START}',
+            f'{COMMENTARY} to=functions.addjson<|message|>{{"a": 1}}',
             f'{COMMENTARY} to=functions.add {JSON}{{"a": 1}}<|call|>{START} to=functions.rm',
         ],
     ),
@@ -221,10 +218,10 @@ def takes(name: str, text: str, *, special: bool, schemas: dict[str, str] = SCHE
     names = tuple(sorted(one.special_tokens, key=len, reverse=True)) if special else ()
     frame = Frame(calls=one.openings, held=one.held(schemas))
     matcher = compiler(names).compile("text", "", frame)()
-    return all(map(matcher.take, _tokens(text, names))) and (matcher.is_over or matcher.take(END))
+    return all(map(matcher.take, tokens_of(text, names))) and (matcher.is_over or matcher.take(END))
 
 
-def _tokens(text: str, names: Sequence[str]) -> list[int]:
+def tokens_of(text: str, names: Sequence[str]) -> list[int]:
     parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
     tokens: list[int] = []
     for part in parts:
@@ -268,51 +265,6 @@ def test_text_is_free_and_calls_are_held(
 ) -> None:
     assert [text for text in taken if not takes(name, text, special=special)] == []
     assert [text for text in refused if takes(name, text, special=special)] == []
-
-
-FORCED: dict[str, tuple[type[ReasoningFormat], list[str], list[str]]] = {
-    "harmony": (
-        HarmonyChannels,
-        [f"<|channel|>analysis<|message|>Hm.<|end|>{START}"],
-        ["<|channel|>analysis<|message|>Hm.", "So:", f"{COMMENTARY}<|message|>So.<|end|>{START}"],
-    ),
-    "granite": (GraniteThink, ["<think>Hm.</think>\n\n"], ["Hm.", "<think>Hm."]),
-    "cohere": (CohereThink, ["<|START_THINKING|>Hm.<|END_THINKING|>"], ["So:"]),
-}
-
-
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("name", FORCED)
-def test_an_answer_that_has_to_call_is_reasoning_and_a_call_as_the_family_writes_it(
-    name: str, special: bool
-) -> None:
-    reasoning, befores, others = FORCED[name]
-    one = TOOL_FORMATS[name]
-    formats = OutputFormats(one, reasoning)
-    schemas = {**SCHEMAS, "add": SCHEMAS["add"][:-1] + ', "not": {}}'}  # which is left out
-    names = tuple(sorted(formats.special_tokens(with_tools=True), key=len, reverse=True))
-    special_names = names if special else ()
-
-    def takes(text: str, most_calls: int = 16) -> bool:
-        marks = reasoning.marks("")
-        frame = Frame(marks, held=one.forced(schemas), most_calls=most_calls)
-        matcher = compiler(special_names).compile("text", "", frame)()
-        tokens = _tokens(text, special_names)
-        return all(map(matcher.take, tokens)) and (matcher.is_over or matcher.take(END))
-
-    written = one.written([ADD])
-    for before in ("", *befores):
-        assert takes(f"{before}{written}")
-        found = read(formats, list(f"{before}{written}"))
-        assert found == ("", "Hm." if before else "", [ADD])
-    refused = ["", *befores, *(f"{before}{written}" for before in others), f"{written} So."]
-    refused += [one.written([call]) for call in (("add", {"a": "x"}), ("sub", {}))]
-    assert [text for text in refused if takes(text)] == []
-    has_lists = name != "harmony"
-    assert takes(one.written([ADD] * 16)) is has_lists
-    assert not takes(one.written([ADD] * 17))
-    assert takes(written, 1)
-    assert not takes(one.written([ADD] * 2), 1)
 
 
 def test_cohere_numbers_its_calls_and_writes_them_on_lines_of_their_own() -> None:
