@@ -100,7 +100,8 @@ class Frame:
     the marks with which tool calls begin. marks: special tokens that calls may have. held: in what
     ways calls may be written; empty: in any. most_calls: the answer is a call in one of these ways,
     or a list of at most so many, and keeps to as much of their schemas as can be kept; 0: it need
-    not call.
+    not call. heads: with one of these a constrained answer begins, unless it is calls; empty, or
+    "" among them: it need not.
     """
 
     reasoning: tuple[str, ...] = ()
@@ -109,6 +110,7 @@ class Frame:
     marks: tuple[str, ...] = ()
     held: tuple[HeldCalls, ...] = ()
     most_calls: int = 0
+    heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

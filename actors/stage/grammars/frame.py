@@ -35,8 +35,10 @@ def rules_of(
         start = "calls"
         rules += held.alone()
     elif answer is not None:
-        rules.append(f"answer: {answer}")
-        if frame.calls:
+        heads = " | ".join(_spelled(head, token_ids) for head in frame.heads if head)
+        head = f"({heads}){'?' if '' in frame.heads else ''}" if heads else ""
+        rules += [f"plain: {answer}", f"answer: {head} plain"]
+        if frame.calls or frame.held:
             start = "(answer | calls)"
             rules += held.in_place_of_text() if frame.held else _free_calls(frame, token_ids)
     else:
@@ -86,16 +88,21 @@ class _HeldRules:
             self._add_calls(number, held)
 
     def alone(self) -> list[str]:
-        ways = []
-        for number, held in enumerate(self._every):
-            calls = f"(held{number} | open{number})" if held.may_end else f"held{number}"
-            ways.append(f"{self._spelled(held.opening)} {calls}")
+        ways = [self._way(number) for number in range(len(self._every))]
         return [*self._rules, f"calls: {' | '.join(ways)}"]
 
     def in_place_of_text(self) -> list[str]:
-        marks = {n: held.opening for n, held in enumerate(self._every) if held.opening}
-        block = " | ".join(f"{_mark(mark, self._token_ids)} held{n}" for n, mark in marks.items())
-        return [*self._rules, f"block: {block}", "calls: block (blanks? block)*"]
+        last = [n for n, held in enumerate(self._every) if held.may_end]
+        ways = [self._way(number) for number in last]
+        if marked := [n for n, held in enumerate(self._every) if held.opening and n not in last]:
+            self._rules.append(f"block: {' | '.join(map(self._way, marked))}")
+            ways.append("block (blanks? block)*")
+        return [*self._rules, f"calls: {' | '.join(ways)}"]
+
+    def _way(self, number: int) -> str:
+        held = self._every[number]
+        calls = f"(held{number} | open{number})" if held.may_end else f"held{number}"
+        return f"{self._spelled(held.opening)} {calls}"
 
     def within_text(self, reserved: Sequence[str]) -> list[str]:
         """Whatever stands between calls, where each opening begins one, as a token and spelled.

@@ -12,7 +12,7 @@ from app.api.endpoints.tool_choice import ToolPlan
 from app.api.http.errors import invalid
 from app.api.schema.common import ReasoningEffort
 from app.text.incremental import TextDelta, TextRules
-from app.text.output.interface import ReasoningFormat
+from app.text.output.interface import ReasoningFormat, ToolFormat
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import AnswerPiece, Tools
 from app.text.output.registry import OutputFormats
@@ -86,16 +86,20 @@ def plan_output(
     if is_forced and formats.tools is not None:
         own = formats.tools.forced(tools.chosen_schemas())
     if own:
-        marks, is_begun = _reasoning_marks(formats.reasoning, prompt, is_forced=True)
-        frame = Frame(marks, is_begun, held=own, most_calls=tools.most_calls)
+        frame = replace(_reasoning(formats.reasoning, prompt), heads=())
+        frame = replace(frame, held=own, most_calls=tools.most_calls)
         grammar, is_forced = replace(_TEXT, frame=frame), False
     elif grammar is not None:
         frame = Frame()
         if grammar.kind != "ebnf":
-            frame = _frame(formats, bool(calls), is_forced, prompt, held)
+            is_alone = is_forced or grammar is _TEXT
+            frame = _reasoning(formats.reasoning, prompt, is_alone=is_alone)
+            if calls and not is_forced:
+                frame = _with_calls(frame, formats.tools, tools, held)
         if not frame.reasoning and grammar is not _TEXT:
             formats = replace(formats, reasoning=None)
-        if not frame.calls and grammar is not _TEXT and not is_forced:
+        has_calls = bool(frame.calls or frame.held)
+        if not has_calls and grammar is not _TEXT and not is_forced:
             calls = {}
         if frame != Frame():
             grammar = replace(grammar, frame=frame)
@@ -105,28 +109,29 @@ def plan_output(
     return OutputPlan(formats, calls, is_forced, begun, tools.parallel, grammar, tools.custom)
 
 
-def _frame(
-    formats: OutputFormats,
-    with_tools: bool,
-    is_forced: bool,
-    prompt: str,
+def _reasoning(
+    reasoning: type[ReasoningFormat] | None, prompt: str, *, is_alone: bool = False
+) -> Frame:
+    """What an answer has before it. is_alone: it stands behind nothing but reasoning."""
+    marks = () if reasoning is None else reasoning.marks(prompt)
+    if reasoning is None or not marks or (is_alone and "" not in reasoning.heads):
+        return Frame()
+    heads = () if is_alone or reasoning.heads == ("",) else reasoning.heads
+    return Frame(marks, reasoning.begins_in(prompt), heads=heads)
+
+
+def _with_calls(
+    frame: Frame,
+    format: type[ToolFormat] | None,
+    tools: ToolPlan,
     held: tuple[HeldCalls, ...],
 ) -> Frame:
-    """What a constrained answer may have before it or in its place."""
-    marks, is_begun = _reasoning_marks(formats.reasoning, prompt, is_forced=is_forced)
-    if not with_tools or is_forced or formats.tools is None:
-        return Frame(marks, is_begun)
-    return Frame(marks, is_begun, formats.tools.openings, formats.tools.special_tokens, held)
-
-
-def _reasoning_marks(
-    reasoning: type[ReasoningFormat] | None, prompt: str, *, is_forced: bool
-) -> tuple[tuple[str, ...], bool]:
-    """The marks around the reasoning, if the answer may have one, and whether it has begun."""
-    if reasoning is None or not (is_forced or reasoning.precedes_the_answer):
-        return (), False
-    marks = reasoning.marks(prompt)
-    return marks, bool(marks) and reasoning.begins_in(prompt)
+    """With calls that it may be instead. held: within text."""
+    if format is None:
+        return frame
+    if frame.heads and not format.openings:  # text and calls are told apart by their heads
+        return replace(frame, held=format.forced(tools.schemas()))
+    return replace(frame, calls=format.openings, marks=format.special_tokens, held=held)
 
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:

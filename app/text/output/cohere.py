@@ -29,6 +29,7 @@ class CohereThink(Think):
     closing = "<|END_THINKING|>"
     recognized_by = ("<|START_THINKING|>",)
     special_tokens = ("<|START_THINKING|>", "<|END_THINKING|>", *_RESPONSE)
+    heads = (_RESPONSE[0], "")
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from super().read(source, out)

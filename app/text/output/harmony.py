@@ -59,6 +59,7 @@ class HarmonyChannels(ReasoningFormat):
 
     recognized_by = ("<|channel|>analysis", "<|channel|>")
     special_tokens = _TOKENS
+    heads = (f"{_CHANNELS[2]}<|message|>", f"{_CHANNELS[2]} <|constrain|>json<|message|>")
 
     @classmethod
     def marks(cls, prompt: str) -> tuple[str, ...]:

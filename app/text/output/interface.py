@@ -32,10 +32,10 @@ class Format:
 class ReasoningFormat(Format, ABC):
     """How a family writes reasoning.
 
-    precedes_the_answer: what follows it is the answer's text, without a mark or a header.
+    heads: with one of these an answer begins that a grammar makes; "": with none.
     """
 
-    precedes_the_answer: ClassVar[bool] = False
+    heads: ClassVar[tuple[str, ...]] = ("",)
 
     @abstractmethod
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
@@ -84,7 +84,7 @@ class ToolFormat(Format):
 
     @classmethod
     def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        """The same for an answer that has to be calls. None where it is then the JSON that
+        """The same for an answer that is calls. None where one that has to be is the JSON that
         `Forced` reads.
         """
         return ()

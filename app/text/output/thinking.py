@@ -15,7 +15,6 @@ class Think(ReasoningFormat):
     frame: marks around the answer that are left out, where the first follows the reasoning.
     """
 
-    precedes_the_answer = True
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
     frame: ClassVar[tuple[str, str] | None] = None
@@ -50,7 +49,6 @@ class Think(ReasoningFormat):
 class GraniteThink(Think):
     """Granite 3.3."""
 
-    precedes_the_answer = False
     frame = ("<response>", "</response>")
     recognized_by = ("<response></response>",)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.request import Frame, Grammar
+from actors.stage.grammars.guidance import GuidanceCompiler
 from app.api.http.options import ApiOptions
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.test_reasoning_http import HELLO, OfFamily, of_family, write
@@ -211,14 +212,12 @@ async def test_a_call_that_has_to_be_made_is_one_as_the_family_writes_it(
 ) -> None:
     processor = of_family("gpt_oss")
     server = await start_server(processor=processor)
-    before = "<|channel|>analysis<|message|>Q<|end|><|start|>assistant"
-    written = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
     named = {"name": "add"} if path == "responses" else {"function": {"name": "add"}}
     choices: tuple[Any, ...] = ("required", {"type": "function", **named})
     if path == "messages":
         choices = ({"type": "any"}, {"type": "tool", "name": "add"})
     for choice, names, most_calls in zip(choices, (["add", "now"], ["add"]), (16, 1), strict=True):
-        write(server, processor, before + written)
+        write(server, processor, CHANNELS["analysis"] + CHANNELS["call"])
         answer = await ask(server, path, [ADD, NOW], tool_choice=choice, stream=stream)
         assert answer.status_code == 200, answer.text
         assert _calls(answer, stream) == [("add", {"a": 1})]
@@ -226,7 +225,7 @@ async def test_a_call_that_has_to_be_made_is_one_as_the_family_writes_it(
         grammar = grammar_of(server)
         assert grammar is not None
         assert grammar.frame is not None
-        assert grammar.frame.reasoning == before.partition("Q")[::2]
+        assert grammar.frame.reasoning == tuple(CHANNELS["analysis"].split("Q"))
         assert grammar.frame.most_calls == most_calls
         (held,) = grammar.frame.held
         assert [call.name for call in held.calls] == names
@@ -235,10 +234,9 @@ async def test_a_call_that_has_to_be_made_is_one_as_the_family_writes_it(
 def _calls(answer: Any, stream: bool) -> list[tuple[str, Any]]:
     """Of an answer in any of the three forms, whole or streamed."""
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    events = list(map(json.loads, lines)) if stream else [answer.json()]
     names: list[str] = []
     arguments = ""
-    for event in events:
+    for event in map(json.loads, lines) if stream else [answer.json()]:
         block = event.get("content_block", event.get("item", {}))
         blocks = [*event.get("content", []), *event.get("output", []), block]
         for choice in event.get("choices", []):
@@ -250,13 +248,54 @@ def _calls(answer: Any, stream: bool) -> list[tuple[str, Any]]:
             names += [one["name"]] if one.get("name") else []
             given = one.get("arguments") or one.get("input") or ""
             arguments += given if isinstance(given, str) else json.dumps(given)
-        delta = event.get("delta", "")
         if event.get("type") == "response.function_call_arguments.delta":
-            arguments += delta
-        elif isinstance(delta, dict):
+            arguments += event["delta"]
+        elif isinstance(delta := event.get("delta"), dict):
             arguments += delta.get("partial_json", "")
     (name,) = names
     return [(name, json.loads(arguments))]
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": PARAMETERS}}
+CHANNELS = {
+    "analysis": "<|channel|>analysis<|message|>Q<|end|><|start|>assistant",
+    "final": '<|channel|>final<|message|>{"a": 1}',
+    "call": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+}
+
+
+@pytest.mark.parametrize("tools", [[], [NOW, {**ADD, "strict": False}], [NOW, ADD]])
+async def test_gpt_oss_reasons_and_may_call_before_it_answers_in_a_format(
+    start_server: StartServer, of_family: OfFamily, tools: list[dict[str, Any]]
+) -> None:
+    processor = of_family("gpt_oss")
+    server = await start_server(processor=processor)
+    for way in ("final", "call") if tools else ("final",):
+        write(server, processor, CHANNELS["analysis"] + CHANNELS[way])
+        fields = {"response_format": FORMAT, **({} if tools else {"tool_choice": "none"})}
+        answer = await ask(server, "chat/completions", tools or [NOW], **fields)
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        assert message["reasoning_content"] == "Q"
+        assert (message["content"] or "") == ('{"a": 1}' if way == "final" else "")
+        assert len(message.get("tool_calls") or []) == (way == "call")
+    grammar = grammar_of(server)
+    assert grammar is not None
+    texts = [*(bytes([byte]) for byte in range(256)), b""]
+    make = GuidanceCompiler(texts, (256,)).compile("json_schema", grammar.text, grammar.frame)
+    for text, is_taken in (
+        (CHANNELS["final"], True),
+        (CHANNELS["analysis"] + CHANNELS["final"], True),
+        (CHANNELS["analysis"] + CHANNELS["call"], bool(tools)),
+        (CHANNELS["call"].replace("1", '"x"'), bool(tools) and not tools[1]["strict"]),
+        ('{"a": 1}', False),
+        (CHANNELS["final"].replace("1", '"x"'), False),
+        (CHANNELS["analysis"], False),
+        (CHANNELS["call"] + CHANNELS["final"], False),
+    ):
+        matcher = make()
+        taken = all(map(matcher.take, text.encode())) and (matcher.is_over or matcher.take(256))
+        assert taken is is_taken, text
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

@@ -43,6 +43,8 @@ def takes(
         (Frame(_THINK, calls=_CALLS), ["yes", "<a>yes", "<a>\n!b", "!b"], ["<a>b", "no", "<a"]),
         (Frame(_THINK, True, _CALLS), ["a>yes", "a>!b!"], ["yes", "a>b"]),
         (Frame(), ["yes"], ["<a>yes", "!a"]),
+        (Frame(_THINK, heads=("So ", *_CALLS)), ["So yes", "!yes", "<a>\nSo yes"], ["yes"]),
+        (Frame(_THINK, True, _CALLS, heads=("So ", "")), ["a>So yes", "a>yes", "a>!b"], ["So yes"]),
     ],
 )  # fmt: skip
 def test_a_frame_has_reasoning_before_the_answer_or_calls_in_its_place(
