@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -32,6 +33,7 @@ _OF_OBJECTS: Final = frozenset(  # which are kept in JSON, but not between tags
 )
 _ENDS: Final = re.compile(r"(?<!\\)(\\\\)*\$$")  # a pattern that ends with the text
 _MOST_CHARS: Final = 1 << 17  # of all tools' schemas, which are written on the loop of the front
+_USUAL_CHARS: Final = 4096  # of a tool's schema
 _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 
 
@@ -59,22 +61,24 @@ class Tags:
             for key, text in texts.items()
         )
 
-    def held(self, schemas: Mapping[str, str]) -> dict[str, list[HeldPart]]:
+    def held(self, schemas: Mapping[str, str]) -> dict[str, tuple[HeldPart, ...]]:
         """Arguments of each tool that keep to the schema of their object. Raises ValueError where
         they cannot be held to it. The length and the `format` of texts are left out of account:
         masks of a counted text that may hold most tokens are slow.
         """
-        arguments: dict[str, list[HeldPart]] = {}
+        arguments: dict[str, tuple[HeldPart, ...]] = {}
         num_chars = 0
         for name, schema in schemas.items():
             try:
-                arguments[name] = self._arguments(json.loads(schema))
+                is_usual = len(schema) <= _USUAL_CHARS
+                arguments[name] = (_known if is_usual else _written)(self, schema)
                 num_chars = _bounded(num_chars + sum(part.num_chars for part in arguments[name]))
             except ValueError as bad:
                 raise ValueError(f"{bad}, in the parameters of '{name}'") from None
         return arguments
 
-    def _arguments(self, root: Any) -> list[HeldPart]:
+    def arguments(self, root: Any) -> list[HeldPart]:
+        """All arguments of one tool, by the schema of their object."""
         whole = _resolved(root, root, set())
         if not isinstance(whole, Mapping):
             raise ValueError("the schema is no object")
@@ -151,6 +155,13 @@ class Tags:
         inner = pattern.removeprefix("^")
         inner = inner if end else inner[:-1]
         return [HeldPart("match", f"{begin}(?:{inner}){end}{self.frame}")]
+
+
+def _written(tags: Tags, schema: str) -> tuple[HeldPart, ...]:
+    return tuple(tags.arguments(json.loads(schema)))
+
+
+_known: Final = lru_cache(maxsize=128)(_written)  # an agent's tools come back at every turn
 
 
 def _bounded(num_chars: int) -> int:

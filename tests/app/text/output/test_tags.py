@@ -12,7 +12,7 @@ from actors.scheduling.request import Frame
 from actors.stage.grammars.guidance import GuidanceCompiler
 from app.text.output.pieces import gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
-from app.text.output.tags import typed
+from app.text.output.tags import Tags, typed
 from tests.app.text.output.reading import pieces_of
 
 END = 256
@@ -146,3 +146,14 @@ def test_the_schemas_of_many_tools_are_bounded_together(name: str) -> None:
 def test_without_a_type_json_is_json() -> None:
     assert [typed({}, text) for text in ("1", "[1]", "x")] == ["1", "[1]", '"x"']
     assert typed({"type": "boolean"}, "True") == "true"
+
+
+def test_tools_that_come_back_at_every_turn_are_written_once() -> None:
+    """On the front's loop, where it takes a third of a millisecond for each kilobyte."""
+    tags = Tags("<", ">", "</>")
+    usual, long = json.dumps(KEYED), json.dumps({**KEYED, "description": "x" * 5000})
+    found = [tags.held({"f": usual, "g": long}) for _ in range(2)]
+    assert found[0]["f"] is found[1]["f"]
+    assert found[0]["g"] is not found[1]["g"]
+    assert found[0] == found[1]
+    assert found[0]["f"] == found[0]["g"]
