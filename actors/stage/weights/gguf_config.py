@@ -8,59 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from actors.stage.models.config import ModelError
-from actors.stage.models.keys import JsonObject, is_neutral
+from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_file import GgufFile
+from actors.stage.weights.gguf_metadata import GgufMetadata
 
 # Turn ends, for files of chat models that name only the end of text.
 _TURN_ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>",
 )  # fmt: skip
 _CONTROL = 3  # token type
-
-
-class GgufMetadata:
-    """The keys of a file's architecture; tracks which were read."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.architecture = str(file.metadata.get("general.architecture"))
-        self._prefix = f"{self.architecture}."
-        self._read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
-        return self.file.metadata.get(self._prefix + key, default)
-
-    def number(self, key: str) -> Any:
-        """A number. Raises ModelError if it is missing or differs between layers."""
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self.file.path}: {self._prefix}{key} is {value!r}, not a number")
-        return value
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.file.tensors
-
-    def factors(self, tensor: str) -> list[float]:
-        """The values of a small float32 tensor."""
-        found = self.file.tensors[tensor]
-        if len(found.shape) != 1:
-            raise ModelError(f"{self.file.path}: tensor {tensor} has shape {found.shape}")
-        return [float(x) for x in found.kind.decode(self.file.rows(tensor, 0, 1)).flatten()]
-
-    def unread(self) -> str | None:
-        """A key that was not read and may change results."""
-        for key, value in self.file.metadata.items():
-            name = key.removeprefix(self._prefix)
-            if key.startswith(self._prefix) and name not in self._read:
-                # As folders call it, with its group or without: attention.scale, attention.causal.
-                called = (name.replace(".", "_"), name.rpartition(".")[2])
-                if not all(is_neutral(each, value) for each in called):
-                    return key
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +144,38 @@ def _gemma3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     }
 
 
+def _of_images(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """The decoder of a model of images: for a text, its rotation is a plain one."""
+    metadata.get("rope.dimension_sections")
+    metadata.get("n_deepstack_layers")
+    return {}
+
+
+def _mistral3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        rope = rope | {
+            "mscale": 1.0,
+            "mscale_all_dim": metadata.get("rope.scaling.yarn_log_multiplier", 0.0),
+            "llama_4_scaling_beta": metadata.get("attention.temperature_scale", 0.0),
+        }
+    return _window(metadata) | {"rope_parameters": rope}
+
+
+def _ernie4_5(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return {"use_bias": config.pop("attention_bias")}
+
+
+def _hunyuan(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """The file has the base that alpha has stretched, and says that nothing else is scaled."""
+    metadata.get("rope.scaling.original_context_length")
+    return {}
+
+
+def _arcee(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return {"mlp_bias": metadata.has("blk.0.ffn_up.bias")}
+
+
 GGUF_FAMILIES: dict[str, GgufFamily] = {
     "llama": GgufFamily("LlamaForCausalLM", "llama", _llama, permuted=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2"),
@@ -198,6 +188,12 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2"),
     "granite": GgufFamily("GraniteForCausalLM", "granite", _granite, permuted=True),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", permuted=True),
+    "mistral3": GgufFamily("Ministral3ForCausalLM", "ministral3", _mistral3, permuted=True),
+    "qwen2vl": GgufFamily("Qwen2ForCausalLM", "qwen2", _of_images),
+    "qwen3vl": GgufFamily("Qwen3ForCausalLM", "qwen3", _of_images),
+    "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", "ernie4_5", _ernie4_5),
+    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _hunyuan),
+    "arcee": GgufFamily("ArceeForCausalLM", "arcee", _arcee, permuted=True),
 }
 
 

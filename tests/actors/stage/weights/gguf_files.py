@@ -22,8 +22,10 @@ ARCHITECTURES = {
     "Llama": "llama", "Mixtral": "llama", "Mistral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3",
     "Qwen3Moe": "qwen3moe", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3": "gemma3",
     "Phi3": "phi3", "Olmo2": "olmo2", "Granite": "granite", "SmolLM3": "smollm3",
+    "Ministral3": "mistral3", "Ernie4_5": "ernie4_5", "HunYuanDenseV1": "hunyuan-dense",
+    "Arcee": "arcee",
 }  # fmt: skip
-_PERMUTED = ("llama", "granite", "smollm3")
+_PERMUTED = ("llama", "granite", "smollm3", "mistral3", "arcee")
 Kind = gguf.GGMLQuantizationType
 _TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
@@ -35,15 +37,17 @@ def write(
     tune: Callable[[gguf.GGUFWriter], None] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     dtype: torch.dtype = torch.float32,
+    architecture: str | None = None,
     **overrides: Any,
 ) -> transformers.PreTrainedModel:
     """Write the file; returns the model in float32 of the weights that it stands for.
 
     kind: of all matrices. tune: adds to the metadata before it is written. tokenizer: writes
     another tokenizer's metadata than the tiny models'. dtype: of the model that is converted.
+    architecture: the file's, where it is not that of the variant's class.
     """
     model = tiny_models.build(variant, **overrides).to(dtype).float()
-    architecture = ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
+    architecture = architecture or ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_metadata(writer, architecture, model.config)
     if tokenizer is None:
@@ -149,13 +153,22 @@ def _write_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> 
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
-    writer.add_rope_freq_base(rope["rope_theta"])
+    base = rope["rope_theta"]
+    if rope.get("alpha"):  # as converted: the base is stretched, and nothing else said of it
+        base *= rope["alpha"] ** (head_dim / (head_dim - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+        writer.add_rope_scaling_orig_ctx_len(config.max_position_embeddings)
+    writer.add_rope_freq_base(base)
     writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config, head_dim))
     if rope["rope_type"] == "longrope":

@@ -307,5 +307,5 @@ def test_the_documents_tell_the_architectures() -> None:
     assert (
         f"| GGUF of {', '.join(GGUF_FAMILIES)} |" in (root / "actors/stage/README.md").read_text()
     )
-    assert len(GGUF_FAMILIES) == 11
-    assert "GGUF file of eleven architectures" in (root / "README.md").read_text()
+    assert len(GGUF_FAMILIES) == 17
+    assert "GGUF file of seventeen architectures" in (root / "README.md").read_text()
