@@ -23,7 +23,7 @@ from kernels.quantized import FLOAT8_ROUNDING, MAX_GROUP, ROUNDING, InputRoundin
 # Tensors beside a layer's weight. Scales of activations are not used.
 SCALED_ENDINGS = (
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
-    ".weight_shape", ".input_scale", ".output_scale",
+    ".weight_shape", ".input_scale", ".output_scale", ".activation_scale",
 )  # fmt: skip
 # Types of weights by kind, as safetensors calls them; packed ones have a name of their own.
 _STORED = {"int8": ("I8",), "float8": ("F8_E4M3", "F8_E5M2")}
@@ -48,6 +48,10 @@ class ScaledWeights:
         quantization: str = "none",
     ) -> None:
         self.scheme = scheme
+        if scheme.kind == "float8" and scheme.one_scale:  # transformers and Mistral's folders
+            other = "weight_scale_inv"
+            if any(name.endswith(f".{other}") for name in checkpoint.names):
+                self.scheme = replace(scheme, scale=other)
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._ranks = ranks

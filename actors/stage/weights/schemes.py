@@ -33,7 +33,7 @@ _WEIGHTS = {
 _BY_TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
 _FLOAT8 = {
     "quant_method", "fmt", "weight_block_size", "activation_scheme", "modules_to_not_convert",
-    "ignored_layers", "scale_fmt",
+    "ignored_layers", "scale_fmt", "dequantize",
 }  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from actors.stage.models.read import load_config
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.models.test_greedy import WEIGHTS, renamed
+from tests.actors.stage.weights import scaled_folders
+from tests.actors.stage.weights.test_packed import GREEDY as SHORT
+from tests.actors.stage.weights.test_packed import LENGTHS, answers
 
 _SIZES: dict[str, Any] = {
     "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
@@ -212,3 +215,10 @@ def test_other_names_of_tensors(
     if variant.startswith("qwen"):
         path.write_text(json.dumps(config | config.pop("text_config")))
     assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected(variant)
+
+
+def test_a_folder_of_float8_with_one_scale_a_tensor(tmp_path: Path) -> None:
+    """As the instruction models of Ministral 3 are published."""
+    model = scaled_folders.write(tmp_path, "mistral", "ministral3-images")
+    planner = MiniPlanner(make_chain(tmp_path, 2), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), SHORT) == answers(model)

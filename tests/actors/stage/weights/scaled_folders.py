@@ -55,6 +55,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [BLOCK, BLOCK],
     },
+    "mistral": {
+        "quant_method": "fp8", "activation_scheme": "static", "dequantize": True,
+        "weight_block_size": None,
+    },
 }  # fmt: skip
 
 
@@ -84,7 +88,11 @@ def _quantize(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The stored tensors, and the weight they stand for."""
     if config["quant_method"] == "fp8":
-        return _float8(weight_OK, "weight_scale_inv", {"strategy": "block"})
+        if config["weight_block_size"] is not None:
+            return _float8(weight_OK, "weight_scale_inv", {"strategy": "block"})
+        parts, dense = _float8(weight_OK, "weight_scale_inv", {"strategy": "tensor"})
+        parts["weight_scale_inv"] = parts["weight_scale_inv"].reshape(())
+        return parts | {"activation_scale": torch.tensor(0.5)}, dense
     scheme = config["config_groups"]["group_0"]["weights"]
     if config["format"] == "float-quantized":
         return _float8(weight_OK, "weight_scale", scheme)
