@@ -120,6 +120,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Ministral3WithImages",
         {"head_dim": 16, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.1}},
     ),
+    "internvl-images": ("InternVLWithImages", {"attention_dropout": 0.0}),
+    "llava-images": ("LlavaWithImages", {"rms_norm_eps": 1e-5}),
     "qwen2-vl-images": ("Qwen2VLWithImages", {"rope_parameters": _MROPE}),
     "qwen2.5-vl-images": ("Qwen2_5_VLWithImages", {"rope_parameters": _MROPE}),
     "qwen3-vl-images": (
@@ -128,6 +130,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 CONFIGS = {
+    "InternVLWithImages": "Qwen2Config",
+    "LlavaWithImages": "LlamaConfig",
     "Mistral3WithImages": "MistralConfig",
     "Ministral3WithImages": "Ministral3Config",
     "Qwen2VLWithImages": "Qwen2VLTextConfig",
@@ -135,6 +139,8 @@ CONFIGS = {
     "Qwen3VLWithImages": "Qwen3VLTextConfig",
 }
 MODELS = {
+    "InternVLWithImages": "InternVLForConditionalGeneration",
+    "LlavaWithImages": "LlavaForConditionalGeneration",
     "Mistral3WithImages": "Mistral3ForConditionalGeneration",
     "Ministral3WithImages": "Mistral3ForConditionalGeneration",
     "Qwen2VLWithImages": "Qwen2VLForConditionalGeneration",
@@ -143,6 +149,21 @@ MODELS = {
 }
 _MISTRAL3 = ("Mistral3Config", {"vision_config": _PIXTRAL, "tie_word_embeddings": False})
 OUTER: dict[str, tuple[str, dict[str, Any]]] = {
+    "InternVLWithImages": (
+        "InternVLConfig",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": [28, 28],
+                "patch_size": [14, 14],
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "LlavaWithImages": ("LlavaConfig", {"vision_config": _PIXTRAL}),
     "Mistral3WithImages": _MISTRAL3,
     "Ministral3WithImages": _MISTRAL3,
     "Qwen2VLWithImages": (

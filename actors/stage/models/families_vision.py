@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actors.stage.models import families_latent
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.families_llama import mistral, qwen2, qwen3
+from actors.stage.models.families_llama import llama, mistral, qwen2, qwen3
 from actors.stage.models.family import Family, with_growing_queries
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
@@ -39,6 +41,19 @@ def qwen3_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return qwen3(base, keys)
 
 
+def internvl_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of InternVL 3 and 3.5 in transformers' format (Qwen2.5, Qwen3 or Llama); images
+    are refused, and their weights not read."""
+    return base
+
+
+def llava_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """The decoder of LLaVA 1.5 and Pixtral in transformers' format (Llama, Mistral or Qwen2);
+    images are refused, and their weights not read."""
+    keys.ignore("is_composition")  # that the whole file has parts
+    return base
+
+
 def of_images(*parts: str) -> tuple[tuple[str, str | None], ...]:
     """Prefixes of stored names, as published and as transformers holds them since 2025. parts: what
     is not read."""
@@ -51,12 +66,32 @@ def of_images(*parts: str) -> tuple[tuple[str, str | None], ...]:
     )
 
 
+# Of a decoder's part that lacks them, as transformers wrote it until 2025.
+_SIZES: JsonObject = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
 _MISTRAL: JsonObject = {
+    **_SIZES,
+    "intermediate_size": 14336,
     "max_position_embeddings": 131072,
     "num_key_value_heads": 8,
     "sliding_window": 4096,
-    "tie_word_embeddings": True,  # unless a head is stored
 }
+_QWEN: JsonObject = {
+    **_SIZES,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "vocab_size": 151_936,
+}
+_TIED: JsonObject = {"tie_word_embeddings": True}  # unless a head is stored
 _MINISTRAL3: JsonObject = {
     "head_dim": 128,
     "max_position_embeddings": 262144,
@@ -97,6 +132,7 @@ _QWEN3: JsonObject = {
     "rope_theta": 500_000.0,
     "vocab_size": 151_936,
 }
+_TOWER = Names(stored_prefixes=of_images("vision_tower", "multi_modal_projector"))
 _QWEN_IMAGES = Family(
     qwen2_images,
     Names(stored_prefixes=of_images("visual")),
@@ -116,14 +152,12 @@ FAMILIES: dict[str, Family] = {
     "Ministral3ForCausalLM": Family(ministral3, defaults=_MINISTRAL3, rope_keys=_MINISTRAL3_ROPE),
     "Mistral3ForConditionalGeneration": Family(
         mistral3_images,
-        Names(stored_prefixes=of_images("vision_tower", "multi_modal_projector")),
+        _TOWER,
         inner="text_config",
         kinds={
-            "mistral": Family(mistral, defaults=_MISTRAL),
+            "mistral": Family(mistral, defaults={**_MISTRAL, **_TIED}),
             "ministral3": Family(
-                ministral3,
-                defaults={**_MINISTRAL3, "tie_word_embeddings": True},
-                rope_keys=_MINISTRAL3_ROPE,
+                ministral3, defaults={**_MINISTRAL3, **_TIED}, rope_keys=_MINISTRAL3_ROPE
             ),
             "mistral4": families_latent.MISTRAL4,
         },
@@ -138,5 +172,25 @@ FAMILIES: dict[str, Family] = {
         _QWEN3,
         rope_keys=("mrope_section", "mrope_interleaved"),
         inner="text_config",
+    ),
+    "InternVLForConditionalGeneration": Family(
+        internvl_images,
+        _TOWER,
+        inner="text_config",
+        kinds={
+            "qwen2": Family(qwen2, defaults={**_QWEN, **_TIED}),
+            "qwen3": Family(qwen3, defaults={**_QWEN, **_TIED, "head_dim": 128}),
+            "llama": Family(llama, defaults={**_SIZES, **_TIED}),
+        },
+    ),
+    "LlavaForConditionalGeneration": Family(
+        llava_images,
+        _TOWER,
+        inner="text_config",
+        kinds={
+            "llama": Family(llama, defaults=_SIZES),
+            "mistral": Family(mistral, defaults=_MISTRAL),
+            "qwen2": Family(qwen2, defaults=_QWEN),
+        },
     ),
 }

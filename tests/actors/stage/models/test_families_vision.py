@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from safetensors.torch import load_file
 
 from actors.stage.models import read
@@ -108,6 +109,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2_5_VLForConditionalGeneration",
         _QWEN | {"text_config": _QWEN2 | {"layer_types": ["full_attention"] * 4}},
     ),
+    "InternVL3": (
+        "InternVLForConditionalGeneration",
+        {"text_config": _QWEN2 | {"model_type": "qwen2", "rope_scaling": None, "head_dim": 16}},
+    ),
+    "InternVL3.5": (
+        "InternVLForConditionalGeneration",
+        {"text_config": _QWEN3 | {"model_type": "qwen3", "rope_scaling": None}},
+    ),
+    "Pixtral": (
+        "LlavaForConditionalGeneration",
+        {"text_config": _MISTRAL | {"is_composition": True}, "vision_config": {"hidden_size": 16}},
+    ),
     "Qwen3-VL": ("Qwen3VLForConditionalGeneration", _QWEN | {"text_config": _QWEN3}),
 }  # fmt: skip
 
@@ -180,6 +193,21 @@ def test_kimi(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": inner}
     path.write_text(json.dumps(_KIMI | whole))
     assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("deepseek-v3")
+
+
+def test_sizes_that_are_not_given(tmp_path: Path) -> None:
+    """As in LLaVA 1.5's file, which says where its decoder differs from transformers' Llama."""
+    text = {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064}
+    found = described(tmp_path, "LlavaForConditionalGeneration", {"text_config": text})
+    theirs = transformers.LlavaConfig(text_config=text).text_config
+    for ours, name in (
+        ("inner_size", "intermediate_size"),
+        ("num_kv_heads", "num_key_value_heads"),
+    ):
+        assert getattr(found, ours) == getattr(theirs, name)
+    for name in ("hidden_size", "head_dim", "vocab_size"):
+        assert getattr(found, name) == getattr(theirs, name)
+    assert (found.num_layers, found.max_positions) == (theirs.num_hidden_layers, 4096)
 
 
 @pytest.mark.parametrize(
