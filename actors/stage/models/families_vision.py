@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from actors.stage.models import families_latent
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import llama, mistral, qwen2, qwen3
