@@ -19,11 +19,6 @@ _PIXTRAL = {
 }  # fmt: skip
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_GRANITE4 = {
-    "num_local_experts": 0, "shared_intermediate_size": 80, "layer_types": [_FULL] * 3,
-    "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
-    "attention_multiplier": 0.3, "mamba_n_heads": 4,
-}  # fmt: skip
 
 # variant -> (model class, config entries over the base)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,8 +62,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-biased": ("HunYuanDenseV1", {"head_dim": 16, "attention_bias": True}),
     "arcee": ("Arcee", {}),
     "arcee-biased": ("Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
-    "granite4": ("GraniteMoeHybrid", {**_GRANITE4, "position_embedding_type": "rope"}),
-    "granite4-nope": ("GraniteMoeHybrid", {**_GRANITE4, "attention_bias": True}),
     "gpt-neox": ("GPTNeoX", {"num_key_value_heads": None}),
     "gpt-neox-serial": (
         "GPTNeoX",

@@ -13,6 +13,14 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.7,
 }
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+}
+# Mamba's sizes must fit, although no layer has any.
+_ATTENTION = {"layer_types": ["full_attention"] * 3, "mamba_n_heads": 8}
 
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -141,6 +149,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 16,
             "sliding_window_pattern": 2,
             "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "flex-olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "granite-moe-hybrid": (
+        "GraniteMoeHybrid",
+        {**_GRANITE, **_ATTENTION, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "granite-4-nano": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE,
+            **_ATTENTION,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 80,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
         },
     ),
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.families_llama import granite, llama, olmo2
+from actors.stage.models.families_llama import llama, olmo2
 from actors.stage.models.family import (
     FULL,
     SLIDING,
@@ -14,7 +14,6 @@ from actors.stage.models.family import (
     rotates_in_windows,
     windows,
     windows_of_own_rotation,
-    without_positions,
 )
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
@@ -93,27 +92,6 @@ def arcee(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return llama(base, keys)
 
 
-def granite4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Granite 4 with attention in all layers and without experts (Micro, 350M, 1B); its MLP is the
-    one that experts would share."""
-    for kind in keys.get("layer_types", ["mamba"]):
-        if kind not in ("attention", FULL):
-            raise ValueError(f"layer_types {kind!r} is not supported; supported: 'attention'")
-    keys.only("num_local_experts", 0)
-    keys.only("mlp_bias", False)
-    keys.only("normalization_function", "rmsnorm")
-    keys.ignore("num_experts_per_tok", "init_method", *_OF_MAMBA)
-    inner = keys.size("shared_intermediate_size", 1024)
-    config = replace(granite(base, keys), inner_size=inner, mlp_bias=False)
-    return config if keys.get("position_embedding_type") == "rope" else without_positions(config)
-
-
-# Read by layers that none of the models served here has.
-_OF_MAMBA = (
-    "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
-    "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_floor",
-    "time_step_limit", "time_step_max", "time_step_min",
-)  # fmt: skip
 _OF_OTHER_HUNYUANS = (
     "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "enable_lm_head_fp32",
     "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "org_vocab_size", "pad_id",
@@ -185,10 +163,5 @@ FAMILIES: dict[str, Family] = {
         arcee,
         Names(gate=None),
         {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    ),
-    "GraniteMoeHybridForCausalLM": Family(
-        granite4,
-        Names(gate=None, gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
-        {"max_position_embeddings": 2048, "num_local_experts": 8},
     ),
 }

@@ -106,12 +106,6 @@ def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(config, expert_size=base.inner_size)
 
 
-def granite_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Granite with a mixture of experts in every layer."""
-    config = experts(granite(base, keys), keys, keys.size("num_local_experts", 8))
-    return replace(config, expert_size=base.inner_size, normalizes_expert_weights=True)
-
-
 def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Experts with biases and a clamped SwiGLU in every layer, a sink in each head's attention, and
     a window in every other layer."""
@@ -155,6 +149,12 @@ _GLM = {
     "attention_bias": True,
     "rms_norm_eps": 1.5625e-7,
 }
+OLMO2 = Names(
+    input_norm=None,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_out_norm="post_feedforward_layernorm",
+)
 _FUSED_MLP = Names(gate=None, gate_up="mlp.gate_up_proj")
 
 FAMILIES: dict[str, Family] = {
@@ -175,12 +175,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(
         olmo2,
-        Names(
-            input_norm=None,
-            attention_out_norm="post_attention_layernorm",
-            mlp_norm=None,
-            mlp_out_norm="post_feedforward_layernorm",
-        ),
+        OLMO2,
         {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     ),
     "GraniteForCausalLM": Family(granite, defaults={"max_position_embeddings": 2048}),
@@ -244,16 +239,6 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "rms_norm_eps": 1e-5,
         },
-    ),
-    "GraniteMoeForCausalLM": Family(
-        granite_moe,
-        Names(
-            router="block_sparse_moe.router.layer",
-            stacked=StackedNames(
-                "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"
-            ),
-        ),
-        {"max_position_embeddings": 2048, "num_experts_per_tok": 2},
     ),
     "GptOssForCausalLM": Family(
         gpt_oss,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.families_llama import QWEN, qwen2, qwen3
+from actors.stage.models.families_llama import OLMO2, QWEN, olmoe, qwen2, qwen3
 from actors.stage.models.family import Family, experts
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
@@ -36,6 +36,11 @@ def _some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig
         expert_size=keys.size("moe_intermediate_size"),
         expert_layers=tuple(layers),
     )
+
+
+def flex_olmo(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """OLMo-2 with a mixture of experts in every layer."""
+    return olmoe(base, keys)
 
 
 def minimax_m2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -109,6 +114,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(
         qwen3_moe, defaults={**QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    ),
+    "FlexOlmoForCausalLM": Family(
+        flex_olmo,
+        OLMO2,
+        {
+            "max_position_embeddings": 4096,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "rope_theta": 500_000.0,
+        },
     ),
     "MiniMaxM2ForCausalLM": Family(
         minimax_m2,

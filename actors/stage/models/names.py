@@ -48,8 +48,9 @@ class Names:
     latent: in place of k and v, for latent attention.
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
-    together. shared_expert: the same of one that every token has; shared_gate: one row, which
-    scales it. correction_bias: of the router's scores, named whole; correction_bias_row: of shape
+    together. shared_expert: the same of one that every token has, but with its own `shared_down`
+    and, gate above up, `shared_gate_up` where these are named. shared_gate: one row, which scales
+    it. correction_bias: of the router's scores, named whole; correction_bias_row: of shape
     (1, experts).
     transposed: linear layers are stored as (in, out) features.
     stored_prefixes: prefixes of stored names, and what they are here; None: tensors of a part that
@@ -83,6 +84,8 @@ class Names:
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
     shared_expert: str | None = None
+    shared_gate_up: str | None = None
+    shared_down: str | None = None
     shared_gate: str | None = None
     correction_bias: str | None = None
     correction_bias_row: bool = False

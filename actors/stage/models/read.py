@@ -12,6 +12,7 @@ from actors.stage.models import (
     families_dense,
     families_gemma,
     families_gpt,
+    families_granite,
     families_latent,
     families_llama,
     families_llama4,
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama.FAMILIES,
     **families_llama4.FAMILIES,
+    **families_granite.FAMILIES,
     **families_moe.FAMILIES,
     **families_dense.FAMILIES,
     **families_deepseek.FAMILIES,

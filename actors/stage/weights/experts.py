@@ -6,7 +6,12 @@ import torch
 
 from actors.stage.models.split import Range
 from actors.stage.weights.linears import LinearLoader
-from actors.stage.weights.names import Piece, correction_bias_shape, expert_prefixes
+from actors.stage.weights.names import (
+    Piece,
+    correction_bias_shape,
+    expert_prefixes,
+    shared_expert_pieces,
+)
 from actors.stage.weights.source import WHOLE
 from kernels.layer_weights import Experts, Linear, SharedExpert
 
@@ -43,9 +48,12 @@ def _expert(loader: LinearLoader, prefix: str, expert: str, inner: Range) -> tup
 
 def _shared_expert(loader: LinearLoader, prefix: str) -> SharedExpert | None:
     config, names = loader.config, loader.config.names
-    if names.shared_expert is None or not config.shared_expert_size:
+    if not config.shared_expert_size:
         return None
-    gate_up, down = _expert(loader, prefix, names.shared_expert, loader.split.shared_inner)
+    inner = loader.split.shared_inner
+    pieces, down_name = shared_expert_pieces(config, inner)
+    gate_up = loader.column_parallel(prefix, pieces)
+    down = loader.row_parallel(prefix, down_name, inner)
     gate = None
     if names.shared_gate is not None:
         gate = loader.backend.pack_linear(_whole(loader, prefix, names.shared_gate), None)

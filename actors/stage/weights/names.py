@@ -80,14 +80,19 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     shapes = _attention_shapes(config) if latent is None else _latent_shapes(config, latent)
     if experts:
         biased = config.expert_bias
-        sizes = dict.fromkeys(expert_prefixes(config), config.expert_size)
-        if names.shared_expert is not None and config.shared_expert_size:
-            sizes[names.shared_expert] = config.shared_expert_size
         shapes[names.router] = ((config.num_experts, hidden), biased)
-        for expert, size in sizes.items():
+        size = config.expert_size
+        for expert in expert_prefixes(config):
             for name in (names.expert_gate, names.expert_up):
                 shapes[expert + name] = ((size, hidden), biased)
             shapes[expert + names.expert_down] = ((hidden, size), biased)
+        size = config.shared_expert_size
+        if size:
+            pieces, down = shared_expert_pieces(config, (0, size))
+            for piece in pieces:
+                width = size if names.shared_gate_up is None else 2 * size
+                shapes[piece.name] = ((width, hidden), biased)
+            shapes[down] = ((hidden, size), biased)
         if names.shared_gate is not None:
             shapes[names.shared_gate] = ((1, hidden), False)
         return shapes
@@ -108,6 +113,16 @@ def expert_prefixes(config: DecoderConfig) -> list[str]:
     names = config.names
     shared = names.shared_expert if config.scales_expert_inputs else None
     return [*map(names.expert.format, range(config.num_experts)), *([shared] if shared else ())]
+
+
+def shared_expert_pieces(config: DecoderConfig, rows: Range) -> tuple[list[Piece], str]:
+    """A rank's gate and up of the shared expert, and the name of its down."""
+    names, prefix = config.names, config.names.shared_expert or ""
+    down = prefix + (names.shared_down or names.expert_down)
+    if names.shared_gate_up is None:
+        return [Piece(prefix + name, rows) for name in (names.expert_gate, names.expert_up)], down
+    size, whole = config.shared_expert_size, prefix + names.shared_gate_up
+    return [Piece(whole, rows), Piece(whole, (size + rows[0], size + rows[1]))], down
 
 
 def correction_bias_shape(config: DecoderConfig) -> tuple[int, ...]:

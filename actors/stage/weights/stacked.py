@@ -1,4 +1,4 @@
-"""Folders that keep all experts of a layer in one tensor (gpt-oss, GraniteMoe), read expert by
+"""Folders that keep all experts of a layer in one tensor (gpt-oss, Granite's), read expert by
 expert.
 
 Experts in mxfp4 are stored as (expert, out, in), in blocks with scales, and are converted to the

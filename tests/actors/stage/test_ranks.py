@@ -49,9 +49,10 @@ OTHER_FAMILIES = (
     "glm4", "gemma", "gemma2", "gemma3", "falcon-7b", "falcon-40b", "falcon-biased", "starcoder2",
     "gpt2", "opt", "cohere", "cohere2", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss",
     "llama4", "falcon-alibi-6", "bloom", "mpt-6", "glm4-moe", "qwen2-moe", "ministral3",
-    "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee", "granite4",
+    "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee",
     "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
     "minimax-m2", "ernie4-5-moe", "solar-open", "dots1", "exaone-moe",
+    "flex-olmo", "granite-moe-shared", "granite-moe-hybrid",
 )  # fmt: skip
 
 

@@ -19,6 +19,10 @@ _DEEPSEEK_V3_EXPERTS = {
     "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2,
     "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "topk_group": 1,
 }  # fmt: skip
+_GRANITE = {
+    "attention_bias": False, "attention_multiplier": 0.0078125, "embedding_multiplier": 12,
+    "logits_scaling": 8, "pad_token_id": 0, "residual_multiplier": 0.22, "rope_scaling": None,
+}  # fmt: skip
 
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen1.5-MoE": (
@@ -34,6 +38,33 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _ALL | _DEEPSEEK_V3_EXPERTS | {
             "attention_bias": True, "head_dim": 16, "model_type": "glm4_moe", "pad_token_id": 0,
             "partial_rotary_factor": 0.5, "rope_scaling": None, "use_qk_norm": True,
+        },
+    ),
+    "FlexOlmo-7x7B": (
+        "FlexOlmoForCausalLM",
+        _ALL | _MOE | {
+            "attention_bias": False, "model_type": "flex_olmo", "norm_topk_prob": False,
+            "num_experts": 4,
+        },
+    ),
+    "Granite MoE, shared": (
+        "GraniteMoeSharedForCausalLM",
+        _ALL | _GRANITE | _MOE | {
+            "model_type": "granitemoeshared", "num_local_experts": 4,
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "Granite-4.0-1B": (
+        "GraniteMoeHybridForCausalLM",
+        _ALL | _GRANITE | {
+            "init_method": "mup", "layer_types": ["attention"] * 4, "mamba_chunk_size": 256,
+            "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+            "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+            "mamba_proj_bias": False, "model_type": "granitemoehybrid",
+            "normalization_function": "rmsnorm", "num_experts_per_tok": 0,
+            "num_local_experts": 0, "output_router_logits": False,
+            "position_embedding_type": "rope", "router_aux_loss_coef": 0.01,
+            "shared_intermediate_size": 80,
         },
     ),
     "Solar-Open-100B": (

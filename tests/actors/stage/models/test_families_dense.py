@@ -155,9 +155,6 @@ def test_a_fixed_alpha_stretches_the_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("Granite-4.0-Micro", {"layer_types": ["mamba"] * 4}, "layer_types 'mamba' is not supp"),
-        ("Granite-4.0-Micro", {"layer_types": None}, "layer_types 'mamba' is not supported"),
-        ("Granite-4.0-Micro", {"num_local_experts": 8}, "num_local_experts 8 is not supported"),
         ("Hunyuan", {"use_cla": True}, "use_cla True is not supported"),
         ("Hunyuan", {"use_qk_norm": False}, "use_qk_norm False is not supported"),
         ("AFM", {"rope_scaling": {"type": "linear", "factor": 2, "alpha": 9}}, "alpha 9 may"),
