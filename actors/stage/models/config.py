@@ -80,7 +80,7 @@ class DecoderConfig:
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
     normalizes_expert_weights: a token's expert weights sum to 1. expert_bias: of the router too.
     routing: as in `Experts`, whose bias is `names.correction_bias`.
-    wide_router: its weights are float32, whatever the type of the model.
+    wide_router: as in `Experts`.
     shared_expert_size: inner size of `names.shared_expert`, a `SharedExpert`.
     scales_expert_inputs: as in `Experts`; `names.shared_expert` is the last one and of their size.
     quantization_config: as in config.json, or None; quantization_key: its name there.

@@ -77,8 +77,8 @@ def listed_mixtures(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """After some dense layers, mixtures whose experts are chosen by sigmoid scores with a
-    correction bias, from the best groups, and weighted by the scores alone, scaled; with a shared
-    expert. Layers that predict further tokens are left out."""
+    correction bias, from the best groups, and weighted by the scores alone, scaled, all in float32;
+    with a shared expert. Layers that predict further tokens are left out."""
     keys.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 says the latter
     keys.only("topk_method", "noaux_tc")
     groups, kept = keys.size("n_group", 1), keys.size("topk_group", 1)
@@ -103,6 +103,7 @@ def deepseek_experts(base: DecoderConfig, keys: Keys, routing: Routing) -> Decod
     return replace(
         without_next_token_layers(config, keys),
         routing=routing,
+        wide_router=True,
         expert_size=width,
         expert_layers=tuple(layer >= first for layer in range(base.num_layers)),
         shared_expert_size=width * int(keys.number("n_shared_experts", 1)),

@@ -48,7 +48,7 @@ def test_a_correction_bias_is_not_rounded_to_half_precision(
     assert torch.equal(first.correction_bias_E, tensors[BIAS])
 
 
-@pytest.mark.parametrize(("variant", "wide"), [("ernie4-5-moe", True), ("glm4-moe", False)])
+@pytest.mark.parametrize(("variant", "wide"), [("ernie4-5-moe", True), ("qwen2-moe", False)])
 def test_a_wide_router_is_not_rounded_to_half_precision(
     tiny_model: Callable[..., Path],
     tmp_path: Path,
