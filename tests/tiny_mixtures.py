@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 80,
+            "shared_expert_intermediate_size": 64,
             "mlp_only_layers": [0],
         },
     ),

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import granite
-from actors.stage.models.family import FULL, Family, experts
+from actors.stage.models.family import FULL, Family, experts, without_positions
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names, StackedNames
-from actors.stage.models.rope import no_rope
 
 
 def granite_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -49,7 +48,7 @@ def granite_moe_hybrid(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         keys.ignore("num_experts_per_tok")
         config = replace(granite(base, keys), names=names, inner_size=size)
     if keys.get("position_embedding_type") != "rope":
-        config = replace(config, ropes=(no_rope(base.max_positions),) * base.num_layers)
+        return without_positions(config)
     return config
 
 

@@ -71,7 +71,7 @@ def test_greedy(written: Written, method: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize(
     ("method", "variant"),
-    [("gptq", "qwen3-moe"), ("gptq-8", "olmoe"), ("gptq-act-order", "olmoe"), ("awq", "qwen3-moe")],
+    [("gptq", "qwen3-moe"), ("gptq-8", "olmoe"), ("gptq-act-order", "olmoe"), ("awq", "qwen2-moe")],
 )
 def test_mixtures(written: Written, method: str, variant: str, backend: str) -> None:
     skip_unless_available(backend)

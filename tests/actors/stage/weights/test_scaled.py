@@ -51,8 +51,7 @@ def test_greedy(written: Written, method: str, backend: str) -> None:
         ("w8a8", "olmoe"),
         ("fp8-channel", "qwen3-moe"),
         ("fp8-block", "olmoe"),
-        ("deepseek", "qwen3-moe"),
-        ("deepseek", "deepseek-v3"),
+        ("deepseek", "deepseek-v3"),  # latents, shared experts and a correction bias too
     ],
 )
 def test_mixtures(written: Written, method: str, variant: str, backend: str) -> None:
