@@ -115,7 +115,8 @@ def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float
 
 def _mlps(config: dict[str, Any], tokens: int) -> tuple[float, int]:
     """MLPs of a layer that a step reads, and that a token passes."""
-    number = config.get("num_local_experts") or config.get("num_experts") or 0
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    number = next((config[name] for name in names if config.get(name)), 0)
     if not number:
         return 1.0, 1
     chosen = config["num_experts_per_tok"]

@@ -19,7 +19,8 @@ _UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM")
 _PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
 # Families whose `sliding_window` holds in every layer; in others, `layer_types` has to say so.
 _WINDOWED = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM")
-_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
 def is_model_config(path: Path) -> bool:
@@ -89,16 +90,18 @@ def _experts(keys: Mapping[str, Any], num_layers: int) -> Experts | None:
     shared = (
         keys.get("shared_expert_intermediate_size")
         or keys.get("shared_intermediate_size")
-        or (keys.get("n_shared_experts") or 0) * width
+        or next((keys[key] for key in _NUM_SHARED if keys.get(key)), 0) * width
     )
-    every, plain = keys.get("decoder_sparse_step") or 1, keys.get("mlp_only_layers") or ()
-    first = keys.get("first_k_dense_replace") or 0
+    every = keys.get("decoder_sparse_step") or keys.get("moe_layer_interval") or 1
+    plain = keys.get("mlp_only_layers") or ()
+    first = keys.get("first_k_dense_replace") or keys.get("moe_layer_start_index") or 0
     with_experts = [
         layer
         for layer in range(first, num_layers)
         if (layer + 1) % every == 0 and layer not in plain
     ]
-    return Experts(number, keys["num_experts_per_tok"], width, len(with_experts), shared)
+    per_token = keys.get("moe_k") or keys["num_experts_per_tok"]
+    return Experts(number, per_token, width, len(with_experts), shared)
 
 
 def _window(keys: Mapping[str, Any], architecture: str) -> int:

@@ -64,6 +64,16 @@ DEEP = BASE | {
     "num_experts_per_tok": 4,
 }
 
+ERNIE = BASE | {
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+}
+K_EXAONE = OLMOE | {"first_k_dense_replace": 1, "num_shared_experts": 1}
+
 
 @pytest.mark.parametrize(
     ("config", "experts"),
@@ -75,6 +85,8 @@ DEEP = BASE | {
         (OLMOE, Experts(64, 8, 1024, 32)),
         (GPT_OSS, Experts(32, 4, 2880, 32)),
         (DEEP, Experts(64, 4, 1024, 29, shared=2048)),
+        (ERNIE, Experts(64, 6, 1536, 31, shared=3072)),
+        (K_EXAONE, Experts(64, 8, 1024, 31, shared=1024)),
         (MIXTRAL | {"shared_intermediate_size": 512}, Experts(8, 2, 14336, 32, shared=512)),
     ],
 )
