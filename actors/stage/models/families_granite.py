@@ -26,9 +26,10 @@ def granite_moe_shared(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def granite_moe_hybrid(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Granite 4 whose layers are all attention, without Mamba: its shared expert stands beside the
     others, or is the only MLP."""
-    kinds = keys.get("layer_types") or ["mamba"]
-    if set(kinds) - {"attention", FULL}:
-        raise ValueError(f"layer_types: layers of Mamba are not supported, only {FULL}")
+    for kind in keys.get("layer_types", ["mamba"]):
+        if kind not in ("attention", FULL):
+            raise ValueError(f"layer_types {kind!r} is not supported; supported: 'attention'")
+    keys.only("mlp_bias", False)
     keys.only("normalization_function", "rmsnorm")
     keys.only("position_embedding_type", None, "nope", "rope")
     keys.ignore("init_method", *(key for key in keys.values if key.startswith("mamba_")))

@@ -29,5 +29,5 @@ def test_positions_are_rotated_where_it_says_so(tmp_path: Path, kind: str | None
 
 @pytest.mark.parametrize("kinds", [None, ["mamba"] + ["attention"] * 3])
 def test_layers_of_mamba_are_refused(tmp_path: Path, kinds: list[str] | None) -> None:
-    with pytest.raises(ModelError, match="layers of Mamba are not supported"):
+    with pytest.raises(ModelError, match="layer_types 'mamba' is not supported"):
         described(tmp_path, NAME, layer_types=kinds)
