@@ -34,16 +34,6 @@ _OLMO3 = _ALL | {
         "original_max_position_embeddings": 64, "rope_type": "yarn",
     },
 }  # fmt: skip
-_GRANITE4 = _ALL | {
-    "attention_multiplier": 0.015625, "embedding_multiplier": 12, "init_method": "mup",
-    "layer_types": ["attention"] * 4, "logits_scaling": 10, "mamba_chunk_size": 256,
-    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 256,
-    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 2, "mamba_proj_bias": False,
-    "mlp_bias": False, "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
-    "num_experts_per_tok": 0, "num_local_experts": 0, "output_router_logits": False,
-    "position_embedding_type": "rope", "residual_multiplier": 0.22, "rope_scaling": None,
-    "router_aux_loss_coef": 0.01, "shared_intermediate_size": 80, "tie_word_embeddings": True,
-}  # fmt: skip
 _HUNYUAN = _ALL | {
     "attention_head_dim": 16, "cla_share_factor": 2, "class_num": 0, "dense_list": [64, 0],
     "add_classification_head": False, "eod_token_id": 3, "head_dim": 16, "im_end_id": 5,
@@ -102,7 +92,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "Granite-4.0-Micro": ("GraniteMoeHybridForCausalLM", _GRANITE4),
 }  # fmt: skip
 
 
