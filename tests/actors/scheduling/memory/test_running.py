@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.scheduling.build import build_core
 from actors.scheduling.lifecycle import LiveRequests
@@ -56,6 +60,19 @@ def test_a_request_of_the_background_gives_its_memory_to_a_live_one(policy: str)
     assert [len(driver.callers[n].tokens) for n in (1, 2)] == [9, 10]
     starts = [s.request_id for p in driver.plans for s in p.started]
     assert starts.count(1) > starts.count(2) == 1
+
+
+def test_the_memory_that_a_request_waits_for_goes_to_no_later_one() -> None:
+    """The policy prefers prompts: each time that the second gives its blocks up it would have them
+    back at once, before the first has grown."""
+    driver = Driver(
+        config(policy="vllm", num_stages=3, num_blocks=7, max_model_len=24, watermark=0.0)
+    )
+    driver.submit(request(0, prompt=10, output=12))
+    driver.submit(request(1, prompt=11, output=16))
+    driver.drain()
+    driver.check_everyone_finished()
+    assert statistics(driver.core)["num_preemptions"] == 1
 
 
 @pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
@@ -267,3 +284,75 @@ def test_what_a_waiting_request_would_share_is_what_running_ones_hold() -> None:
     assert second.status is RequestStatus.FINISHING
     assert requests.num_held_of(3) == 0  # they will be free
     assert requests.num_free_blocks < settings.num_blocks
+
+
+_MEMORY = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(5, 7),
+        "watermark": st.sampled_from([0.0, 0.0, 0.2]),
+        "allocation": st.sampled_from(["prompt", "chunk"]),
+        "prefix_cache": st.sampled_from([True, True, True, False]),
+    }
+)
+_COMPUTED = st.lists(  # prompts of few kinds, which share prefixes, and what becomes of each
+    st.tuples(
+        st.tuples(st.sampled_from([1, 1, 2]), st.integers(5, 20)).map(
+            lambda drawn: tuple(i * drawn[0] % 5 for i in range(drawn[1]))
+        ),
+        st.sampled_from(["stays", "leaves", "leaves", "ended"]),
+    ),
+    min_size=4,
+    max_size=6,
+)
+
+
+def computed(
+    settings: dict[str, Any], prompts: list[tuple[tuple[int, ...], str]], groups: bool = False
+) -> tuple[LiveRequests, RequestState, list[RequestState]]:
+    """As many of these as fit, those that are to leave, and the last one, which waits. groups:
+    equal prompts are of one."""
+    requests = LiveRequests(config(max_model_len=20, swap="never", **settings), "fcfs", None)
+    leaving = list[RequestState]()
+    for number, (prompt, fate) in enumerate(prompts):
+        group = str(prompt) if groups else None
+        state = RequestState(request(number, tokens=prompt, group=group), number, max_model_len=20)
+        requests.add(state)
+        if number == len(prompts) - 1:
+            break
+        has_started = requests.head() is state and requests.start(state, 64, reserve=False)
+        if has_started:
+            state.num_computed_tokens = state.num_tokens
+            requests.running.to_decoding(state)
+            requests.waiting.prompt_done(state, 0.0)
+            if settings["prefix_cache"]:
+                requests.running.commit(state, state.num_tokens)
+        if not has_started or fate == "ended":
+            requests.end(state)
+        elif fate == "leaves":
+            leaving.append(state)
+    return requests, state, leaving
+
+
+@given(_MEMORY, _COMPUTED, st.integers(1, 20), st.booleans())
+def test_what_could_start_without_others_starts_once_they_are_preempted(
+    settings: dict[str, Any],
+    prompts: list[tuple[tuple[int, ...], str]],
+    chunk: int,
+    reserve: bool,
+) -> None:
+    requests, state, leaving = computed(settings, prompts)
+    could = requests.running.could_start(state, chunk, reserve, leaving)
+    for other in leaving:
+        requests.preempt(other)
+    assert requests.running.start(state, chunk, reserve, None) == could
+
+
+@given(_MEMORY, _COMPUTED, st.booleans())
+def test_who_starts_takes_no_memory_for_what_it_was_said_to_share(
+    settings: dict[str, Any], prompts: list[tuple[tuple[int, ...], str]], groups: bool
+) -> None:
+    requests, state, _ = computed(settings, prompts, groups)
+    num_held, num_free = requests.num_held_of(state.request_id), requests.num_free_blocks
+    if requests.running.start(state, 64, False, requests.waiting.donor(state)):
+        taken = num_free - requests.num_free_blocks
+        assert taken == len(state.block_table) - num_held // requests.block_size
