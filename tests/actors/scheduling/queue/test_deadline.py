@@ -39,6 +39,15 @@ def test_patience_is_not_lost_with_a_place() -> None:
     assert order.peek(41.0) is late
 
 
+def test_a_stream_that_was_preempted_goes_before_first_tokens_that_are_due_later() -> None:
+    order = build_order("deadline", CONFIG)
+    stream = state(1, arrival_s=0.0, objective=Objective(ttft_s=1000.0))
+    stream.output_token_ids, stream.last_token_s = [7], 5.0
+    order.push(state(2, arrival_s=4.0, objective=Objective(ttft_s=20.0)), 4.0)
+    order.restore(stream, 6.0)
+    assert pop_all(order, 6.0) == [1, 2]
+
+
 def test_leaves_room_for_the_prompt() -> None:
     config = SchedulerConfig(num_blocks=9, order_options={"prefill_tokens_per_s": 10.0})
     order = build_order("deadline", config)

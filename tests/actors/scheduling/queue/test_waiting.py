@@ -110,7 +110,8 @@ def test_those_that_left_are_not_kept_while_others_come_before_them(
     of them comes to the front, where orders skip who waits no longer."""
     settings = config(max_running_per_tenant=cap)
     queue = WaitingQueue(settings, build_order(name, settings))
-    queue.add(_state(0, priority=-1000), 0.0)
+    patient = _state(0, priority=-1000)
+    queue.add(patient, 0.0)
     gone, before = list[ReferenceType[RequestState]](), _state(1)
     queue.add(before, 0.0)
     for number in range(2, 1000):
@@ -131,6 +132,10 @@ def test_those_that_left_are_not_kept_while_others_come_before_them(
         before = live
     del state, late
     assert sum(state() is not None for state in gone) < 100
+    queue.remove(before)
+    before.status = RequestStatus.ENDED
+    queue.unpark("", now_s)
+    assert queue.head(now_s) is patient
 
 
 def test_a_burst_that_left_is_not_kept() -> None:
