@@ -37,6 +37,18 @@ def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestStat
     assert requests.running.num_finishing_blocks == sum(len(s.block_table) for s in finishing)
     assert requests.num_in_flight <= core.config.depth
     assert queue.waiting_of == Counter(s.request.tenant for s in waiting)
+    background = [s for s in waiting if s.is_background]
+    assert requests.num_background == sum(s.is_background for s in requests.by_id.values())
+    assert queue.num_background == len(background)
+    assert queue.num_background_tokens == sum(s.num_tokens for s in background)
+    assert queue.num_background_shared == sum(queue.shared_tokens_of(s) for s in background)
+    for tenant, is_background in {(s.request.tenant, s.is_background) for s in waiting}:
+        mine = [
+            s for s in waiting if (s.request.tenant, s.is_background) == (tenant, is_background)
+        ]
+        num_tokens = sum(s.num_tokens - queue.shared_tokens_of(s) for s in mine)
+        assert queue.waiting_by_class[is_background, tenant] == (len(mine), num_tokens)
+    assert sum(number for number, _ in queue.waiting_by_class.values()) == len(waiting)
     running = by_status[RequestStatus.RUNNING]
     assert queue.running_of == Counter(s.request.tenant for s in running)
 

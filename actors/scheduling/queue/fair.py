@@ -83,10 +83,7 @@ class VirtualTokenCounter(Order):
         self.counters = {
             tenant: counter
             for tenant, counter in self.counters.items()
-            if counter > floor
-            or tenant in self._queues
-            or tenant in self._listed
-            or tenant in self._aside
+            if counter > floor or tenant in self._listed or tenant in self._aside
         }
 
     def adopt(self, state: RequestState) -> None:

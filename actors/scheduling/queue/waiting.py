@@ -33,7 +33,7 @@ class WaitingQueue:
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         # The same by class (`RequestState.is_background`) and tenant: requests, and their tokens
         # but for shared ones
-        self._waiting: dict[tuple[bool, str], tuple[int, int]] = {}
+        self.waiting_by_class: dict[tuple[bool, str], tuple[int, int]] = {}
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         # Set aside because their tenant is at its cap, best first
         self.parked: dict[str, list[RequestState]] = {}
@@ -86,23 +86,23 @@ class WaitingQueue:
         if self.waiting_of[tenant] == 0:
             del self.waiting_of[tenant]
         key = state.is_background, tenant
-        num_requests, of_tenant = self._waiting.get(key, (0, 0))
-        self._waiting[key] = num_requests + sign, of_tenant + num_tokens - num_shared
+        num_requests, of_tenant = self.waiting_by_class.get(key, (0, 0))
+        self.waiting_by_class[key] = num_requests + sign, of_tenant + num_tokens - num_shared
         if num_requests + sign == 0:
-            del self._waiting[key]
+            del self.waiting_by_class[key]
 
     def num_of(self, tenant: str, is_background: bool | None) -> int:
         """Waiting requests of the tenant. is_background: of that class."""
         if is_background is None:
             return self.waiting_of.get(tenant, 0)
-        return self._waiting.get((is_background, tenant), (0, 0))[0]
+        return self.waiting_by_class.get((is_background, tenant), (0, 0))[0]
 
     def held_back(self, tenant: str, is_background: bool | None) -> tuple[int, int]:
         """Waiting requests, and their tokens but for shared ones, of other tenants that wait for
         others of these to end, as their tenant's cap does not let all of them run. is_background:
         of that class."""
         cap, num_held, num_tokens = self.config.max_running_per_tenant, 0, 0
-        for (of_class, other), (num_waiting, tokens) in self._waiting.items():
+        for (of_class, other), (num_waiting, tokens) in self.waiting_by_class.items():
             if cap is None or other == tenant or is_background not in (None, of_class):
                 continue
             held = num_waiting - max(0, cap - self.running_of.get(other, 0))

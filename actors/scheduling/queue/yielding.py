@@ -1,11 +1,12 @@
 """Two instances of one order: live requests are in one, those of the background in the other.
 
-It is for orders whose keys do not tell how long a request has waited.
+It is for orders whose keys do not tell how long a request has waited, and that neither preempt nor
+learn from what has finished: `charge`, `rerank` and `finish` are not passed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.order import Order
@@ -20,7 +21,6 @@ class YieldingOrder(Order):
         self.live = live
         self.background = background
         self.follows_service = live.follows_service
-        self.preempts = live.preempts
         self._next = live  # of which the last peek returned the head
 
     def _of(self, state: RequestState) -> Order:
@@ -75,15 +75,3 @@ class YieldingOrder(Order):
         self.live.serve(live)
         if len(live) < len(states):
             self.background.serve([state for state in states if state.is_background])
-
-    def charge(self, num_tokens: Mapping[RequestState, int]) -> None:
-        for state, count in num_tokens.items():
-            self._of(state).charge({state: count})
-
-    def finish(self, state: RequestState) -> None:
-        self._of(state).finish(state)
-
-    def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
-        states = list(running)
-        live = self.live.rerank([s for s in states if not s.is_background], now_s)
-        return self.background.rerank([s for s in states if s.is_background], now_s) or live
