@@ -347,11 +347,15 @@ def test_what_could_start_without_others_starts_once_they_are_preempted(
     assert requests.running.start(state, chunk, reserve, None) == could
 
 
-@given(_MEMORY, _COMPUTED, st.booleans())
+@given(_MEMORY, _COMPUTED, st.booleans(), st.booleans())
 def test_who_starts_takes_no_memory_for_what_it_was_said_to_share(
-    settings: dict[str, Any], prompts: list[tuple[tuple[int, ...], str]], groups: bool
+    settings: dict[str, Any],
+    prompts: list[tuple[tuple[int, ...], str]],
+    groups: bool,
+    cacheable: bool,
 ) -> None:
     requests, state, _ = computed(settings, prompts, groups)
+    state.cacheable &= cacheable
     num_held, num_free = requests.num_held_of(state.request_id), requests.num_free_blocks
     if requests.running.start(state, 64, False, requests.waiting.donor(state)):
         taken = num_free - requests.num_free_blocks
