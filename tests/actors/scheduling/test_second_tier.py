@@ -298,6 +298,32 @@ def test_a_pipeline_lost_meanwhile() -> None:
     finish(driver)
 
 
+def test_stages_lost_in_the_middle_of_a_save_go_on_saving_what_their_stores_lack() -> None:
+    driver = Driver(config())
+    driver.submit(request(1))
+    while not driver.moves:
+        driver.answer()
+    driver.lose()  # the save will not be answered
+    driver.submit(request(2))
+    finish(driver)
+
+    def counted() -> tuple[float, float]:
+        found = statistics(driver.core)
+        return found["num_tier_blocks"], found["num_saved_blocks"]
+
+    assert counted() == (8, 8)
+    for _ in range(3):
+        driver.stages.stores.forget(rank=0, which=0, tells=False)
+    driver.lose()
+    assert counted() == (5, 8)
+    driver.submit(request(3))
+    finish(driver)
+    assert counted() == (8, 11)
+    assert statistics(driver.core)["num_fetched_blocks"] == sum(
+        len(fetch.blocks) for fetch in fetches(driver)
+    )
+
+
 def test_memory_that_moves_hold_comes_back() -> None:
     driver = kept(config(num_blocks=12), request(1, length=40))
     driver.submit(request(2, length=40))
