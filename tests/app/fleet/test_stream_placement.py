@@ -11,12 +11,17 @@ import pytest
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.messages import Readiness, pack_kind
-from app.engine_client.client import EngineUnavailable, GenerationRequest, RequestRefused
+from app.engine_client.client import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    RequestRefused,
+)
 from app.engine_client.streams import OpenRequests, Stream
 from app.fleet.connection import FleetRequest
 from app.fleet.routing import FleetRouting
 from app.fleet.stream_placement import StreamPlacement
-from tests.actors.fleet.pictures import OTHER_BITS
+from tests.actors.fleet.pictures import OTHER_BITS, outlook, snapshot
 from tests.app.fleet.paper_fleet import Wire, ask, front
 
 
@@ -51,6 +56,40 @@ async def test_a_save_may_take_as_long_as_its_prompt_took(took_s: float) -> None
     assert question == "kv_saved"
     assert within_s >= max(2.0, took_s)
     assert stream.connection is None
+
+
+async def test_a_stream_whose_client_leaves_while_its_kv_is_saved_goes_on_nowhere() -> None:
+    engine: Any = Engine()
+    request = Request(1, (5, 6), SamplingParams(9), 0.0)
+    stream = FleetRequest(request, 0, Stream(), connection=engine)
+    nothing: Any = None
+    placement = StreamPlacement(
+        nothing, nothing, {}, start_within_s=1.0, resume_within_s=1.0, rebalance=False
+    )
+    placement._hand_over(stream)
+    assert placement.num_open == 1
+    placement.abandon([stream])
+    await asyncio.gather(*placement._tasks._tasks)
+    assert engine.asked
+    assert placement.num_open == 0
+
+
+async def test_a_request_whose_client_leaves_while_it_waits_is_sent_nowhere() -> None:
+    client = front("round_robin", rebalance=False)
+    wire = Wire(client, "a", 1)
+    publication = wire.engine.loop.publication
+    assert publication is not None
+    publication.computes(False)
+    wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    assert client.num_open == 1
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert client.num_open == 0
+    publication.computes(True)
+    wire.carry()
+    assert not wire.connection.open_requests
 
 
 @pytest.mark.parametrize("has_waited", [True, False])
@@ -233,3 +272,60 @@ async def test_an_engine_that_ends_as_it_rebuilds_its_stages_is_one_loss() -> No
     client.lost(wire.connection)
     assert stream.num_losses == 1
     asked.cancel()
+
+
+async def test_a_request_that_kills_every_engine_takes_three_with_it() -> None:
+    client = front("round_robin", rebalance=False)
+    wires = [Wire(client, name, number) for number, name in enumerate("abcd", 1)]
+    for wire in wires:
+        wire.carry()
+    asked = asyncio.create_task(ask(client, (1, 2, 3), 8))
+    await asyncio.sleep(0)
+    for wire in wires[:3]:
+        assert len(wire.connection.open_requests) == 1
+        while wire.carry():  # its first step is under way, and its front knows
+            pass
+        assert wire.engine.stages.unanswered
+        client.lost(wire.connection)
+    (end,) = await asyncio.gather(asked, return_exceptions=True)
+    assert isinstance(end, GenerationFailed)
+    assert not wires[3].connection.open_requests
+    assert client.num_open == 0
+
+
+async def test_what_waits_at_a_late_engine_goes_once_to_one_that_has_just_joined() -> None:
+    """But those that run, and those that may have killed an engine: these are tried where they
+    are."""
+    client = front("slack")
+    late = Wire(client, "late", 1, max_requests=2)
+    late.carry()
+    asked = [asyncio.create_task(ask(client, (n, 2, 3), 4)) for n in range(8)]
+    await asyncio.sleep(0)
+    while late.carry():
+        pass
+    streams = late.connection.fleet_requests
+    running, suspect = [r for r in streams if r.has_started], streams[-1]
+    assert running
+    suspect.num_losses = 1
+    joined = Wire(client, "joined", 2)
+    joined.carry()
+    told = {"sequence": 100, "ttft_s": 1000.0}
+    client.published(joined.connection, snapshot("joined", **told))
+    queue = outlook(begin_s=5000.0)
+    client.published(
+        late.connection, snapshot("late", **told, num_waiting=6, num_received=8, outlook=queue)
+    )
+    stays = late.connection.fleet_requests
+    gone = joined.connection.fleet_requests
+    assert sorted(map(id, [*stays, *gone])) == sorted(map(id, streams))
+    assert gone
+    assert all(r in stays for r in (suspect, *running))
+    for _ in range(100):
+        for wire in (late, joined):
+            wire.carry()
+            wire.engine.stages.answer()
+        await asyncio.sleep(0)
+    assert [len(tokens) for tokens in await asyncio.gather(*asked)] == [4] * 8
+    assert client.moves.num_balanced == client.moves.num_moves == len(gone)
+    for wire in (late, joined):
+        wire.engine.check_empty()
