@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.scheduling.events import Refuse
-from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.events import Output, Refuse
+from actors.scheduling.request import FinishReason, Request, SamplingParams
 from actors.transport.messages import Welcome, pack_kind
 from app.engine_client.streams import Stream
 from app.fleet.connection import Connection, FleetRequest
@@ -46,6 +46,42 @@ def test_what_an_engine_has_begun_waits_at_no_other() -> None:
     for name in ("third", "fourth"):
         waiting.place(engine(name))
         assert waiting.resumed().has_started
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_log_probabilities_of_a_prompt_are_computed_until_they_have_come(has_tokens: bool) -> None:
+    moving = FleetRequest(
+        Request(1, (5, 6), SamplingParams(9, prompt_logprobs=2), 0.0), 0, Stream()
+    )
+    moving.place(engine("first"))
+    if has_tokens:
+        moving.deliver(Output(1, 0, (7,)))
+    moving.place(engine("second"))
+    assert moving.resumed().sampling.prompt_logprobs == (None if has_tokens else 2)
+
+
+def test_a_stream_that_has_run_for_long_has_not_waited_for_long() -> None:
+    running = FleetRequest(Request(1, (5, 6), SamplingParams(9), 0.0), 0, Stream())
+    running.place(engine("first"))
+    running.deliver(Output(1, 0, (7,)))
+    running.placed_s = 0.0
+    running.unplace(1000.0)
+    assert running.waiting_since_s == 1000.0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
+def test_what_ends_with_its_first_token_is_not_handed_over(reason: FinishReason) -> None:
+    """Where an engine only begins it, a length of one token is the end of the engine's part."""
+    handed_over = list[FleetRequest]()
+    begun = FleetRequest(Request(1, (5, 6), SamplingParams(9), 0.0), 0, Stream())
+    begun.hand_over = handed_over.append
+    begun.place(engine("begins"))
+    assert begun.resumed().sampling.max_tokens == 1
+    begun.deliver(Output(1, 0, (7,), reason))
+    is_part = reason is FinishReason.LENGTH
+    assert handed_over == [begun] * is_part
+    (chunk,) = begun.stream._pending.values()
+    assert (chunk.tokens, chunk.finish_reason) == ([7], None if is_part else reason)
 
 
 def test_an_engine_that_says_nothing_behind_its_welcome_is_silent() -> None:

@@ -169,6 +169,21 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert cached == {1: 0, 2: 12, 3: 8, 4: 0}  # of 12, the last block is computed for its logits
 
 
+def test_of_a_stream_begun_before_only_prompt_tokens_count_as_cached() -> None:
+    driver = Driver(config(prefix_cache=True))
+    driver.submit(request(1, prompt=8, output=20))
+    driver.drain()
+    before = driver.callers[1]
+    driver.submit(
+        request(2, tokens=before.request.prompt, output=20, done=tuple(before.tokens[:15]))
+    )
+    driver.drain()
+    first = driver.callers[2].first
+    assert first is not None
+    assert first.num_cached_tokens == 8
+    assert next(s.start for p in driver.plans for s in p.named_slices if s.request_id == 2) == 20
+
+
 def test_the_cache_survives_preemption_and_serves_replays() -> None:
     driver = Driver(config(prefix_cache=True, num_blocks=9, max_model_len=36, watermark=0.0))
     driver.submit(request(1, prompt=16, output=12))
