@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import actors.engine.recovery as module
-from actors.engine.recovery import Recovery
-from actors.scheduling.request import Grammar
+from actors.engine.recovery import Recovery, suspects_of, suspects_of_loss
+from actors.scheduling.events import PipelineLost
+from actors.scheduling.request import MAX_LOSSES, FinishReason, Grammar
 from actors.transport.background_tasks import BackgroundTasks
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.short_lives import config, request
 
 GRAMMAR = Grammar("regex", "a+")
 
@@ -203,3 +208,42 @@ async def test_a_step_too_large_for_a_gpu_is_isolated_before_it_costs_the_stages
         assert not recovery.is_rebuilding
     recovery.step_failed(message, 4)
     assert recovery.is_rebuilding
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["answer", "abort", "lose", "lose", "lose at once"]), max_size=12),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_what_fronts_are_told_of_a_loss_is_what_becomes_of_it(
+    asked: list[tuple[int, int]], script: list[str], num_stages: int, lookahead: bool
+) -> None:
+    """They send these requests elsewhere before their engine makes anything of the loss."""
+    driver = Driver(config(num_stages=num_stages, lookahead=lookahead, token_budget=8))
+    for number, (prompt, output) in enumerate(asked):
+        driver.submit(request(number, prompt=prompt, output=output))
+    for number, action in enumerate(script):
+        core = driver.core
+        if action == "answer" and driver.outstanding:
+            driver.answer()
+        elif action == "abort" and core.live_requests:
+            driver.abort(list(core.live_requests)[number % len(core.live_requests)])
+        elif action.startswith("lose"):
+            first = core.in_flight[-1].plan.step_id if core.in_flight else None
+            first_dropped = first if action == "lose at once" else None
+            told, ends = suspects_of_loss(core, True, first_dropped)
+            driver.outstanding.clear()
+            driver.failures += 1
+            driver.stages.lose()
+            driver.send(PipelineLost(first_dropped=first_dropped))
+            failed = [
+                n for n, c in driver.callers.items() if c.finish is FinishReason.ERROR
+                and n in dict(told.losses)
+            ]  # fmt: skip
+            assert [output.request_id for output in ends] == failed
+            live = {n: losses for n, losses in told.losses if n in core.live_requests}
+            assert dict(suspects_of(core).losses) == live
+            assert told.stages_are_lost
+            assert all(losses <= MAX_LOSSES for losses in live.values())
+    driver.drain()
