@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from actors.fleet.publish import KNOTS, Publisher
-from actors.fleet.snapshot import EngineState
+from actors.fleet.snapshot import EngineState, Outlook
 from actors.scheduling.admission.predictive import PredictiveAdmission
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.model import CostModel
@@ -15,6 +17,7 @@ from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.fleet.pictures import BITS
+from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
 
 MODEL = CostModel(
@@ -62,3 +65,41 @@ def test_a_forecast_is_the_same_alone_and_beside_others() -> None:
             asked = Request(-1, (0,) * num_tokens, SamplingParams(1), 0.0)
             alone = admission.forecast(asked, core.view, now_s)
             assert admission.forecast(asked, core.view, now_s, there) == alone
+
+
+def test_without_an_objective_there_is_no_least_slack() -> None:
+    core = build_core(modeled(MODEL), cost_model=OnlineCostModel(MODEL))
+    said = Publisher("a", BITS, core).snapshot(0.0)
+    assert said.least_slack_s == math.inf
+    assert said.outlook.points
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_the_outlook_knows_what_more_streams_will_cost(num_stages: int) -> None:
+    """A step takes 1 ms, 0.1 ms a stream and 1 us a token of context."""
+    model = CostModel(
+        "m", ((1, 0.0011), (2048, 0.2058)), decode_kv_s=1e-6, kv_tokens=60_000,
+        max_model_len=4096, num_stages=num_stages,
+    )  # fmt: skip
+    settings = modeled(model, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
+    driver = Driver(settings, build_core(settings, cost_model=OnlineCostModel(model)))
+    publisher = Publisher("a", BITS, driver.core)
+
+    def begin(first: int, count: int) -> tuple[Outlook, float, int]:
+        """Begin streams; the outlook, the slack and the tokens of context once all decode."""
+        for number in range(first, first + count):
+            driver.submit(Request(number, (1,) * 300, SamplingParams(200), 0.0))
+        while len(driver.core.view.decoding) < first + count:
+            driver.answer()
+        said = publisher.snapshot(driver.now_s)
+        return said.outlook, said.least_slack_s, said.num_decode_tokens
+
+    few, few_slack_s, few_tokens = begin(0, 8)
+    many, many_slack_s, many_tokens = begin(8, 16)
+    more = (many_tokens - few_tokens, 16)
+    assert many.tbt_s - few.tbt_s > 0.001 / num_stages
+    longer_s = few.tbt_with_s(*more) - few.tbt_s
+    assert longer_s == pytest.approx(many.tbt_s - few.tbt_s, rel=0.05)
+    assert few.tbt_s - many.tbt_s == pytest.approx(many_slack_s - few_slack_s)
+    assert few.lone_tbt_s == pytest.approx(many.lone_tbt_s, rel=0.02)
+    assert few.lone_tbt_s < few.tbt_s
