@@ -115,6 +115,26 @@ async def test_lost_stages_cost_no_token_and_double_none(lookahead: bool, num_an
     engine.check_empty()
     records = [r for message in engine.told(IterationOutputs) for r in message.records]
     assert records[-1].num_recoveries == 1
+    assert not engine.loop._recovery.num_rebuilds_in_a_row  # a later loss is not the second
+
+
+async def test_a_request_that_waits_too_long_is_refused_though_nothing_else_happens() -> None:
+    engine = Engine(max_requests=1, queue_timeout_s=0.02)
+    refusals, refused = engine.wires.send_refusal, asyncio.Event()
+
+    def send_refusal(refusal: Refuse) -> None:
+        refusals(refusal)
+        refused.set()
+
+    engine.wires.send_refusal = send_refusal
+    engine.submit(request(1, arrival_s=50.0))
+    engine.submit(request(2, arrival_s=50.0))
+    assert not engine.told(Refuse)
+    engine.now_s += 1.0
+    async with asyncio.timeout(30):
+        await refused.wait()
+    (refusal,) = engine.told(Refuse)
+    assert (refusal.request_id, refusal.has_waited) == (2, True)
 
 
 async def test_a_request_that_arrives_during_a_rebuild_is_no_suspect_of_the_loss() -> None:

@@ -120,16 +120,46 @@ def test_traffic_that_wavers_does_not_make_engines_come_and_go() -> None:
 
 
 def test_growing_traffic_finds_engines_already_there() -> None:
-    traffic = Traffic("slack", Bounds(1, 32), 60.0, ahead_s=60.0)
+    traffic = Traffic("slack", Bounds(1, 32), 60.0, ahead_s=60.0, target=0.8)
     now_s, rate = 0.0, 1000.0
     now_s = traffic.run(now_s, 300.0, rate)
     while rate < 10_000.0:
-        rate *= 1.05
+        rate *= 1.15
         now_s = traffic.run(now_s, now_s + 30.0, rate)
         assert traffic.have > rate / 1000.0  # never as busy as they can be
     for _ in range(20):
         now_s = traffic.run(now_s, now_s + 60.0, 1000.0)
     assert traffic.have <= 3
+
+
+def test_a_number_of_requests_for_each_engine_changes_engines_after_its_delays() -> None:
+    options = {"target": 10.0, "upscale_delay_s": 30.0, "downscale_delay_s": 600.0}
+    scaling = build_scaling("queue_length", {**options, "look_back_s": 20.0})
+    have, now_s = 1, 0.0
+
+    def look(num_requests: int, for_s: float) -> list[int]:
+        """What is wanted of these engines, looked at every 10 s."""
+        nonlocal have, now_s
+        wanted = list[int]()
+        for _ in range(int(for_s / 10)):
+            now_s += 10.0
+            running, waiting = num_requests // 2, num_requests // 4
+            here = load(num_running=running / max(have, 1), num_waiting=waiting / max(have, 1))
+            loads = {f"{i}": here for i in range(have)}
+            num_queued = num_requests - running - waiting
+            wanted.append(scaling.wanted(loads, 0, num_queued, now_s, Bounds(0, 8)))
+            have = wanted[-1]
+        return wanted
+
+    assert look(10, 100.0) == [1] * 10
+    assert look(40, 20.0) == [1, 1]  # a burst: it ends before its delay
+    assert look(10, 100.0) == [1] * 10
+    assert look(40, 60.0) == [1, 1, 1, 4, 4, 4]
+    assert look(10, 500.0) == [4] * 50
+    assert look(40, 30.0) == [4] * 3
+    assert look(10, 700.0) == [4] * 60 + [1] * 10
+    assert look(0, 700.0)[-1] == 0
+    assert look(1, 10.0) == [1]  # none is here: at once
 
 
 def test_broken_promises_ask_for_more_than_the_mean_says() -> None:
