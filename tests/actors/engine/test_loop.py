@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from actors.engine.questions import ANSWERED_LATER, Questions
 from actors.executor.stage_set import StagesFailed
 from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.events import Refuse
+from actors.scheduling.plan import NOT_FINITE
 from actors.scheduling.request import FinishReason, Grammar, Request
 from actors.transport.messages import (
     AbortRequests,
@@ -116,6 +118,21 @@ async def test_lost_stages_cost_no_token_and_double_none(lookahead: bool, num_an
     records = [r for message in engine.told(IterationOutputs) for r in message.records]
     assert records[-1].num_recoveries == 1
     assert not engine.loop._recovery.num_rebuilds_in_a_row  # a later loss is not the second
+
+
+async def test_stages_of_which_no_output_is_finite_are_rebuilt() -> None:
+    engine = Engine()
+    for number in range(1, 5):
+        assert not engine.told(Readiness)
+        engine.submit(request(number))
+        result = engine.stages.fake.run(engine.stages.unanswered.popleft())
+        tokens = tuple([(request_id, NOT_FINITE) for request_id, _ in result.tokens])
+        engine.stages._on_answer(replace(result, tokens=tokens))
+        await asyncio.sleep(0)  # a rebuild begins
+        assert engine.stream(number)[1] is FinishReason.ERROR
+    await background()
+    assert [message.is_ready for message in engine.told(Readiness)] == [False, True]
+    engine.check_empty()
 
 
 async def test_a_request_that_waits_too_long_is_refused_though_nothing_else_happens() -> None:
