@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
+from actors.stage.models.families_dense import hunyuan
 from actors.stage.models.families_llama import OLMO2, QWEN, olmoe, qwen2, qwen3
 from actors.stage.models.family import Family, experts
 from actors.stage.models.keys import Keys
@@ -41,6 +42,27 @@ def _some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig
 def flex_olmo(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """OLMo-2 with a mixture of experts in every layer."""
     return olmoe(base, keys)
+
+
+def hunyuan_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Hunyuan with a mixture of experts in every layer, beside a shared one of the same size."""
+    for key in ("moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert"):
+        if isinstance(value := keys.get(key), list):
+            if len(set(value)) != 1:
+                raise ValueError(f"{key}: layers that differ are not supported")
+            keys.values[key] = value[0]
+    keys.only("num_shared_expert", 1)
+    keys.only("moe_intermediate_size", base.inner_size)
+    keys.only("moe_layer_num_skipped", 0)
+    keys.only("use_mixed_mlp_moe", True)
+    keys.ignore("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
+    return replace(
+        experts(hunyuan(base, keys), keys, keys.size("num_experts")),
+        expert_size=base.inner_size,
+        shared_expert_size=base.inner_size,
+        normalizes_expert_weights=True,
+        wide_router=True,
+    )
 
 
 def minimax_m2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -114,6 +136,18 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(
         qwen3_moe, defaults={**QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        hunyuan_moe,
+        Names(
+            q_norm="self_attn.query_layernorm",
+            k_norm="self_attn.key_layernorm",
+            router="mlp.gate.wg",
+            shared_expert="mlp.shared_mlp.",
+        ),
+        {"max_position_embeddings": 2048, "moe_topk": 1, "rms_norm_eps": 1e-5},
+        {"num_experts_per_tok": "moe_topk"},
+        rope_keys=("alpha",),
     ),
     "FlexOlmoForCausalLM": Family(
         flex_olmo,

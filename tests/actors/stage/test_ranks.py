@@ -52,7 +52,7 @@ OTHER_FAMILIES = (
     "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee",
     "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
     "minimax-m2", "ernie4-5-moe", "solar-open", "dots1", "exaone-moe",
-    "flex-olmo", "granite-moe-shared", "granite-moe-hybrid",
+    "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe",
 )  # fmt: skip
 
 

@@ -67,6 +67,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 80,
         },
     ),
+    "Hunyuan-A13B": (
+        "HunYuanMoEV1ForCausalLM",
+        _ALL | {
+            "attention_bias": False, "attention_head_dim": 16, "cla_share_factor": 2,
+            "class_num": 0, "dense_list": [4096, 0], "eod_token_id": 3, "head_dim": 16,
+            "mlp_bias": False, "model_type": "hunyuan_v1_moe", "moe_drop_tokens": False,
+            "moe_intermediate_size": [96] * 4, "moe_layer_num_skipped": 0,
+            "moe_random_routing_dropped_token": False, "moe_topk": [2] * 4, "norm_type": "rms",
+            "num_experts": 4, "num_shared_expert": [1] * 4,
+            "rope_scaling": {
+                "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "type": "dynamic",
+            },
+            "use_cla": False, "use_mixed_mlp_moe": True, "use_qk_norm": True,
+        },
+    ),
     "Solar-Open-100B": (
         "SolarOpenForCausalLM",
         _ALL | _DEEPSEEK_V3_EXPERTS | {

@@ -112,7 +112,8 @@ def test_published_models_are_read(
 
 
 def test_every_family_is_among_them() -> None:
-    assert {architecture for architecture, _ in PUBLISHED.values()} == set(FAMILIES)
+    found = {architecture for architecture, _ in PUBLISHED.values()}
+    assert found == {*FAMILIES, "GraniteMoeHybridForCausalLM"}  # of `families_granite`
 
 
 def test_only_layers_without_a_window_are_scaled(tmp_path: Path) -> None:
