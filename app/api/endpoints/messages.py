@@ -178,16 +178,15 @@ def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
     thinks = context.text.formats.reasoning is not None
     if wanted == "enabled" and not thinks:
         raise invalid("This model does not write its thinking apart.", "thinking")
+    reads = context.text.template.reads
+    switch = next((name for name in SWITCHES if reads(name)), None)
     if wanted == "disabled" and thinks:  # whatever its effort would be
-        reads = context.text.template.reads
-        switch = next((name for name in SWITCHES if reads(name)), None)
         if switch is None:  # it always thinks: as little as it can, and unseen
             return {EFFORT: "low"} if reads(EFFORT) else {}
         return {switch: False}
-    if given:
-        return template_variables(context, None, given, "output_config.effort")
-    has_switch = any(context.text.template.reads(name) for name in SWITCHES)
-    effort: ReasoningEffort | None = "high" if wanted == "enabled" and has_switch else None
+    effort: ReasoningEffort | None = "high" if wanted == "enabled" and switch else None
+    if given and (switch or reads(EFFORT)):  # a hint: taken as far as the template knows it
+        effort = "high" if given in ("xhigh", "max") else given
     return template_variables(context, None, effort, "thinking")
 
 

@@ -114,7 +114,7 @@ class OutputFormat(Strict):
 
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="Refused where the chat template has no switch for it."
+        default=None, description="A hint: ignored where the chat template has no switch for it."
     )
     format: OutputFormat | None = None
     task_budget: dict[str, Any] | None = Field(

@@ -349,3 +349,23 @@ async def test_anthropics_clients_need_not_see_what_a_model_thinks(
         assert "So:" in answer.text
         prompt = processor.decode(server.engine.seen[-1].prompt, skip_special_tokens=False)
         assert f"Reasoning: {effort}" in prompt
+
+
+@pytest.mark.parametrize("effort", ["low", "high", "max"])
+@pytest.mark.parametrize("family", ["hermes", "magistral", "gpt_oss"])
+async def test_an_effort_of_anthropics_clients_is_a_hint(
+    start_server: StartServer, of_family: OfFamily, family: str, effort: str
+) -> None:
+    """Claude Code sends one with every request, whatever the model."""
+    processor = of_family(family)
+    server = await start_server(processor=processor)
+    body = {"model": MODEL, "max_tokens": 1, "messages": HELLO, "thinking": {"type": "adaptive"}}
+    hinted = {**body, "output_config": {"effort": effort}}
+    for request in (body, hinted):
+        answer = await server.http.post("/v1/messages", json=request)
+        assert answer.status_code == 200, answer.text
+    plain, with_effort = (
+        processor.decode(seen.prompt, skip_special_tokens=False) for seen in server.engine.seen
+    )
+    shown = "low" if effort == "low" else "high"  # the most that gpt-oss knows
+    assert with_effort == plain.replace("Reasoning: medium", f"Reasoning: {shown}")
