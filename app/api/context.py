@@ -83,12 +83,13 @@ class Context:
 
     def check_num_prompt_tokens(self, num_prompt_tokens: int, param: str) -> None:
         """Raises 400 where no token can follow. Clients know it by these words: Anthropic's by the
-        first four, OpenAI's by "maximum context length"."""
+        first sentence, from whose numbers they compute what to leave out of a conversation, and
+        OpenAI's by the second."""
         limit = self.engine.card.max_model_len
         if num_prompt_tokens >= limit:
             raise invalid(
-                f"The prompt is too long: it has {num_prompt_tokens} tokens, and this model's "
-                f"maximum context length is {limit} tokens, the answer included.",
+                f"The prompt is too long: {num_prompt_tokens} tokens > {limit - 1} maximum. This "
+                f"model's maximum context length is {limit} tokens, the answer included.",
                 param,
                 "context_length_exceeded",
             )
