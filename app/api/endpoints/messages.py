@@ -144,8 +144,12 @@ async def _prompt(body: Conversation, tools: ToolPlan, context: Context) -> Prom
 
 
 def _format(body: Conversation) -> tuple[Grammar | None, str]:
-    """What `output_config` asks for, and the parameter that does."""
+    """What the request asks for, and the parameter that does."""
     wanted, param = body.output_config and body.output_config.format, "output_config.format"
+    if body.output_format is not None:
+        if wanted:
+            raise invalid(f"Give either '{param}' or 'output_format'.", "output_format")
+        wanted, param = body.output_format, "output_format"
     if not wanted:
         return None, param
     return Grammar("json_schema", dump(wanted.schema_, f"{param}.schema")), param

@@ -30,7 +30,9 @@ from app.text.output.json_text import INPUT
 from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for ever
-_FORMATS: Final = ("response_format", "text.format", "output_config.format")  # of the text
+_FORMATS: Final = (  # of the text
+    "response_format", "text.format", "output_config.format", "output_format"
+)  # fmt: skip
 _INPUT_HINT: Final = "The tool's whole input as text, also where its description rules JSON out."
 _GRAMMARS: Final = {
     "lark": "The text of `input` follows this Lark grammar:",

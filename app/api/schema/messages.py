@@ -149,6 +149,9 @@ class Conversation(ScheduleFields):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(
+        default=None, description="The earlier name of output_config.format."
+    )
     cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
     context_management: ContextManagement | None = Field(
         default=None, description="Accepted and ignored: the prompt stays whole."

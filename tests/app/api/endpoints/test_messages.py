@@ -303,7 +303,19 @@ async def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread(
 async def test_a_schema_constrains_the_answer(server: Server, client_of: Any) -> None:
     client = client_of(server)
     request = {"model": MODEL, "messages": HELLO, "max_tokens": 5}
-    await client.messages.create(**request, output_config={"format": FORMAT, "effort": None})
+    wanted: dict[str, Any] = {"output_config": {"format": FORMAT, "effort": None}}
+    await client.messages.create(**request, **wanted)
+    assert_constrained(server)
+    earlier: dict[str, Any] = {"extra_body": {"output_format": FORMAT}}  # of its beta
+    await client.messages.create(**request, **earlier)
+    assert_constrained(server)
+    required = {"tools": [ADD], "tool_choice": {"type": "any"}}
+    await client.messages.create(**request, **earlier, **required)  # without effect
+    with pytest.raises(anthropic.BadRequestError, match="Give either 'output_config"):
+        await client.messages.create(**request, **wanted, **earlier)
+
+
+def assert_constrained(server: Server) -> None:
     constraint = server.engine.seen[-1].sampling.grammar
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", FORMAT["schema"])
