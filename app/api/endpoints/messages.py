@@ -32,6 +32,7 @@ from app.api.schema.messages import (
     MessagesRequest,
     Metadata,
     RedactedThinkingBlock,
+    ResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -211,11 +212,12 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
-def _result(content: str | Sequence[TextBlock | ToolReferenceBlock]) -> str:
+def _result(content: str | Sequence[ResultBlock]) -> str:
     if isinstance(content, str):
         return content
     return "".join(
-        block.text if isinstance(block, TextBlock) else f"{block.tool_name}\n" for block in content
+        f"{block.tool_name}\n" if isinstance(block, ToolReferenceBlock) else block.text
+        for block in content
     )
 
 

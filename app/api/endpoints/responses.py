@@ -54,7 +54,7 @@ from app.api.schema.responses import (
     InputCustomCall,
     InputMessage,
     InputReasoning,
-    InputText,
+    OutputPart,
     ResponseRequest,
 )
 from app.api.sse import stream_reply, whole_reply
@@ -195,7 +195,7 @@ def _messages(body: ResponseRequest) -> list[Message]:
     return messages
 
 
-def _text(content: str | Sequence[InputText]) -> str:
+def _text(content: str | Sequence[OutputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

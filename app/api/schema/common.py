@@ -43,6 +43,18 @@ class SentBack(Strict):
         return {name: value for name, value in given.items() if value is not None or name in known}
 
 
+class UnreadMedium(Strict):
+    """What a tool has read beside text: the model is told of it, as its agent could not go on with
+    a conversation that is refused ever after."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
+
+    @property
+    def text(self) -> str:
+        return f"[{self.type.removeprefix('input_')} left out: the model takes text only]\n"
+
+
 def by_type(**members: str) -> Discriminator:
     """Tells which member of a union is meant: type -> tag. The first where no type is given.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.schema.common import MAX_INT64, ScheduleFields, SentBack, Strict
+from app.api.schema.common import MAX_INT64, ScheduleFields, SentBack, Strict, UnreadMedium
 
 
 class Block(SentBack):
@@ -37,7 +37,11 @@ class ToolReferenceBlock(Block):
     tool_name: str = Field(max_length=128)
 
 
-ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+class UnreadBlock(UnreadMedium):
+    type: Literal["image", "document"]
+
+
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock | UnreadBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Block):

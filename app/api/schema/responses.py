@@ -13,7 +13,14 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.schema.common import ADDED, ReasoningEffort, SamplingFields, SentBack, Strict
+from app.api.schema.common import (
+    ADDED,
+    ReasoningEffort,
+    SamplingFields,
+    SentBack,
+    Strict,
+    UnreadMedium,
+)
 from app.api.schema.response_tools import (
     MAX_NAME_CHARS,
     AllowedFunctionTools,
@@ -69,10 +76,17 @@ class InputCustomCall(_Call):
     input: str
 
 
+class UnreadPart(UnreadMedium):
+    type: Literal["input_image", "input_file"]
+
+
+OutputPart = Annotated[InputText | UnreadPart, Field(discriminator="type")]
+
+
 class InputCallOutput(SentBack):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(max_length=128)
-    output: str | Annotated[list[InputText], Field(fail_fast=True)]
+    output: str | Annotated[list[OutputPart], Field(fail_fast=True)]
     name: str | None = Field(default=None, description=ADDED)
     namespace: str | None = Field(default=None, description=ADDED)
     caller: IgnoredObject = None

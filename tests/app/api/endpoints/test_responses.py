@@ -126,14 +126,20 @@ async def test_a_call_s_output_may_come_in_parts(server: Server) -> None:
         CALL,
         {"type": "function_call_output", "call_id": "c1", "output": parts},
     ]
-    await server.openai.responses.create(model=MODEL, input=given, max_output_tokens=1)
-    tokens = list(server.engine.seen[-1].prompt)
-    prompt = (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
-    assert "<|tool|>three apples<|end|>" in prompt
-    parts.append({"type": "input_image", "image_url": "data:"})
+
+    async def prompt() -> str:
+        await server.openai.responses.create(model=MODEL, input=given, max_output_tokens=1)
+        tokens = list(server.engine.seen[-1].prompt)
+        return (await server.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+
+    assert "<|tool|>three apples<|end|>" in await prompt()
+    parts.insert(0, {"type": "input_image", "image_url": "data:", "detail": "auto"})
+    told = "[image left out: the model takes text only]\n"
+    assert f"<|tool|>{told}three apples<|end|>" in await prompt()
+    parts.append({"type": "input_video"})
     refused = await server.http.post("/v1/responses", json={"model": MODEL, "input": given})
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"].startswith("input.2.output.2")
+    assert refused.json()["error"]["param"].startswith("input.2.output.3")
 
 
 async def test_a_required_call_goes_before_the_format_of_the_text(server: Server) -> None:
