@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.family import FULL, SLIDING, Family, experts, windows
+from actors.stage.models.family import FULL, SLIDING, Family, experts, rotates_in_windows, windows
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import Names
-from actors.stage.models.rope import no_rope
 from kernels.layer_form import Routing
 
 
@@ -52,12 +51,7 @@ def exaone_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         kinds = [SLIDING if (i + 1) % int(every) else FULL for i in range(number)]
     config = windows(deepseek_v3_experts(base, keys), keys, kinds)
     if keys.get("sliding_window") is not None:
-        nope = no_rope(base.max_positions)
-        ropes = [
-            nope if window is None else rope
-            for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
-        ]
-        config = replace(config, ropes=tuple(ropes))
+        config = rotates_in_windows(config)
     config = listed_mixtures(config, keys)
     stated = keys.get("is_moe_layer")
     if stated and tuple(map(bool, stated)) != config.expert_layers:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.families_llama import llama, olmo2
+from actors.stage.models.families_llama import NORMS_AFTER, llama, olmo2
 from actors.stage.models.family import (
     FULL,
     SLIDING,
@@ -14,6 +14,7 @@ from actors.stage.models.family import (
     rotates_in_windows,
     windows,
     windows_of_own_rotation,
+    with_neighbors_rotated,
 )
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
@@ -53,14 +54,13 @@ def seed_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def ernie4_5(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """ERNIE 4.5 without experts: Llama that rotates pairs of neighbors."""
     bias = keys.flag("use_bias")
-    ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
-    return replace(base, qkv_bias=bias, out_bias=bias, mlp_bias=bias, ropes=ropes)
+    config = with_neighbors_rotated(base)
+    return replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
 
 
 def helium(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama that rotates pairs of neighbors."""
-    ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
-    return replace(llama(base, keys), out_bias=False, ropes=ropes)
+    return replace(with_neighbors_rotated(llama(base, keys)), out_bias=False)
 
 
 def hunyuan(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -70,7 +70,11 @@ def hunyuan(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("use_cla", False)
     keys.only("mlp_bias", False)
     keys.only("norm_type", "rms")
+    keys.only("use_mla", False)
+    keys.only("use_rotary_pos_emb", True)
+    keys.only("position_embedding_xdrope", False)
     keys.ignore(*_OF_OTHER_HUNYUANS)
+    keys.ignore(*(key for key in keys.values if key.startswith(("vit_", "anyres_"))))
     bias = keys.flag("attention_bias")
     rope = base.ropes[0]
     given = keys.get("rope_scaling") or keys.get("rope_parameters", {})
@@ -94,21 +98,16 @@ def arcee(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 _OF_OTHER_HUNYUANS = (
     "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "enable_lm_head_fp32",
-    "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "org_vocab_size", "pad_id",
-    "pool_type", "sep_id", "text_end_id", "text_start_id", "vit_input_resolution",
+    "im_end_id", "im_newline_id", "im_start_id", "kv_lora_rank", "mask_init_id",
+    "num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "q_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "sep_id", "skip_cls_token", "text_end_id", "text_start_id", "v_head_dim",
+    "video_end_id", "video_start_id",
 )  # fmt: skip
-
-_NORMS_AFTER = Names(
-    input_norm=None,
-    attention_out_norm="post_attention_layernorm",
-    mlp_norm=None,
-    mlp_out_norm="post_feedforward_layernorm",
-)
 
 FAMILIES: dict[str, Family] = {
     "Olmo3ForCausalLM": Family(
         olmo3,
-        _NORMS_AFTER,
+        NORMS_AFTER,
         {
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
@@ -119,7 +118,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Exaone4ForCausalLM": Family(
         exaone4,
-        _NORMS_AFTER,
+        NORMS_AFTER,
         {
             "max_position_embeddings": 2048,
             "num_key_value_heads": 32,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.family import FULL, SLIDING, Family, windows, windows_of_own_rotation
 from actors.stage.models.keys import JsonObject, Keys
-from actors.stage.models.names import Names
+from actors.stage.models.names import Names, of_images
 
 
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -103,17 +103,6 @@ _IN_GEMMA3_WITH_IMAGES = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-# As published, and as transformers holds them since 2025.
-_WITH_IMAGES = (
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-    ("vision_tower.", None),
-    ("model.vision_tower.", None),
-    ("multi_modal_projector.", None),
-    ("model.multi_modal_projector.", None),
-)
-
 FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(
         gemma,
@@ -134,7 +123,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": Family(gemma3, _NAMES, {**_DEFAULTS, **_GEMMA3}, _RENAMED, True),
     "Gemma3ForConditionalGeneration": Family(
         gemma3_images,
-        replace(_NAMES, stored_prefixes=_WITH_IMAGES),
+        replace(_NAMES, stored_prefixes=of_images("vision_tower", "multi_modal_projector")),
         {**_DEFAULTS, **_GEMMA3, **_IN_GEMMA3_WITH_IMAGES},
         _RENAMED,
         True,

@@ -13,7 +13,7 @@ from actors.stage.models.families_deepseek import (
 )
 from actors.stage.models.family import Family, in_units, with_growing_queries
 from actors.stage.models.keys import JsonObject, Keys
-from actors.stage.models.names import StackedNames
+from actors.stage.models.names import LLAMA, StackedNames
 from actors.stage.models.rope import read_rope, score_factor
 from kernels.layer_form import Routing
 
@@ -57,7 +57,7 @@ def mistral4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         least_sum=1e-20,
         scale=keys.number("routed_scaling_factor", 1.0),
     )
-    config = deepseek_experts(base, keys, routing)
+    config = replace(deepseek_experts(base, keys, routing), wide_router=False)
     config = latent(config, keys, interleaved=keys.flag("rope_interleave", True))
     return with_growing_queries(config, keys)
 
@@ -144,7 +144,10 @@ _MISTRAL4: JsonObject = {
     "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
 
-DEEPSEEK_V3 = Family(deepseek_v3, V3_NAMES, _DEEPSEEK_V3, rotates_part=True)
+# The size of what is rotated, by which rotations are read.
+_ROTATED = {"head_dim": "qk_rope_head_dim"}
+
+DEEPSEEK_V3 = Family(deepseek_v3, V3_NAMES, _DEEPSEEK_V3, _ROTATED, rotates_part=True)
 MISTRAL4 = Family(
     mistral4,
     replace(
@@ -153,17 +156,26 @@ MISTRAL4 = Family(
         stacked=StackedNames("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ),
     _MISTRAL4,
+    _ROTATED,
     rotates_part=True,
     rope_keys=("llama_4_scaling_beta", "max_position_embeddings"),
 )
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": Family(
-        deepseek_v2, replace(V3_NAMES, correction_bias=None), _DEEPSEEK_V2, rotates_part=True
+        deepseek_v2,
+        replace(V3_NAMES, correction_bias=None),
+        _DEEPSEEK_V2,
+        _ROTATED,
+        rotates_part=True,
     ),
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
-    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, V3_NAMES, _GLM4_MOE_LITE, rotates_part=True),
+    "Glm4MoeLiteForCausalLM": Family(
+        glm4_moe_lite, V3_NAMES, _GLM4_MOE_LITE, _ROTATED, rotates_part=True
+    ),
     "Mistral4ForCausalLM": MISTRAL4,
-    "YoutuForCausalLM": Family(youtu, defaults={"tie_word_embeddings": True}, rotates_part=True),
-    "MiniCPM3ForCausalLM": Family(minicpm3, defaults=_MINICPM3, rotates_part=True),
+    "YoutuForCausalLM": Family(
+        youtu, LLAMA, {"tie_word_embeddings": True}, _ROTATED, rotates_part=True
+    ),
+    "MiniCPM3ForCausalLM": Family(minicpm3, LLAMA, _MINICPM3, _ROTATED, rotates_part=True),
 }

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.family import FULL, SLIDING, Family, experts, in_units, windows
+from actors.stage.models.family import (
+    FULL,
+    SLIDING,
+    Family,
+    experts,
+    in_units,
+    windows,
+    with_neighbors_rotated,
+)
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names, StackedNames
 from actors.stage.models.rope import no_rope
@@ -80,8 +88,7 @@ def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def glm(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """GLM-4: half of each head is rotated, in pairs of neighbors. The 0414 models (Glm4) have
     norms before and after attention and MLP."""
-    ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
-    return replace(base, qkv_bias=keys.flag("attention_bias"), ropes=ropes)
+    return replace(with_neighbors_rotated(base), qkv_bias=keys.flag("attention_bias"))
 
 
 def internlm2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -149,7 +156,7 @@ _GLM = {
     "attention_bias": True,
     "rms_norm_eps": 1.5625e-7,
 }
-OLMO2 = Names(
+NORMS_AFTER = Names(
     input_norm=None,
     attention_out_norm="post_attention_layernorm",
     mlp_norm=None,
@@ -175,7 +182,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(
         olmo2,
-        OLMO2,
+        NORMS_AFTER,
         {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     ),
     "GraniteForCausalLM": Family(granite, defaults={"max_position_embeddings": 2048}),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_dense import hunyuan
-from actors.stage.models.families_llama import OLMO2, QWEN, olmoe, qwen2, qwen3
-from actors.stage.models.family import Family, experts
+from actors.stage.models.families_llama import NORMS_AFTER, QWEN, olmoe, qwen2, qwen3
+from actors.stage.models.family import Family, experts, with_neighbors_rotated
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
 from actors.stage.models.rope import read_rope
@@ -55,6 +55,7 @@ def hunyuan_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("moe_intermediate_size", base.inner_size)
     keys.only("moe_layer_num_skipped", 0)
     keys.only("use_mixed_mlp_moe", True)
+    keys.only("group_limited_greedy", False)
     keys.ignore("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
     return replace(
         experts(hunyuan(base, keys), keys, keys.size("num_experts")),
@@ -110,7 +111,7 @@ def ernie4_5_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     width = keys.size("moe_intermediate_size")
     return replace(
         experts(base, keys, keys.size("moe_num_experts")),
-        ropes=tuple(replace(rope, interleaved=True) for rope in base.ropes),
+        ropes=with_neighbors_rotated(base).ropes,
         expert_size=width,
         expert_layers=tuple(
             (layer + 1) % every == 0 and first <= layer <= last for layer in range(base.num_layers)
@@ -151,7 +152,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "FlexOlmoForCausalLM": Family(
         flex_olmo,
-        OLMO2,
+        NORMS_AFTER,
         {
             "max_position_embeddings": 4096,
             "num_experts": 7,

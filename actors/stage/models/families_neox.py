@@ -107,6 +107,8 @@ def nemotron(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Nemotron-4 and Minitron: layer norms of weight 1 + w, the square of ReLU, no gate, half of
     each head rotated."""
     bias = keys.flag("attention_bias")
+    keys.only("kv_channels", base.head_dim)  # by these names in older files, beside the others
+    keys.only("rope_percent", base.ropes[0].dim / base.head_dim)
     return replace(
         base,
         norm="layer",

@@ -7,7 +7,7 @@ from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import llama, mistral, qwen2, qwen3
 from actors.stage.models.family import Family, with_growing_queries
 from actors.stage.models.keys import JsonObject, Keys
-from actors.stage.models.names import Names
+from actors.stage.models.names import Names, of_images
 
 
 def ministral3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -50,18 +50,6 @@ def llava_images(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     images are refused, and their weights not read."""
     keys.ignore("is_composition")  # that the whole file has parts
     return base
-
-
-def of_images(*parts: str) -> tuple[tuple[str, str | None], ...]:
-    """Prefixes of stored names, as published and as transformers holds them since 2025. parts: what
-    is not read."""
-    left_out = [(f"{outer}{part}.", None) for part in parts for outer in ("", "model.")]
-    return (
-        ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-        ("model.language_model.", "model."),
-        *left_out,
-    )
 
 
 # Of a decoder's part that lacks them, as transformers wrote it until 2025.

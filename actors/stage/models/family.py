@@ -118,6 +118,11 @@ def windows_of_own_rotation(base: DecoderConfig, keys: Keys, theta: str) -> Deco
     return replace(base, ropes=tuple(rope if window is None else local for rope, window in pairs))
 
 
+def with_neighbors_rotated(base: DecoderConfig) -> DecoderConfig:
+    """Rotations of neighboring pairs, in every layer."""
+    return replace(base, ropes=tuple(replace(rope, interleaved=True) for rope in base.ropes))
+
+
 def without_positions(base: DecoderConfig) -> DecoderConfig:
     """No rotation, in every layer."""
     return replace(base, ropes=(no_rope(base.max_positions),) * base.num_layers)

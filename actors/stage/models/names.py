@@ -107,3 +107,15 @@ class Names:
 
 
 LLAMA = Names()
+
+
+def of_images(*parts: str) -> tuple[tuple[str, str | None], ...]:
+    """Prefixes of stored names, as published and as transformers holds them since 2025. parts: what
+    is not read."""
+    left_out = [(f"{outer}{part}.", None) for part in parts for outer in ("", "model.")]
+    return (
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+        ("model.language_model.", "model."),
+        *left_out,
+    )

@@ -149,6 +149,9 @@ def _given(config: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
     attention's."""
     parameters = dict(config.get("rope_parameters") or {})
     if layer_type is not None:
+        kind = parameters.get("rope_type") or parameters.get("type") or "default"
+        if kind != "default":
+            raise ValueError(f"rope_parameters of {kind!r} must be by layer type")
         parameters = dict(parameters.get(layer_type) or {})
     scaling = dict(config.get("rope_scaling") or {})
     for name, given in (("rope_parameters", parameters), ("rope_scaling", scaling)):

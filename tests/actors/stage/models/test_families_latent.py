@@ -63,8 +63,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "MiniCPM3": {key: value for key, value in _SIZES.items() if key != "v_head_dim"} | {
         "architectures": ["MiniCPM3ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"},
-        "dim_model_base": 32, "model_type": "minicpm3", "rope_scaling": None, "scale_depth": 1.4,
-        "scale_emb": 12,
+        "dim_model_base": 32, "model_type": "minicpm3", "scale_depth": 1.4, "scale_emb": 12,
+        "rope_scaling": {
+            "long_factor": [1.1] * 4, "original_max_position_embeddings": 1024,
+            "short_factor": [1.1] * 4, "type": "longrope",
+        },
     },
     "Youtu-LLM": _SIZES | {
         "architectures": ["YoutuForCausalLM"], "embedding_initializer_range": 0.1,
