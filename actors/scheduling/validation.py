@@ -42,13 +42,13 @@ def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestStat
     assert queue.num_background == len(background)
     assert queue.num_background_tokens == sum(s.num_tokens for s in background)
     assert queue.num_background_shared == sum(queue.shared_tokens_of(s) for s in background)
-    for tenant, is_background in {(s.request.tenant, s.is_background) for s in waiting}:
-        mine = [
-            s for s in waiting if (s.request.tenant, s.is_background) == (tenant, is_background)
-        ]
-        num_tokens = sum(s.num_tokens - queue.shared_tokens_of(s) for s in mine)
-        assert queue.waiting_by_class[is_background, tenant] == (len(mine), num_tokens)
-    assert sum(number for number, _ in queue.waiting_by_class.values()) == len(waiting)
+    by_class: dict[tuple[bool, str], tuple[int, int]] = {}
+    for state in waiting:
+        key = state.is_background, state.request.tenant
+        number, num_tokens = by_class.get(key, (0, 0))
+        num_new = state.num_tokens - queue.shared_tokens_of(state)
+        by_class[key] = number + 1, num_tokens + num_new
+    assert queue.waiting_by_class == by_class
     running = by_status[RequestStatus.RUNNING]
     assert queue.running_of == Counter(s.request.tenant for s in running)
 

@@ -45,7 +45,7 @@ from kernels.triton.tiles import (
 
 
 class TritonBackend(TorchBackend):
-    """Any block size, any grouping, head dims to 256, windows, softcap, sinks, ALiBi,
+    """Any block size, any grouping, head dims to 576, windows, softcap, sinks, ALiBi,
     float8 KV.
 
     There is no fused stack of layers: on a GPU CUDA graphs amortize the launches.

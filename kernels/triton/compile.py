@@ -34,6 +34,7 @@ _POINTERS = {
     torch.bool: "*i1",
 }
 _OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
+_BY_ARCH = ("decode", "dense", "kv_tiles", "prefill", "work_list")  # choose tiles by it
 _DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -95,12 +96,11 @@ def compiling_for(arch: int, once: bool = False) -> Iterator[list[CompiledKernel
             )
         )
 
-    with (
-        mock.patch.object(triton.JITFunction, "run", compile_launch),
-        mock.patch("kernels.triton.prefill.target_arch", return_value=arch),
-        mock.patch("kernels.triton.kv_tiles.target_arch", return_value=arch),
-        mock.patch("kernels.triton.dense.target_arch", return_value=arch),
-    ):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(triton.JITFunction, "run", compile_launch))
+        for module in _BY_ARCH:
+            name = f"kernels.triton.{module}.target_arch"
+            patches.enter_context(mock.patch(name, return_value=arch))
         yield compiled
 
 

@@ -22,7 +22,7 @@ from kernels.triton.kv_tiles import (
     load_tile,
     scores,
 )
-from kernels.triton.tiles import DecodeTile, decode_tile
+from kernels.triton.tiles import DecodeTile, decode_tile, target_arch
 from kernels.triton.work_list import WorkList, context
 
 _BLOCK_PARTS = 16
@@ -242,7 +242,8 @@ def empty_parts(
 
 def tile_of(shape: AttentionShape, dtype: torch.dtype) -> DecodeTile:
     """The tile that attention of this shape takes."""
-    return decode_tile(shape.head_dim, shape.num_heads // shape.num_kv_heads, dtype)
+    group = shape.num_heads // shape.num_kv_heads
+    return decode_tile(shape.head_dim, group, dtype, target_arch())
 
 
 def decode_attention(

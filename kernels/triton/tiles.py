@@ -66,7 +66,7 @@ class PackedTile:
     num_stages: int
 
 
-_OTHER_SHARED_BYTES = 1024  # of attention, beside q, K and V, as compiled
+_OTHER_SHARED_BYTES = 2048  # of attention, beside q, K and V, as compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +128,41 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
         tokens=rows // group,
         rows=rows,
         block_k=64 if roomy else 16 if tight else 32,
-        num_warps=8 if huge or rows >= 128 else 4,
+        num_warps=8 if huge or rows >= 128 or (row_bytes > 512 and rows > 32) else 4,
         num_stages=3 if roomy else 1 if huge and small else 2,
     )
 
 
 @functools.cache
-def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
+def decode_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> DecodeTile:
     """16 rows are the smallest tl.dot. On an H100, at 1k and with two programs a multiprocessor,
     five stages take 2 % less than three with 128 requests, and as long with 32; three programs gain
-    3 % with 128 and lose 5 % with 32."""
+    3 % with 128 and lose 5 % with 32. Latent attention takes fewer positions, as in prefill."""
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
+    small = most_shared_bytes(arch) <= _LEAST_SHARED_KIB * 1024
+    tight = small and row_bytes > 512 and group > 16
     return DecodeTile(
         rows=max(16, _power_of_two_at_least(group)),
-        block_k=64 if row_bytes <= 256 else 32 if row_bytes <= 1024 else 16,
-        num_warps=4 if row_bytes <= 1024 else 8,
-        num_stages=5 if row_bytes <= 256 else 2,
+        block_k=64 if row_bytes <= 256 else 16 if tight or row_bytes > 1024 else 32,
+        num_warps=8 if row_bytes > 1024 or (row_bytes > 512 and group > 32) else 4,
+        num_stages=5 if row_bytes <= 256 else 1 if tight else 2,
     )
 
 
 def unsupported_heads(head_dim: int, group: int, kv_bytes: int, arch: int) -> str | None:
     """Why attention of this many query heads to a key/value head cannot be computed, or None. One
-    program holds them all, beside two tiles of 16 positions of K and of V. kv_bytes: of a cached
-    number; products take two at least."""
+    program holds them all, beside tiles of K and V; of latent attention, more than 32 spill.
+    kv_bytes: of a cached number; products take two at least."""
     row_bytes, most = _power_of_two_at_least(head_dim) * max(2, kv_bytes), most_shared_bytes(arch)
-    needed = (max(16, _power_of_two_at_least(group)) + 32) * row_bytes + _OTHER_SHARED_BYTES
-    if row_bytes <= 1024 or needed <= most:
+    rows = max(16, _power_of_two_at_least(group))
+    small = most <= _LEAST_SHARED_KIB * 1024
+    kv_rows = 16 if small else 32 if row_bytes > 1024 else 64
+    fits = (rows + kv_rows) * row_bytes + _OTHER_SHARED_BYTES <= most
+    if row_bytes <= 512 or (fits and (row_bytes <= 1024 or rows <= 32)):
         return None
     return (
-        f"{group} query heads of {head_dim} features to one key/value head take {needed} bytes of "
-        f"shared memory, and a program has {most} here; with more parallel.tensor_ranks, each has "
+        f"{group} query heads of {head_dim} features to one key/value head are more than a program "
+        f"with {most} bytes of shared memory holds; with more parallel.tensor_ranks, each has "
         "fewer heads"
     )
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.prefill_tiles import PrefillTiles, list_tiles
-from kernels.triton.tiles import decode_tile, num_programs
+from kernels.triton.tiles import decode_tile, num_programs, target_arch
 
 _BLOCK_S = 128
 
@@ -102,7 +102,8 @@ class WorkList:
 def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch.dtype) -> WorkList:
     """Work list of the one-token slices among the first `num_slices`."""
     device = batch.starts_S.device
-    tile = decode_tile(shape.head_dim, shape.num_heads // shape.num_kv_heads, dtype)
+    group = shape.num_heads // shape.num_kv_heads
+    tile = decode_tile(shape.head_dim, group, dtype, target_arch())
     # Zeros, for nothing writes the first.
     tile_starts_S1 = torch.zeros(num_slices + 1, dtype=torch.int32, device=device)
     first_slice_P = torch.empty(num_programs(), dtype=torch.int32, device=device)

@@ -73,8 +73,9 @@ def launch_attention(backend: TritonBackend) -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "group", "arch", "fits"),
-    [(576, 16, 80, True), (576, 32, 90, True), (576, 16, 86, True), (576, 128, 90, False),
-     (576, 32, 86, False), (288, 40, 90, True), (64, 71, 86, True)],
+    [(576, 16, 80, True), (576, 32, 90, True), (576, 16, 86, True), (576, 32, 86, True),
+     (576, 64, 90, False), (576, 64, 100, False), (288, 40, 86, True), (288, 40, 80, True),
+     (288, 128, 86, False), (64, 71, 86, True)],
 )  # fmt: skip
 def test_heads_that_a_program_cannot_hold_are_refused(
     head_dim: int, group: int, arch: int, fits: bool

@@ -15,7 +15,7 @@ from app.bench.gpu import checks
 from app.bench.gpu.checks import AttentionCase
 from kernels.triton import decode, work_list
 from kernels.triton.backend import TritonBackend
-from kernels.triton.tiles import decode_tile, num_programs
+from kernels.triton.tiles import decode_tile, num_programs, target_arch
 from kernels.triton.work_list import plan_work
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
@@ -36,7 +36,7 @@ def test_shares_are_equal_and_complete(num_slices: int) -> None:
     batch.starts_S = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
     batch.lengths_S = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     listed = plan_work(batch, num_slices, work.shape, torch.float32)
-    block = decode_tile(HEADS[2], 2, torch.float32).block_k
+    block = decode_tile(HEADS[2], 2, torch.float32, target_arch()).block_k
     tiles_S = np.where(lengths == 1, -(-(starts + 1) // block), 0)
     ends_S = np.cumsum(tiles_S)
     assert listed.tile_starts_S1.tolist() == [0, *ends_S]
