@@ -38,9 +38,10 @@ def rules_of(
         heads = " | ".join(_spelled(head, token_ids) for head in frame.heads if head)
         head = f"({heads}){'?' if '' in frame.heads else ''}" if heads else ""
         rules += [f"plain: {answer}", f"answer: {head} plain"]
-        if frame.calls or frame.held:
+        calls = held.in_place_of_text() if frame.held else _free_calls(frame, token_ids)
+        if calls:
             start = "(answer | calls)"
-            rules += held.in_place_of_text() if frame.held else _free_calls(frame, token_ids)
+            rules += calls
     else:
         rules += held.within_text(frame.reasoning[:1])
     if frame.reasoning:
@@ -64,6 +65,8 @@ def rules_of(
 
 
 def _free_calls(frame: Frame, token_ids: Mapping[str, int]) -> list[str]:
+    if not frame.calls:
+        return []
     marks = {token_ids[mark] for mark in (*frame.calls, *frame.marks) if mark in token_ids}
     rest = " | ".join([_ANY, *_tokens(marks)])
     calls = " | ".join(_mark(mark, token_ids) for mark in frame.calls)
@@ -92,12 +95,13 @@ class _HeldRules:
         return [*self._rules, f"calls: {' | '.join(ways)}"]
 
     def in_place_of_text(self) -> list[str]:
+        """None where no call has an opening mark."""
         last = [n for n, held in enumerate(self._every) if held.may_end]
         ways = [self._way(number) for number in last]
         if marked := [n for n, held in enumerate(self._every) if held.opening and n not in last]:
             self._rules.append(f"block: {' | '.join(map(self._way, marked))}")
             ways.append("block (blanks? block)*")
-        return [*self._rules, f"calls: {' | '.join(ways)}"]
+        return [*self._rules, f"calls: {' | '.join(ways)}"] if ways else []
 
     def _way(self, number: int) -> str:
         held = self._every[number]

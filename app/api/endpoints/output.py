@@ -95,7 +95,7 @@ def plan_output(
             is_alone = is_forced or grammar is _TEXT
             frame = _reasoning(formats.reasoning, prompt, is_alone=is_alone)
             if calls and not is_forced:
-                frame = _with_calls(frame, formats.tools, tools, held)
+                frame = _with_calls(frame, formats.tools, tools, held, grammar is _TEXT)
         if not frame.reasoning and grammar is not _TEXT:
             formats = replace(formats, reasoning=None)
         has_calls = bool(frame.calls or frame.held)
@@ -125,9 +125,12 @@ def _with_calls(
     format: type[ToolFormat] | None,
     tools: ToolPlan,
     held: tuple[HeldCalls, ...],
+    is_text: bool,
 ) -> Frame:
-    """With calls that it may be instead. held: within text."""
+    """With calls that it may be instead. held: within text. is_text: the answer is any text."""
     if format is None:
+        return frame
+    if not (is_text or frame.heads or format.openings):  # nothing tells a call from an answer
         return frame
     if frame.heads and not format.openings:  # text and calls are told apart by their heads
         return replace(frame, held=format.forced(tools.schemas()))

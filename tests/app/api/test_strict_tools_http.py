@@ -89,15 +89,10 @@ async def test_gpt_oss_reasons_and_calls_under_a_grammar(
 ) -> None:
     processor = of_family("gpt_oss")
     server = await start_server(processor=processor)
-    write(
-        server,
-        processor,
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
-        'to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
-    )
+    write(server, processor, CHANNELS["analysis"] + CHANNELS["call"])
     answer = await ask(server, "chat/completions", [ADD])
     message = answer.json()["choices"][0]["message"]
-    assert message["reasoning_content"] == "Hm."
+    assert message["reasoning_content"] == "Q"
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     grammar = grammar_of(server)
     assert grammar is not None
@@ -161,16 +156,19 @@ async def test_calls_in_pythons_syntax_are_held_to_their_schemas(
     assert "'odd'" in answer.json()["error"]["message"]
 
 
-async def test_strict_tools_beside_a_format(start_server: StartServer, of_family: OfFamily) -> None:
-    server = await start_server(processor=of_family("qwen3"))
+@pytest.mark.parametrize(("family", "num_ways"), [("qwen3", 1), ("glm_4", None)])
+async def test_strict_tools_beside_a_format(
+    start_server: StartServer, of_family: OfFamily, family: str, num_ways: int | None
+) -> None:
+    """A call takes the place of the answer where it has an opening mark."""
+    server = await start_server(processor=of_family(family))
     wanted = {"type": "json_object"}
     answer = await ask(server, "chat/completions", [ADD], response_format=wanted)
     assert answer.status_code == 200
     grammar = grammar_of(server)
     assert grammar is not None
-    assert grammar.frame is not None
     assert grammar.kind == "json_object"
-    assert len(grammar.frame.held) == 1
+    assert (grammar.frame and len(grammar.frame.held)) == num_ways
 
 
 @pytest.mark.parametrize(

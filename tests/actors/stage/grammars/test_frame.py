@@ -133,7 +133,11 @@ def test_in_an_answers_place_calls_follow_a_mark(special: bool) -> None:
     frame = Frame(calls=_CALLS, held=tuple(_DOUBTFUL))
     for text in ("yes", "!{f:1}", "!{f:1}; {f:2}", "!{f:1}!{f:2}"):
         assert takes(frame, text, special=special), text
-    for text in ("{f:1}", "!b", "!{f:x}", "!", "!{f:1}b"):
+    for text in ("", "{f:1}", "!b", "!{f:x}", "!", "!{f:1}b"):
+        assert not takes(frame, text, special=special), text
+    frame = Frame(held=tuple(_DOUBTFUL[:1]))
+    assert takes(frame, "yes", special=special)
+    for text in ("", "{f:1}"):
         assert not takes(frame, text, special=special), text
 
 
