@@ -11,10 +11,6 @@ from actors.stage.grammars.json_schema import prepared, resolved
 from actors.stage.grammars.patterns import literal
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")  # of an argument
-_REMARKS: Final = frozenset(
-    {"$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated"}
-    | {"description", "examples", "readOnly", "title", "writeOnly"}
-)
 _OF_STRINGS: Final = ("format", "maxLength", "minLength", "pattern")
 _OF_NUMBERS: Final = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
@@ -26,6 +22,16 @@ _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
     "array": ("items", "maxItems", "minItems"),
     "object": ("additionalProperties", "properties", "required"),
 }
+_WORDS: Final = frozenset(word for words in _KEPT.values() for word in words)
+_REFUSED: Final = frozenset(  # as there are no rules for them
+    {"$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired"}
+    | {"dependentSchemas", "else", "if", "maxContains", "maxProperties", "minContains"}
+    | {"minProperties", "not", "patternProperties", "prefixItems", "propertyNames", "then"}
+    | {"unevaluatedItems", "unevaluatedProperties", "uniqueItems"}
+)
+_ASSERTIONS: Final = frozenset(  # all others are remarks
+    {"$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type", *_WORDS, *_REFUSED}
+)
 _KINDS: Final = {
     str: ("string",),
     bool: ("boolean",),
@@ -67,8 +73,10 @@ class _Rules:
         self._names: dict[str, str] = {}  # of rules, by what they are for
         self.rules: list[str] = [*_SHARED]
         schema = self._referred(root) if isinstance(root, dict) and "$ref" in root else root
-        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        kinds = schema.get("type", "object") if isinstance(schema, dict) else None
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             raise ValueError("the schema is of no object")
+        schema = _asserted(schema)
         self._check(schema, "object")
         for key in {**schema.get("properties", {}), **dict.fromkeys(schema.get("required", []))}:
             if not _NAME.fullmatch(key):
@@ -89,11 +97,13 @@ class _Rules:
 
     def _value(self, schema: Any) -> str:
         """The name of the rule of a value."""
-        if schema is True or (isinstance(schema, dict) and schema.keys() <= _REMARKS):
+        if schema is True:
             return "py_any"
         if not isinstance(schema, dict):
             raise ValueError("a schema that nothing keeps to")
-        kept = {key: value for key, value in schema.items() if key not in _REMARKS}
+        kept = _asserted(schema)
+        if not kept:
+            return "py_any"
         return self._once(json.dumps(kept), lambda: self._body(kept))
 
     def _body(self, schema: dict[str, Any]) -> str:
@@ -107,7 +117,7 @@ class _Rules:
                 return " | ".join(dict.fromkeys(map(self._value, branches)))
         kinds = schema.get("type")
         if "enum" in schema or "const" in schema:
-            _check_keys(schema, {"const", "enum", "type"})
+            _check_keys(schema, {"const", "enum", "type", *_WORDS})
             return self._choices(schema, kinds if isinstance(kinds, list | None) else [kinds])
         if kinds is None:
             kinds = [kind for kind, words in _KEPT.items() if not schema.keys().isdisjoint(words)]
@@ -123,15 +133,23 @@ class _Rules:
 
     def _choices(self, schema: dict[str, Any], kinds: list[Any] | None) -> str:
         choices = [schema["const"]] if "const" in schema else schema["enum"]
-        texts = [
-            text
-            for choice in (choices if isinstance(choices, list) else [])
-            if kinds is None or not {*kinds}.isdisjoint(_KINDS.get(type(choice), ()))
-            for text in _written(choice)
-        ]
-        if not texts:
+        texts: dict[str, None] = {}
+        bounded: dict[str, list[Any]] = {}  # by kind, what more is said of which
+        for choice in choices if isinstance(choices, list) else []:
+            own = _KINDS.get(type(choice), ())
+            if kinds is None or not {*kinds}.isdisjoint(own):
+                if schema.keys().isdisjoint(_KEPT[own[0]]):
+                    texts |= dict.fromkeys(_written(choice))
+                else:
+                    bounded.setdefault(own[0], []).append(choice)
+        ways = [f"/{literal(text)}/" for text in texts]
+        for kind, some in bounded.items():
+            if kind in ("array", "object"):
+                _check_keys(schema, {"const", "enum", "type", *_OF_STRINGS, *_OF_NUMBERS})
+            ways.append(self._json(schema, kind, {"enum": some}))
+        if not ways:
             raise ValueError("a schema that nothing keeps to")
-        return " | ".join(f"/{literal(text)}/" for text in dict.fromkeys(texts))
+        return " | ".join(ways)
 
     def _of_kind(self, schema: dict[str, Any], kind: Any) -> str:
         self._check(schema, kind)
@@ -148,13 +166,17 @@ class _Rules:
                 return "PY_STRING"
             case "number" if schema.keys().isdisjoint(_OF_NUMBERS):  # JSON's may be infinite here
                 return "PY_NUMBER"
+        return self._json(schema, kind, {})
+
+    def _json(self, schema: dict[str, Any], kind: str, more: dict[str, Any]) -> str:
+        """The name of the rule of numbers, or of texts between double quotes, as in JSON."""
         own = {key: schema[key] for key in _KEPT[kind] if key in schema}
-        return self._new(self._rule("strict_json_schema", json.dumps({"type": kind, **own})))
+        text = json.dumps({"type": kind, **own, **more})
+        return self._new(self._rule("strict_json_schema", text))
 
     def _check(self, schema: dict[str, Any], kind: Any) -> None:
         """That all is kept. What is said of other kinds says nothing of this one."""
-        known = {word for words in _KEPT.values() for word in words}
-        _check_keys(schema, {"type", *known, *_REMARKS})
+        _check_keys(schema, {"type", *_WORDS})
         if kind not in _KEPT:
             raise ValueError(f"the type {str(kind)[:64]!r}")
 
@@ -215,6 +237,11 @@ def _written(choice: Any) -> list[str]:
             json.dumps(choice, ensure_ascii="\ud800" <= max(choice, default="") <= "\udfff")
         )
     return ways
+
+
+def _asserted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without what llguidance, too, takes for remarks."""
+    return {key: value for key, value in schema.items() if key in _ASSERTIONS}
 
 
 def _check_keys(schema: Mapping[str, Any], kept: Set[str]) -> None:

@@ -57,6 +57,12 @@ NODE = {
         ({"type": ["integer", "null"]}, ["None", "3"], ["null", "True"]),
         ({"enum": ["it's", 1, None, True]}, ['"it\'s"', "1", "None", "True"], ["2", "'its'"]),
         ({"type": "string", "enum": ["x", 1]}, ["'x'", '"x"'], ["1"]),
+        ({"enum": ["it's", "no", 1, 5, None], "minLength": 3, "minimum": 2, "items": {}},
+         ['"it\'s"', "5", "None"], ['"no"', "1"]),
+        ({"type": "string", "enum": ["ab", "cd"], "pattern": "^a"}, ['"ab"'], ['"cd"']),
+        ({"type": "integer", "nullable": True, "x-of": "a", "discriminator": {}}, ["1"], ["'x'"]),
+        ({"contentEncoding": "base64"}, ["'x'", "1"], []),
+        ({"anyOf": [{"type": "integer"}], "x-of": 1}, ["1"], ["'x'"]),
         ({"const": {"k": [1]}}, ["{'k': [1]}"], ["{'k': [2]}"]),
         ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
          ["[True]", "[True,False]", "[True, False]"], ["[]", "[1]", "[True, True, True]"]),
@@ -93,6 +99,7 @@ def test_values_in_pythons_syntax_keep_to_their_schema(
          ["", "a=1, x=None", "x='a', y_1=2"], ["a='x'", "x y=1", "1x=1"]),
         ({}, ["", "any_thing=[1]"], ["1", "*x"]),
         ({"required": ["a"]}, ["a=1", "a=1, b=2"], ["", "b=1"]),
+        ({"type": ["object", "null"], "properties": {"a": {}}, "nullable": True}, ["", "a=1"], []),
     ],
 )  # fmt: skip
 def test_arguments_are_those_that_are_declared(
@@ -111,6 +118,7 @@ def test_arguments_are_those_that_are_declared(
         (of({"type": "text"}), "'text'"),
         (of({"type": "integer", "enum": ["a"]}), "nothing"),
         (of({"anyOf": [{}], "minLength": 2}), "'minLength'"),
+        (of({"enum": [[1], [2, 3]], "maxItems": 1}), "'maxItems'"),
         ({"minProperties": 1}, "'minProperties'"),
         ({"anyOf": [{}]}, "'anyOf'"),
         ({"properties": {"no name": {}}}, "'no name'"),
