@@ -15,8 +15,8 @@ _OF_STRINGS: Final = ("format", "maxLength", "minLength", "pattern")
 _OF_NUMBERS: Final = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
     "string": _OF_STRINGS,
+    "number": _OF_NUMBERS,  # of which bounds speak where no type is given
     "integer": _OF_NUMBERS,
-    "number": _OF_NUMBERS,
     "boolean": (),
     "null": (),
     "array": ("items", "maxItems", "minItems"),

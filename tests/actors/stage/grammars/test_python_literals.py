@@ -52,6 +52,7 @@ NODE = {
         ({"type": "string", "pattern": "^[a-c/]+$"}, ['"ab/"'], ['"d"', '"\\/"', "'ab'"]),
         ({"type": "string", "maxLength": 2}, ['"ab"'], ['"abc"']),
         ({"type": "integer", "minimum": 2}, ["2", "10"], ["1", "2.0", "02", "1_0", "0x2", "'2'"]),
+        ({"minimum": 0, "maximum": 1}, ["0", "0.5"], ["2", "-0.5"]),
         ({"type": "number"}, ["-1", "0.5", "1e5", "0"], ["1e999", "inf", "1j", ".5", "1."]),
         ({"type": "boolean"}, ["True", "False"], ["true", "1", "None", "not True"]),
         ({"type": ["integer", "null"]}, ["None", "3"], ["null", "True"]),
