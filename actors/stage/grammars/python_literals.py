@@ -64,7 +64,10 @@ def python_rules(name: str, text: str, rule: Callable[[str, str], str]) -> list[
 
     Raises ValueError for what cannot be kept.
     """
-    return _Rules(name, prepared(json.loads(text)), rule).rules
+    try:
+        return _Rules(name, prepared(json.loads(text)), rule).rules
+    except (AttributeError, TypeError):  # such as a list among types
+        raise ValueError("the schema is malformed") from None
 
 
 class _Rules:
@@ -78,9 +81,6 @@ class _Rules:
             raise ValueError("the schema is of no object")
         schema = _asserted(schema)
         self._check(schema, "object")
-        for key in {**schema.get("properties", {}), **dict.fromkeys(schema.get("required", []))}:
-            if not _NAME.fullmatch(key):
-                raise ValueError(f"no argument in Python's syntax can have the name {key!r}")
         self.rules.append(f"{name}: {self._members(schema, is_dict=False)}")
 
     def _new(self, body: str) -> str:
@@ -182,6 +182,9 @@ class _Rules:
 
     def _items(self, schema: dict[str, Any]) -> str:
         fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        for key, count in (("minItems", fewest), ("maxItems", 0 if most is None else most)):
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"{key!r} is no count")
         if most == 0:
             return ""
         item = self._value(schema.get("items", True))
@@ -193,8 +196,15 @@ class _Rules:
     def _members(self, schema: dict[str, Any], *, is_dict: bool) -> str:
         """All arguments, or all items of a dict, in the order of their declaration."""
         required = schema.get("required", [])
-        declared = {**schema.get("properties", {})}
-        declared |= {key: True for key in required if key not in declared}
+        declared = schema.get("properties", {})
+        if not isinstance(declared, dict):
+            raise ValueError("'properties' are no object")
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise ValueError("'required' is no list of names")
+        declared = declared | {key: True for key in required if key not in declared}
+        for key in () if is_dict else declared:
+            if not _NAME.fullmatch(key):
+                raise ValueError(f"no argument in Python's syntax can have the name {key!r}")
         others = schema.get("additionalProperties", True)
         following, ways = "", [""]  # what may stand behind one that has been written, and at first
         if others is not False:

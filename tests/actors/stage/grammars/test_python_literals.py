@@ -124,6 +124,13 @@ def test_arguments_are_those_that_are_declared(
         ({"anyOf": [{}]}, "'anyOf'"),
         ({"properties": {"no name": {}}}, "'no name'"),
         ({"type": "array"}, "no object"),
+        ({"properties": None}, "'properties'"),
+        (of({"type": "object", "required": [1]}), "'required'"),
+        ({"required": "ab"}, "'required'"),
+        (of({"type": "array", "minItems": "x"}), "'minItems'"),
+        (of({"type": "array", "maxItems": -1}), "'maxItems'"),
+        (of({"type": ["string", ["x"]]}), "malformed"),
+        ({"properties": {}, "required": [[]]}, "malformed"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
