@@ -52,6 +52,11 @@ class GraniteThink(Think):
     frame = ("<response>", "</response>")
     recognized_by = ("<response></response>",)
 
+    @classmethod
+    def marks(cls, prompt: str) -> tuple[str, ...]:
+        """The prompt asks for them where the model is to reason."""
+        return super().marks(prompt) if cls.opening in prompt else ()
+
 
 class MistralThink(Think):
     """Magistral."""

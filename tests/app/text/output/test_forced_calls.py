@@ -101,7 +101,7 @@ def test_an_answer_that_has_to_call_is_reasoning_and_a_call_as_the_family_writes
     special_names = names if special else ()
 
     def takes(text: str, most_calls: int = 16) -> bool:
-        marks = reasoning.marks("")
+        marks = reasoning.marks("Use <think></think>.")
         frame = Frame(marks, held=one.forced(schemas), most_calls=most_calls)
         matcher = compiler(special_names).compile("text", "", frame)()
         tokens = tokens_of(text, special_names)
