@@ -16,7 +16,7 @@ from app.text.grammars import GrammarBusy, GrammarInvalid
 
 SEEDS: Final = 2**63 - 4096  # continuations of a prompt use those that follow
 LEAST_TOP_P: Final = 1e-6  # 0 means the likeliest token
-_TOOLS_COUNT_AS: Final = 8  # grammars, in length; half a megabyte compiles in half a second
+_TOOLS_COUNT_AS: Final = 8  # grammars, in length; in some families fewer take GRAMMAR_LIMIT_S
 _DRAWS: Final = ("top_k", "top_p", "min_p")  # matter where a token is drawn
 
 

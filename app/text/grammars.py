@@ -7,11 +7,12 @@ import hashlib
 import math
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final, NamedTuple
 
-from actors.scheduling.request import Grammar
+from actors.scheduling.request import Frame, Grammar, HeldPart
 from app.text.worker import (
     KillableWorker,
     WorkerDied,
@@ -66,9 +67,7 @@ class GrammarChecker:
     async def check(self, grammar: Grammar, key: str = "") -> None:
         """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time. key: the name
         of the request's API key."""
-        digest = hashlib.sha256(
-            f"{grammar.kind}\0{grammar.frame}\0{grammar.text}".encode()
-        ).digest()
+        digest = _digest(grammar)
         verdict = self._verdicts.get(digest)
         if verdict is not None and time.monotonic() < verdict.until_s:
             self._verdicts.move_to_end(digest)
@@ -142,3 +141,30 @@ class GrammarChecker:
     def _soon(self) -> float:
         """Until when a verdict holds that a busy machine may have spoken."""
         return time.monotonic() + _DOUBTFUL_S
+
+
+def _digest(grammar: Grammar) -> bytes:
+    """With a part of a call once, in however many ways it is written: schemas may be long, and this
+    is done on the loop of the front.
+    """
+    frame = grammar.frame or Frame()
+    parts = {id(p): p for held in frame.held for call in held.calls for p in call.parts}
+    numbers = dict(zip(parts, range(len(parts)), strict=True))
+    ways = [
+        (replace(held, calls=()), [(c.name, [numbers[id(p)] for p in c.parts]) for c in held.calls])
+        for held in frame.held
+    ]
+    texts = [grammar.kind, grammar.text, repr(replace(frame, held=())), repr(ways)]
+    _add(texts, parts.values())
+    lengths = " ".join([str(len(text)) for text in texts])  # so that no others are the same
+    written = "\n".join([lengths, *texts]).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(written).digest()
+
+
+def _add(texts: list[str], parts: Iterable[HeldPart]) -> None:
+    for part in parts:
+        texts += (part.kind, part.text)
+        if part.parts:
+            texts.append("(")
+            _add(texts, part.parts)
+            texts.append(")")

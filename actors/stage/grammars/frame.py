@@ -85,6 +85,7 @@ class _HeldRules:
         self._every, self._token_ids, self._rule = frame.held, token_ids, rule
         self._most_calls = frame.most_calls
         self._rules: list[str] = []
+        self._of_python: set[str] = set()  # rules, of which some are the same for all
         self._names: dict[HeldPart, str] = {}  # of their rules
         self._begun: dict[tuple[tuple[HeldCall, ...], str, str | None], str] = {}  # the same
         for number, held in enumerate(frame.held):
@@ -230,7 +231,8 @@ class _HeldRules:
                 self._rules.append(f"{name}: {self._rule(kind, part.text)}")
             elif part.kind == "python":
                 rules = python_rules(name, part.text, self._rule)
-                self._rules += [one for one in rules if one not in self._rules]
+                self._rules += [one for one in rules if one not in self._of_python]
+                self._of_python.update(rules)
             else:
                 self._add_until(name, part)
         return self._names[part]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.compiler import GrammarCompiler
 from app.text.grammar_worker import Trial
-from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
+from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid, _digest
 from app.text.output.harmony import Harmony
+from app.text.output.llama3_json import Llama3Json
+from app.text.output.pythonic import Pythonic
+from app.text.output.qwen3_coder import Qwen3Coder
 from tests.tiny_tokenizers import byte_level_folder
 
 
@@ -77,6 +83,37 @@ async def test_verdicts_are_remembered(folder: str) -> None:
     assert str(first.value) == str(second.value)
     with pytest.raises(RuntimeError, match="shutdown"):
         await checker.check(Grammar("regex", "new"))
+
+
+async def test_a_schema_is_digested_once_however_many_ways_there_are_to_call(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def digest(text: bytes) -> Any:
+        sizes.append(len(text))
+        return hashlib.sha256(text)
+
+    monkeypatch.setattr("app.text.grammars.hashlib", SimpleNamespace(sha256=digest))
+    properties = {f"parameter_{n}": {"type": "array"} for n in range(40)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    await patiently(checker, Grammar("text", "", Frame(held=Llama3Json.held({"f": schema}))))
+    assert len(schema) < sizes[0] < 2 * len(schema)
+
+
+def test_other_grammars_have_other_digests() -> None:
+    schemas = {"f": '{"type": "object"}', "g": '{"properties": {"\ud800": {}}}'}
+
+    def grammars() -> list[Grammar]:
+        ways = [of.held(schemas) for of in (Harmony, Llama3Json, Pythonic, Qwen3Coder)]
+        ways += [Harmony.held({"g": schemas["g"]}), Llama3Json.held(schemas)[1:], ()]
+        frames = [Frame(held=held, most_calls=most) for held in ways for most in (0, 1)]
+        kinds = [Grammar("text", "", frame) for frame in (None, *frames)]
+        return [*kinds, Grammar("text", " "), Grammar("regex", ""), Grammar("regex", "text")]
+
+    digests = [*map(_digest, grammars())]
+    assert digests == [*map(_digest, grammars())]
+    assert len({*digests}) == len(digests) - 1  # no frame is as one of nothing
 
 
 @pytest.mark.parametrize(
