@@ -101,7 +101,7 @@ class Frame:
     ways calls may be written; empty: in any. most_calls: the answer is a call in one of these ways,
     or a list of at most so many, and keeps to as much of their schemas as can be kept; 0: it need
     not call. heads: with one of these a constrained answer begins, unless it is calls; empty, or
-    "" among them: it need not.
+    "" among them: it need not. tail: may end one that begins with one of these.
     """
 
     reasoning: tuple[str, ...] = ()
@@ -111,6 +111,7 @@ class Frame:
     held: tuple[HeldCalls, ...] = ()
     most_calls: int = 0
     heads: tuple[str, ...] = ()
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,10 @@ def rules_of(
         rules += held.alone()
     elif answer is not None:
         heads = " | ".join(_spelled(head, token_ids) for head in frame.heads if head)
-        head = f"({heads}){'?' if '' in frame.heads else ''}" if heads else ""
-        rules += [f"plain: {answer}", f"answer: {head} plain"]
+        tail = f"({_spelled(frame.tail, token_ids)})?" if frame.tail else ""
+        ways = [f"({heads}) plain {tail}"] if heads else []
+        ways += ["plain"] if not heads or "" in frame.heads else []
+        rules += [f"plain: {answer}", f"answer: {' | '.join(ways)}"]
         calls = held.in_place_of_text() if frame.held else _free_calls(frame, token_ids)
         if calls:
             start = "(answer | calls)"

@@ -86,7 +86,7 @@ def plan_output(
     if is_forced and formats.tools is not None:
         own = formats.tools.forced(tools.chosen_schemas())
     if own:
-        frame = replace(_reasoning(formats.reasoning, prompt), heads=())
+        frame = replace(_reasoning(formats.reasoning, prompt), heads=(), tail="")
         frame = replace(frame, held=own, most_calls=tools.most_calls)
         grammar, is_forced = replace(_TEXT, frame=frame), False
     elif grammar is not None:
@@ -117,7 +117,8 @@ def _reasoning(
     if reasoning is None or not marks or (is_alone and "" not in reasoning.heads):
         return Frame()
     heads = () if is_alone or reasoning.heads == ("",) else reasoning.heads
-    return Frame(marks, reasoning.begins_in(prompt), heads=heads)
+    tail = reasoning.tail if heads else ""
+    return Frame(marks, reasoning.begins_in(prompt), heads=heads, tail=tail)
 
 
 def _with_calls(

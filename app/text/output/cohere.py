@@ -30,6 +30,7 @@ class CohereThink(Think):
     recognized_by = ("<|START_THINKING|>",)
     special_tokens = ("<|START_THINKING|>", "<|END_THINKING|>", *_RESPONSE)
     heads = (_RESPONSE[0], "")
+    tail = _RESPONSE[1]
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from super().read(source, out)

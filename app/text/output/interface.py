@@ -32,10 +32,12 @@ class Format:
 class ReasoningFormat(Format, ABC):
     """How a family writes reasoning.
 
-    heads: with one of these an answer begins that a grammar makes; "": with none.
+    heads: with one of these an answer begins that a grammar makes; "": with none. tail:
+    with this it may end if it begins with one.
     """
 
     heads: ClassVar[tuple[str, ...]] = ("",)
+    tail: ClassVar[str] = ""
 
     @abstractmethod
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:

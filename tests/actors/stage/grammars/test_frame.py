@@ -45,6 +45,8 @@ def takes(
         (Frame(), ["yes"], ["<a>yes", "!a"]),
         (Frame(_THINK, heads=("So ", *_CALLS)), ["So yes", "!yes", "<a>\nSo yes"], ["yes"]),
         (Frame(_THINK, True, _CALLS, heads=("So ", "")), ["a>So yes", "a>yes", "a>!b"], ["So yes"]),
+        (Frame(heads=("So ", ""), tail="<tool_call>."), ["So yes!.", "So yes", "yes"],
+         ["yes!.", "So yes!.!.", "!."]),
     ],
 )  # fmt: skip
 def test_a_frame_has_reasoning_before_the_answer_or_calls_in_its_place(
