@@ -75,7 +75,10 @@ class _Rules:
         self._name, self._root, self._rule = name, root, rule
         self._names: dict[str, str] = {}  # of rules, by what they are for
         self.rules: list[str] = [*_SHARED]
-        schema = self._referred(root) if isinstance(root, dict) and "$ref" in root else root
+        schema = root
+        if isinstance(root, dict) and "$ref" in root:
+            _check_keys(_asserted(root), {"$ref", "type"})
+            schema = self._referred(root)
         kinds = schema.get("type", "object") if isinstance(schema, dict) else None
         if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             raise ValueError("the schema is of no object")

@@ -100,6 +100,7 @@ def test_values_in_pythons_syntax_keep_to_their_schema(
          ["", "a=1, x=None", "x='a', y_1=2"], ["a='x'", "x y=1", "1x=1"]),
         ({}, ["", "any_thing=[1]"], ["1", "*x"]),
         ({"required": ["a"]}, ["a=1", "a=1, b=2"], ["", "b=1"]),
+        ({"$ref": "#/$defs/f", "$defs": {"f": of({})}, "title": "F"}, ["a=1"], ["", "b=1"]),
         ({"type": ["object", "null"], "properties": {"a": {}}, "nullable": True}, ["", "a=1"], []),
     ],
 )  # fmt: skip
@@ -122,6 +123,7 @@ def test_arguments_are_those_that_are_declared(
         (of({"enum": [[1], [2, 3]], "maxItems": 1}), "'maxItems'"),
         ({"minProperties": 1}, "'minProperties'"),
         ({"anyOf": [{}]}, "'anyOf'"),
+        ({"$ref": "#/$defs/f", "$defs": {"f": {}}, "required": ["a"]}, "'required'"),
         ({"properties": {"no name": {}}}, "'no name'"),
         ({"type": "array"}, "no object"),
         ({"properties": None}, "'properties'"),
