@@ -60,8 +60,9 @@ class ModelSettings(_Section):
         None, description="File of a Jinja chat template; the model's own if absent."
     )
     tool_parser: Literal[
-        "auto", "none", "cohere", "glm4", "glm45", "granite", "harmony", "hermes", "llama3_json",
-        "mistral", "phi4_mini", "pythonic", "qwen3_coder", "tool_code",
+        "auto", "none", "cohere", "deepseek_v3", "deepseek_v31", "glm4", "glm45", "granite",
+        "harmony", "hermes", "llama3_json", "mistral", "phi4_mini", "pythonic", "qwen3_coder",
+        "tool_code",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip

@@ -149,6 +149,15 @@ def ending(source: Source, closing: str, *following: str) -> Reading[None]:
     source.at = len(source.text)
 
 
+def maybe_end(source: Source, closing: str) -> Reading[None]:
+    """Read the mark behind the last of some calls, which may be missing or break off."""
+    yield from source.blanks()
+    if (yield from source.accept(closing)):
+        return
+    if source.ended and closing.startswith(source.text[source.at :]):
+        source.at = len(source.text)
+
+
 def _drop_rest(source: Source, closing: tuple[str, ...]) -> Reading[None]:
     """Discard the rest of a malformed call; without a closing mark, the rest is text."""
     if not closing:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from app.text.output.cohere import Cohere, CohereThink
+from app.text.output.deepseek import DeepSeekV3, DeepSeekV31
 from app.text.output.forced import Forced
 from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
@@ -26,6 +27,8 @@ from app.text.output.thinking import GraniteThink, MistralThink, Think
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
+    "deepseek_v3": DeepSeekV3,
+    "deepseek_v31": DeepSeekV31,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
     "phi4_mini": Phi4Mini,

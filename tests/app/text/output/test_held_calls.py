@@ -18,6 +18,8 @@ from tests.app.text.output.reading import TOOLS, read
 
 HELD = [
     "cohere",
+    "deepseek_v3",
+    "deepseek_v31",
     "glm4",
     "glm45",
     "granite",
