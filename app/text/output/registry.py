@@ -17,6 +17,7 @@ from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
+from app.text.output.kimi_k2 import KimiK2
 from app.text.output.llama3_json import Llama3Json
 from app.text.output.mistral import Mistral
 from app.text.output.parser import OutputParser
@@ -29,6 +30,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
     "deepseek_v3": DeepSeekV3,
     "deepseek_v31": DeepSeekV31,
+    "kimi_k2": KimiK2,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
     "phi4_mini": Phi4Mini,

@@ -11,8 +11,6 @@ PLOT = ("plot", {"points": [[1, 2], {"x": [3.5]}], "scale": 0.5, "grid": True, "
 WRITTEN = json.dumps(ADD[1], ensure_ascii=False)
 PLOTTED = json.dumps(PLOT[1])
 END = "<|end|><|start|>assistant"
-DS_ALL, DS_ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-DS_ONE, DS_SEP, DS_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 # Format -> (an answer, the text it holds, the calls).
 WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
@@ -210,24 +208,6 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [ADD],
     ),
     ("harmony", " to=functions", " to=functions", []),
-    (
-        "deepseek_v3",
-        f"I look.{DS_ALL}{DS_ONE}function{DS_SEP}add\n```json\n{WRITTEN}\n```{DS_END}\n"
-        f"{DS_ONE}function{DS_SEP}plot\n```json\n{PLOTTED}\n```{DS_END}{DS_ALL_END}",
-        "I look.",
-        [ADD, PLOT],
-    ),
-    ("deepseek_v3", f"{DS_ONE}function{DS_SEP}now\n```json\n{{}}\n```{DS_END} So.", "So.", [NOW]),
-    ("deepseek_v3", f"{DS_ALL}\n{DS_ONE}function{DS_SEP}now\n```json\n{{}}\n``", "", [NOW]),
-    (
-        "deepseek_v31",
-        f"I look.{DS_ALL}{DS_ONE}add{DS_SEP}{WRITTEN}{DS_END}{DS_ONE}plot{DS_SEP}{PLOTTED}{DS_END}"
-        f"{DS_ALL_END}Done.",
-        "I look.Done.",
-        [ADD, PLOT],
-    ),
-    ("deepseek_v31", f"{DS_ALL}{DS_ONE}now{DS_SEP}{{}}{DS_END}<｜tool▁ca", "", [NOW]),
-    ("deepseek_v31", f"{DS_ONE}function{DS_SEP}now\n{{}}", "", [NOW]),
     ("harmony", "\n<|channel|>final<|message|>Hi", "Hi", []),
     (
         "harmony",  # a text that speaks of a head
@@ -302,9 +282,4 @@ MALFORMED = [
     ("glm4", "now\n[1]"),
     ("glm4", 'add\n{"a": one}'),
     ("glm4", "I call\nnow\n{}"),
-    ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}rm\n```json\n{{}}\n```{DS_END}{DS_ALL_END}"),
-    ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}now\n```json\n[1]\n```{DS_END}"),
-    ("deepseek_v31", f"{DS_ALL}{DS_ONE}rm{DS_SEP}{{}}{DS_END}{DS_ALL_END}"),
-    ("deepseek_v31", f"{DS_ALL} marks calls"),
-    ("deepseek_v31", f'{DS_ALL}{DS_ONE}add{DS_SEP}{{"a": 1,}}{DS_END}'),
 ]

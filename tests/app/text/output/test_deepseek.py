@@ -7,7 +7,7 @@ import pytest
 from app.text.output.deepseek import DeepSeekV3, DeepSeekV31
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
-from tests.app.text.output.answers import DS_ALL, DS_ALL_END, DS_END, DS_ONE, DS_SEP
+from tests.app.text.output.answers_between_marks import DS_ALL, DS_ALL_END, DS_END, DS_ONE, DS_SEP
 from tests.app.text.output.reading import TOOLS, read
 
 V3 = f"""{DS_ALL}{DS_ONE}' + tool['type'] + '{DS_SEP}' + tool['function']['name'] + '\\n' +

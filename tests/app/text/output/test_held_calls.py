@@ -25,6 +25,7 @@ HELD = [
     "granite",
     "harmony",
     "hermes",
+    "kimi_k2",
     "llama3_json",
     "mistral",
     "phi4_mini",

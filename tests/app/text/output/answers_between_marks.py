@@ -1,0 +1,62 @@
+"""More of `answers`: formats that have marks around all calls and around each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.app.text.output.answers import ADD, NOW, PLOT, PLOTTED, WRITTEN
+
+DS_ALL, DS_ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+DS_ONE, DS_SEP, DS_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+KIMI_ALL, KIMI_ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI, KIMI_SEP, KIMI_END = (
+    "<|tool_call_begin|>functions.",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+
+WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    (
+        "deepseek_v3",
+        f"I look.{DS_ALL}{DS_ONE}function{DS_SEP}add\n```json\n{WRITTEN}\n```{DS_END}\n"
+        f"{DS_ONE}function{DS_SEP}plot\n```json\n{PLOTTED}\n```{DS_END}{DS_ALL_END}",
+        "I look.",
+        [ADD, PLOT],
+    ),
+    ("deepseek_v3", f"{DS_ONE}function{DS_SEP}now\n```json\n{{}}\n```{DS_END} So.", "So.", [NOW]),
+    ("deepseek_v3", f"{DS_ALL}\n{DS_ONE}function{DS_SEP}now\n```json\n{{}}\n``", "", [NOW]),
+    (
+        "deepseek_v31",
+        f"I look.{DS_ALL}{DS_ONE}add{DS_SEP}{WRITTEN}{DS_END}{DS_ONE}plot{DS_SEP}{PLOTTED}{DS_END}"
+        f"{DS_ALL_END}Done.",
+        "I look.Done.",
+        [ADD, PLOT],
+    ),
+    ("deepseek_v31", f"{DS_ALL}{DS_ONE}now{DS_SEP}{{}}{DS_END}<｜tool▁ca", "", [NOW]),
+    ("deepseek_v31", f"{DS_ONE}function{DS_SEP}now\n{{}}", "", [NOW]),
+    (
+        "kimi_k2",
+        f"I look.{KIMI_ALL}{KIMI}add:0{KIMI_SEP}{WRITTEN}{KIMI_END}{KIMI}plot:1{KIMI_SEP}{PLOTTED}"
+        f"{KIMI_END}{KIMI_ALL_END}Done.",
+        "I look.Done.",
+        [ADD, PLOT],
+    ),
+    (
+        "kimi_k2",
+        f"{KIMI_ALL}\n<|tool_call_begin|>\nnow:12\n{KIMI_SEP} {{}} \n{KIMI_END}\n<|tool_c",
+        "",
+        [NOW],
+    ),
+    ("kimi_k2", f"{KIMI}now{KIMI_SEP}{{}}", "", [NOW]),
+]
+
+MALFORMED_BETWEEN_MARKS = [
+    ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}rm\n```json\n{{}}\n```{DS_END}{DS_ALL_END}"),
+    ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}now\n```json\n[1]\n```{DS_END}"),
+    ("deepseek_v31", f"{DS_ALL}{DS_ONE}rm{DS_SEP}{{}}{DS_END}{DS_ALL_END}"),
+    ("deepseek_v31", f"{DS_ALL} marks calls"),
+    ("deepseek_v31", f'{DS_ALL}{DS_ONE}add{DS_SEP}{{"a": 1,}}{DS_END}'),
+    ("kimi_k2", f"{KIMI_ALL}{KIMI}rm:0{KIMI_SEP}{{}}{KIMI_END}{KIMI_ALL_END}"),
+    ("kimi_k2", f"{KIMI_ALL}{KIMI}now:0{{}}{KIMI_END}"),
+    ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
+]
