@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat
@@ -23,7 +23,6 @@ from app.text.output.source import Reading, Source
 from app.text.output.tags import Tags, add_argument, lines
 
 _NAME: Final = re.compile(r"[^<>\s]+")
-_TAGS: Final = Tags("<parameter=", ">", "</parameter>", "\n")
 
 
 class Qwen3Coder(ToolFormat):
@@ -35,11 +34,13 @@ class Qwen3Coder(ToolFormat):
     special_tokens = ("<tool_call>", "</tool_call>")
     openings = ("<tool_call>", "<function=")
     closing = ("</function>", "</tool_call>")
+    tags: ClassVar[Tags] = Tags("<parameter=", ">", "</parameter>", "\n")
 
-    @staticmethod
-    def written(calls: Calls) -> str:
+    @classmethod
+    def written(cls, calls: Calls) -> str:
+        begin, end = cls.openings[0], cls.closing[1]
         return "\n".join(
-            f"<tool_call>\n<function={name}>\n{_TAGS.written(arguments)}</function>\n</tool_call>"
+            f"{begin}\n<function={name}>\n{cls.tags.written(arguments)}</function>\n{end}"
             for name, arguments in calls
         )
 
@@ -47,9 +48,9 @@ class Qwen3Coder(ToolFormat):
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         inner = {
             name: (*lines(f"{name}>\n"), *arguments, words("</function>"))
-            for name, arguments in _TAGS.held(schemas).items()
+            for name, arguments in cls.tags.held(schemas).items()
         }
-        begin, end = lines("\n<function="), lines("\n</tool_call>")
+        begin, end = lines("\n<function="), lines(f"\n{cls.closing[1]}")
         outer = tuple(HeldCall(name, (*begin, *parts, *end)) for name, parts in inner.items())
         bare = tuple(HeldCall(name, parts) for name, parts in inner.items())
         return (
@@ -59,7 +60,7 @@ class Qwen3Coder(ToolFormat):
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
-        if opening == "<tool_call>":
+        if opening == self.openings[0]:
             yield from source.blanks()
             yield from source.expect("<function=")
         draft.begin((yield from source.run(_NAME)))
@@ -71,18 +72,15 @@ class Qwen3Coder(ToolFormat):
                 break
             yield from self._parameter(source, draft)
         draft.close()
-        if found == "</tool_call>":  # models leave the inner tag out
+        if found == self.closing[1]:  # models leave the inner tag out
             return
         yield from source.blanks()
-        yield from source.accept("</tool_call>")
+        yield from source.accept(self.closing[1])
 
     def _parameter(self, source: Source, draft: Draft) -> Reading[None]:
         key = yield from source.run(_NAME)
         yield from source.expect(">")
         value, _ = yield from source.until("</parameter>")
-        add_argument(draft, key, _unframed(value))
-
-
-def _unframed(text: str) -> str:
-    """The text without the line ends between a value and its tags."""
-    return text.removeprefix("\n").removesuffix("\n")
+        if self.tags.frame:
+            value = value.removeprefix(self.tags.frame).removesuffix(self.tags.frame)
+        add_argument(draft, key, value)

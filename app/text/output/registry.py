@@ -24,6 +24,7 @@ from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
 from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
+from app.text.output.seed_oss import SeedOss, SeedThink
 from app.text.output.thinking import GraniteThink, MistralThink, Think
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
@@ -31,6 +32,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v3": DeepSeekV3,
     "deepseek_v31": DeepSeekV31,
     "kimi_k2": KimiK2,
+    "seed_oss": SeedOss,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
     "phi4_mini": Phi4Mini,
@@ -48,6 +50,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "cohere": CohereThink,
     "granite": GraniteThink,
     "mistral": MistralThink,
+    "seed_oss": SeedThink,
     "think": Think,
 }
 AUTO, NONE = "auto", "none"

@@ -48,6 +48,20 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [NOW],
     ),
     ("kimi_k2", f"{KIMI}now{KIMI_SEP}{{}}", "", [NOW]),
+    (
+        "seed_oss",
+        f"I look.\n<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n<parameter=b>"
+        f"{ADD[1]['b']}</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call><function=now>"
+        "</function></seed:tool_call>Done.",
+        "I look.\nDone.",
+        [ADD, NOW],
+    ),
+    (  # a text is kept as it is
+        "seed_oss",
+        "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",
+        "",
+        [("add", {"a": 1, "b": "\nx\n"})],
+    ),
 ]
 
 MALFORMED_BETWEEN_MARKS = [
@@ -58,5 +72,8 @@ MALFORMED_BETWEEN_MARKS = [
     ("deepseek_v31", f'{DS_ALL}{DS_ONE}add{DS_SEP}{{"a": 1,}}{DS_END}'),
     ("kimi_k2", f"{KIMI_ALL}{KIMI}rm:0{KIMI_SEP}{{}}{KIMI_END}{KIMI_ALL_END}"),
     ("kimi_k2", f"{KIMI_ALL}{KIMI}now:0{{}}{KIMI_END}"),
+    ("seed_oss", "<seed:tool_call>\n<function=rm>\n</function>\n</seed:tool_call>"),
+    ("seed_oss", "<seed:tool_call>now</seed:tool_call>"),
+    ("seed_oss", "<tool_call>{}</tool_call>"),
     ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
 ]

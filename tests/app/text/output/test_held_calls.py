@@ -31,6 +31,7 @@ HELD = [
     "phi4_mini",
     "pythonic",
     "qwen3_coder",
+    "seed_oss",
     "tool_code",
 ]
 WITHOUT_MARK = (
