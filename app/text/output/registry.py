@@ -19,6 +19,7 @@ from app.text.output.hermes import Hermes
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
 from app.text.output.kimi_k2 import KimiK2
 from app.text.output.llama3_json import Llama3Json
+from app.text.output.minimax_m2 import MiniMaxM2
 from app.text.output.mistral import Mistral
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
@@ -32,6 +33,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v3": DeepSeekV3,
     "deepseek_v31": DeepSeekV31,
     "kimi_k2": KimiK2,
+    "minimax_m2": MiniMaxM2,
     "seed_oss": SeedOss,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,

@@ -56,6 +56,22 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "I look.\nDone.",
         [ADD, NOW],
     ),
+    (
+        "minimax_m2",
+        'I look.\n<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+        f'<parameter name="b">{ADD[1]["b"]}</parameter>\n</invoke>\n<invoke name="now">\n'
+        "</invoke>\n</minimax:tool_call>Done.",
+        "I look.\nDone.",
+        [ADD, NOW],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="plot"><parameter name="points">[[1, 2], {"x": [3.5]}]'
+        '</parameter><parameter name="scale"> 0.5</parameter><parameter name="grid">True'
+        '</parameter><parameter name="title">null</parameter></invoke></minimax:tool_c',
+        "",
+        [PLOT],
+    ),
     (  # a text is kept as it is
         "seed_oss",
         "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",
@@ -75,5 +91,9 @@ MALFORMED_BETWEEN_MARKS = [
     ("seed_oss", "<seed:tool_call>\n<function=rm>\n</function>\n</seed:tool_call>"),
     ("seed_oss", "<seed:tool_call>now</seed:tool_call>"),
     ("seed_oss", "<tool_call>{}</tool_call>"),
+    ("minimax_m2", '<minimax:tool_call><invoke name="rm"></invoke></minimax:tool_call>'),
+    ("minimax_m2", '<minimax:tool_call><invoke name="now>\n</invoke></minimax:tool_call>'),
+    ("minimax_m2", '<invoke name="now"></invoke>'),
+    ("minimax_m2", '<minimax:tool_call><invoke name="add"><parameter name="a">1'),
     ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
 ]

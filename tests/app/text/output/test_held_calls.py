@@ -27,6 +27,7 @@ HELD = [
     "hermes",
     "kimi_k2",
     "llama3_json",
+    "minimax_m2",
     "mistral",
     "phi4_mini",
     "pythonic",
