@@ -61,13 +61,13 @@ class ModelSettings(_Section):
     )
     tool_parser: Literal[
         "auto", "none", "cohere", "deepseek_v3", "deepseek_v31", "glm4", "glm45", "granite",
-        "harmony", "hermes", "kimi_k2", "llama3_json", "minimax_m2", "mistral", "phi4_mini",
-        "pythonic", "qwen3_coder", "seed_oss", "tool_code",
+        "harmony", "hermes", "hunyuan", "kimi_k2", "llama3_json", "minimax_m2", "mistral",
+        "phi4_mini", "pythonic", "qwen3_coder", "seed_oss", "tool_code",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip
     reasoning_parser: Literal[
-        "auto", "none", "cohere", "granite", "harmony", "mistral", "seed_oss", "think"
+        "auto", "none", "cohere", "granite", "harmony", "hunyuan", "mistral", "seed_oss", "think"
     ] = Field(
         "auto", description="How it writes reasoning; auto: as its chat template shows; none: text."
     )

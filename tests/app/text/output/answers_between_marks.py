@@ -72,6 +72,14 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [PLOT],
     ),
+    (
+        "hunyuan",
+        f'Yes.<tool_calls>[{{"name": "add", "arguments": {WRITTEN}}}, '
+        f'{{"name": "plot", "arguments": {PLOTTED}}}]</tool_calls>Done.',
+        "Yes.Done.",
+        [ADD, PLOT],
+    ),
+    ("hunyuan", '<tool_calls>\n[\n{"name": "now", "arguments": {}}\n]\n</tool_', "", [NOW]),
     (  # a text is kept as it is
         "seed_oss",
         "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",
@@ -95,5 +103,8 @@ MALFORMED_BETWEEN_MARKS = [
     ("minimax_m2", '<minimax:tool_call><invoke name="now>\n</invoke></minimax:tool_call>'),
     ("minimax_m2", '<invoke name="now"></invoke>'),
     ("minimax_m2", '<minimax:tool_call><invoke name="add"><parameter name="a">1'),
+    ("hunyuan", '<tool_calls>[{"name": "rm", "arguments": {}}]</tool_calls>'),
+    ("hunyuan", '<tool_calls>{"name": "now", "arguments": {}}</tool_calls>'),
+    ("hunyuan", "<tool_calls>[]</tool_calls>"),
     ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
 ]

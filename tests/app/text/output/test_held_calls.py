@@ -25,6 +25,7 @@ HELD = [
     "granite",
     "harmony",
     "hermes",
+    "hunyuan",
     "kimi_k2",
     "llama3_json",
     "minimax_m2",
