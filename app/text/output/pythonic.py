@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, words
+from app.text.output.json_text import Calls, dumps, loads, words
 from app.text.output.llama3_json import ASKS_FOR_JSON
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
@@ -158,4 +158,4 @@ def _as_json(text: str) -> str:
         value: Any = _CONSTANTS[text] if text in _CONSTANTS else ast.literal_eval(text)
         return json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Broken from None
+        return dumps(loads(text))  # with constants of JSON in a list or an object

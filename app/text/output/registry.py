@@ -22,6 +22,7 @@ from app.text.output.kimi_k2 import KimiK2
 from app.text.output.llama3_json import Llama3Json
 from app.text.output.minimax_m2 import MiniMaxM2
 from app.text.output.mistral import Mistral
+from app.text.output.olmo3 import Olmo3
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
 from app.text.output.pythonic import Pythonic, ToolCode
@@ -43,6 +44,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "granite": Granite,
     "cohere": Cohere,
     "mistral": Mistral,
+    "olmo3": Olmo3,
     "pythonic": Pythonic,
     "hermes": Hermes,
     "llama3_json": Llama3Json,

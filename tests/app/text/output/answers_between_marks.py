@@ -80,6 +80,20 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [ADD, PLOT],
     ),
     ("hunyuan", '<tool_calls>\n[\n{"name": "now", "arguments": {}}\n]\n</tool_', "", [NOW]),
+    (
+        "olmo3",
+        "Yes.<function_calls>\nadd(a=1, b='x}\\\\\"{ é')\nnow()\n"
+        'plot(points=[[1, 2], {"x": [3.5]}], scale=0.5, grid=true, title=null)\n'
+        "</function_calls>Done.",
+        "Yes.Done.",
+        [ADD, NOW, PLOT],
+    ),
+    (
+        "olmo3",
+        '<function_calls>plot(points=[true, {"a": null}]), now()</function_c',
+        "",
+        [("plot", {"points": [True, {"a": None}]}), NOW],
+    ),
     (  # a text is kept as it is
         "seed_oss",
         "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",
@@ -106,5 +120,9 @@ MALFORMED_BETWEEN_MARKS = [
     ("hunyuan", '<tool_calls>[{"name": "rm", "arguments": {}}]</tool_calls>'),
     ("hunyuan", '<tool_calls>{"name": "now", "arguments": {}}</tool_calls>'),
     ("hunyuan", "<tool_calls>[]</tool_calls>"),
+    ("olmo3", "<function_calls>\nrm()\n</function_calls>"),
+    ("olmo3", "<function_calls>add(1)</function_calls>"),
+    ("olmo3", "now()"),
+    ("olmo3", "<function_calls>\nadd(a=1"),
     ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
 ]

@@ -30,6 +30,7 @@ HELD = [
     "llama3_json",
     "minimax_m2",
     "mistral",
+    "olmo3",
     "phi4_mini",
     "pythonic",
     "qwen3_coder",

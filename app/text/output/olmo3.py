@@ -1,0 +1,58 @@
+"""OLMo 3: calls in Python's syntax, one a line, between tags.
+
+<function_calls>
+add(a=1, b="x")
+now()
+</function_calls>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from actors.scheduling.request import HeldCalls
+from app.text.output.interface import maybe_end
+from app.text.output.json_text import Calls
+from app.text.output.pieces import AnswerPieces
+from app.text.output.pythonic import Pythonic
+from app.text.output.source import Reading, Source
+
+_ALL, _ALL_END = "<function_calls>", "</function_calls>"
+_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+
+
+class Olmo3(Pythonic):
+    """Values are literals of Python or of JSON."""
+
+    recognized_by = (_ALL,)
+    special_tokens = (_ALL, _ALL_END)
+    openings = (_ALL,)
+    closing = (_ALL_END,)
+    is_bare = False
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        ones = [Pythonic.written([call])[1:-1] for call in calls]  # without the brackets of a list
+        return "\n".join([_ALL, *ones, _ALL_END]) if ones else ""
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """Unlike others of this syntax these have marks, so that no text begins as they do."""
+        listed = super().held(schemas)[0]
+        return (HeldCalls(_ALL, "\n", listed.calls, "\n", f"\n{_ALL_END}"),)
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        while True:
+            draft = out.draft(source)
+            draft.begin((yield from source.run(_NAME)))
+            yield from self._arguments(source, draft)
+            draft.close()
+            yield from source.blanks()
+            yield from source.accept(",")
+            yield from source.blanks()
+            if (yield from source.peek()) in ("", "<"):
+                break
+        yield from maybe_end(source, _ALL_END)
