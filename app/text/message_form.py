@@ -21,6 +21,7 @@ _FIELD: Final = r"\b(?:message|msg|m)(?:\.{0}\b|\[['\"]{0}['\"]\]|\.get\(['\"]{0
 # Phi-4-mini's, where a conversation with tools has no system message.
 _WITH_TOOLS: Final = "You are a helpful assistant with some tools."
 _ARGUMENTS: Final = r"\barguments\b['\"\]]*\s*"
+_ID_AND_ARGUMENTS: Final = "<|tool_call_argument_begin|>"  # Kimi K2's, where no name is written
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 _Messages = list[dict[str, Any]]
@@ -34,6 +35,7 @@ class MessageForm:
     reasoning_block: it reads reasoning as a part of the content instead.
     reasoning_or_content: a message with calls has one or the other.
     short_ids: ids of calls have nine letters and digits.
+    named_ids: ids of calls have the name of the tool and count up.
     one_call: a message holds one call.
     text_arguments: a call's arguments are JSON text, not an object.
     null_content: a message with calls and no text has the content null, not "".
@@ -46,6 +48,7 @@ class MessageForm:
     reasoning_block: bool = False
     reasoning_or_content: bool = False
     short_ids: bool = False
+    named_ids: bool = False
     one_call: bool = False
     text_arguments: bool = False
     null_content: bool = False
@@ -67,6 +70,7 @@ class MessageForm:
             reasoning_block=read is None and shows(r"\[?['\"]?type['\"]?\]?\s*==\s*['\"]thinking"),
             reasoning_or_content=shows(r"\.content and \w+\.thinking"),
             short_ids=shows(r"\bid['\"\]]*\s*\|\s*length\s*(?:!=|==|<)\s*9"),
+            named_ids=_ID_AND_ARGUMENTS in code,
             one_call=shows(r"tool_calls['\"\]]*\[0\]")
             and not shows(r"\bfor\s+\w+\s+in\s[^%]*\btool_calls\b"),
             text_arguments=_joins_arguments(shows),
@@ -91,6 +95,8 @@ class MessageForm:
             if not fitted or not _is_system_text(fitted[0]):
                 fitted.insert(0, {"role": "system", "content": _WITH_TOOLS})
             fitted[0]["tools"] = json.dumps([t["function"] for t in tools], ensure_ascii=False)
+        if self.named_ids:
+            _name_ids(fitted)
         return _one_call_each(fitted) if self.one_call else fitted
 
     def tools(self, given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -155,6 +161,21 @@ def _short_id(given: str) -> str:
     if _SHORT_ID.fullmatch(given):
         return given
     return hashlib.sha256(given.encode()).hexdigest()[:9]
+
+
+def _name_ids(messages: _Messages) -> None:
+    """Ids as the model writes them, also those of the results."""
+    named: dict[Any, str] = {}
+    num_calls = 0
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            given, name = call.get("id"), call.get("function", {}).get("name")
+            call["id"] = f"functions.{name}:{num_calls}"
+            num_calls += 1
+            if isinstance(given, str):
+                named[given] = call["id"]
+        if message.get("role") == "tool" and message.get("tool_call_id") in named:
+            message["tool_call_id"] = named[message["tool_call_id"]]
 
 
 def _is_system_text(message: Mapping[str, Any]) -> bool:

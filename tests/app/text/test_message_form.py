@@ -157,3 +157,26 @@ def test_a_tool_without_parameters_has_an_object_of_none(missing: dict[str, Any]
 def test_a_result_that_no_call_asked_for_stays() -> None:
     text = fitted("llama_3", [*TURNS, {"role": "tool", "tool_call_id": "x", "content": "stray"}])
     assert text.index("result 2") < text.index("stray")
+
+
+def test_ids_that_stand_for_names_hold_them() -> None:
+    """In the manner of Kimi K2."""
+    template = (
+        "{% for message in messages %}{% for call in message.tool_calls or () %}"
+        "<|tool_call_begin|>{{ call['id'] }}<|tool_call_argument_begin|>"
+        "{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+        "{% if message.role == 'tool' %}## Return of {{ message.tool_call_id }}\n"
+        "{{ message.content }}\n{% endif %}{% endfor %}"
+    )
+    given = [*copy.deepcopy(TURNS), {**CALLS, "tool_calls": [call(1, {})]}, result(1), result(7)]
+    before = copy.deepcopy(given)
+    messages = MessageForm.of(template).messages(given)
+    text = render({"template": template, "variables": {"messages": messages}})["text"]
+    assert given == before
+    assert re.findall(r"call_begin\|>(\S+?)<", text) == [f"functions.add:{n}" for n in range(3)]
+    assert re.findall(r"Return of (\S+)\n(.*)", text) == [
+        ("functions.add:1", "result 2"),
+        ("functions.add:0", "result 1"),
+        ("functions.add:2", "result 1"),
+        (f"call-{7:024d}", "result 7"),
+    ]
