@@ -67,10 +67,11 @@ class ModelSettings(_Section):
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip
     reasoning_parser: Literal[
-        "auto", "none", "cohere", "granite", "harmony", "hunyuan", "mistral", "seed_oss", "think"
+        "auto", "none", "cohere", "ernie", "granite", "harmony", "hunyuan", "mistral", "seed_oss",
+        "think",
     ] = Field(
         "auto", description="How it writes reasoning; auto: as its chat template shows; none: text."
-    )
+    )  # fmt: skip
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
         description="Sampling over HTTP where a request does not say. model: what "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from app.text.output.interface import ToolFormat, maybe_end
 from app.text.output.json_text import JsonWriting, json_calls
 from app.text.output.pieces import AnswerPieces
@@ -12,8 +14,9 @@ from app.text.output.thinking import Think
 class HunyuanThink(Think):
     """The marks around the answer, and the line ends next to them, are left out."""
 
-    recognized_by = ("<answer>", "<|extra_4|>", "<｜hy_Assistant｜>")
-    special_tokens = (*Think.special_tokens, "<answer>", "</answer>")
+    recognized_by: ClassVar[tuple[str, ...]] = ("<answer>", "<|extra_4|>", "<｜hy_Assistant｜>")
+    around: ClassVar[tuple[str, str]] = ("<answer>", "</answer>")
+    special_tokens = ("<think>", "</think>", *around)
     heads = ("<answer>\n", "")
 
     @classmethod
@@ -24,8 +27,8 @@ class HunyuanThink(Think):
         yield from super().read(source, out)
         start = source.at
         yield from source.blanks()
-        if (yield from source.accept("<answer>")):
-            source.left_out = ("\n</answer>", "</answer>")
+        if (yield from source.accept(self.around[0])):
+            source.left_out = (f"\n{self.around[1]}", self.around[1])
             yield from source.blanks()
         else:
             source.at = start

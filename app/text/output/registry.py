@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.deepseek import DeepSeekV3, DeepSeekV31
+from app.text.output.ernie import ErnieThink
 from app.text.output.forced import Forced
 from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
@@ -56,6 +57,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "cohere": CohereThink,
     "granite": GraniteThink,
     "hunyuan": HunyuanThink,
+    "ernie": ErnieThink,
     "mistral": MistralThink,
     "seed_oss": SeedThink,
     "think": Think,
