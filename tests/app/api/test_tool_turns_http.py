@@ -67,9 +67,25 @@ ANSWERS = {
         f"[TOOL_CALLS]add[CALL_ID]abcdefgh{number}{one}" for number, one in enumerate(TEKKEN)
     ),
     "magistral": "[THINK]Two of them.[/THINK]" + "".join(f"[TOOL_CALLS]add{a}" for a in TEKKEN),
+    "deepseek_v31": "<｜tool▁calls▁begin｜>"
+    + "".join(f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{a}<｜tool▁call▁end｜>" for a in ARGUMENTS)
+    + "<｜tool▁calls▁end｜>",
+    "minimax_m2": "Two of them.\n</think>\n\n<minimax:tool_call>\n"
+    + "".join(
+        f'<invoke name="add">\n<parameter name="a">{a}</parameter>\n<parameter name="b">xy'
+        "</parameter>\n</invoke>\n"
+        for a in NUMBERS
+    )
+    + "</minimax:tool_call>",
+    "seed_oss": "<seed:think>Two of them.</seed:think>"
+    + "".join(
+        f"\n<seed:tool_call>\n<function=add>\n<parameter=a>{a}</parameter>\n"
+        "<parameter=b>xy</parameter>\n</function>\n</seed:tool_call>"
+        for a in NUMBERS
+    ),
     "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
 }
-THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss")
+THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss", "minimax_m2", "seed_oss")
 KEEPS = tuple(one for one in THINKS if one != "r1")  # the reasoning between calls
 RESULTS = ("result one", "result two")
 FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from tests.app.text import families_between_marks as between_marks
 from tests.tiny_tokenizers import byte_level_folder
 
 _FIRST: Final = (
@@ -309,7 +310,7 @@ COMMAND_R7B: Final = (
     "<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content + '' }}<|END_RESPONSE|>{% endif %}"
     "<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt %}<|CHATBOT_TOKEN|>{% endif %}"
 )
-FAMILIES: Final = {
+FAMILIES: Final = between_marks.FAMILIES | {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
 }
 SPECIAL: Final = (
@@ -339,6 +340,7 @@ SPECIAL: Final = (
     "<think>",
     "</think>",
     "<unseen>",
+    *between_marks.SPECIAL,
 )
 
 

@@ -26,6 +26,8 @@ PLAIN = (
     "llama_4",
     "llama_4_json",
     "magistral",
+    "minimax_m2",
+    "seed_oss",
 )
 
 

@@ -21,6 +21,9 @@ from app.text.output.thinking import Think
 from tests.app.text.families import FAMILIES, GPT_OSS, MISTRAL
 
 FORMATS_OF = {
+    "deepseek_v31": ("deepseek_v31", "think"),
+    "minimax_m2": ("minimax_m2", "think"),
+    "seed_oss": ("seed_oss", "seed_oss"),
     "hermes": ("hermes", None),
     "qwen3": ("hermes", "think"),
     "qwen3_coder": ("qwen3_coder", None),
