@@ -12,7 +12,7 @@ from app.text.output.thinking import Think
 
 
 class HunyuanThink(Think):
-    """The marks around the answer, and the line ends next to them, are left out."""
+    """The marks around the answer, and the line ends inside them, are left out."""
 
     recognized_by: ClassVar[tuple[str, ...]] = ("<answer>", "<|extra_4|>", "<｜hy_Assistant｜>")
     around: ClassVar[tuple[str, str]] = ("<answer>", "</answer>")

@@ -52,7 +52,12 @@ ANSWERS = {
     )
     + "\n]<|END_ACTION|>",
     "phi_4_mini": f"<|tool_call|>[{', '.join(OBJECTS)}]<|/tool_call|>",
-    "r1": f"Two of them.\n</think>\n\n{HERMES}",
+    "r1": "Two of them.\n</think>\n\n<｜tool▁calls▁begin｜>"
+    + "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{a}\n```<｜tool▁call▁end｜>"
+        for a in ARGUMENTS
+    )
+    + "<｜tool▁calls▁end｜>",
     "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
     "qwen3_coder": CODER,
     "glm_45": f"\n<think>Two of them.</think>{GLM_45}",

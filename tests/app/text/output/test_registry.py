@@ -29,7 +29,7 @@ FORMATS_OF = {
     "qwen3_coder": ("qwen3_coder", None),
     "glm_45": ("glm45", "think"),
     "glm_4": ("glm4", None),
-    "r1": ("hermes", "think"),
+    "r1": ("deepseek_v3", "think"),
     "llama_3": ("llama3_json", None),
     "llama_3_2": ("pythonic", None),
     "llama_4": ("pythonic", None),
