@@ -148,14 +148,14 @@ def _digest(grammar: Grammar) -> bytes:
     is done on the loop of the front.
     """
     frame = grammar.frame or Frame()
-    parts = {id(p): p for held in frame.held for call in held.calls for p in call.parts}
+    parts = dict.fromkeys(p for held in frame.held for call in held.calls for p in call.parts)
     numbers = dict(zip(parts, range(len(parts)), strict=True))
     ways = [
-        (replace(held, calls=()), [(c.name, [numbers[id(p)] for p in c.parts]) for c in held.calls])
+        (replace(held, calls=()), [(c.name, [numbers[p] for p in c.parts]) for c in held.calls])
         for held in frame.held
     ]
     texts = [grammar.kind, grammar.text, repr(replace(frame, held=())), repr(ways)]
-    _add(texts, parts.values())
+    _add(texts, parts)
     lengths = " ".join([str(len(text)) for text in texts])  # so that no others are the same
     written = "\n".join([lengths, *texts]).encode("utf-8", "surrogatepass")
     return hashlib.sha256(written).digest()

@@ -12,3 +12,4 @@ class ErnieThink(HunyuanThink):
     around = ("<response>", "</response>")
     special_tokens = ("<think>", "</think>", *around)
     heads = ("<response>\n", "")
+    tail = "\n</response>"

@@ -14,10 +14,11 @@ from app.text.output.thinking import Think
 class HunyuanThink(Think):
     """The marks around the answer, and the line ends inside them, are left out."""
 
-    recognized_by: ClassVar[tuple[str, ...]] = ("<answer>", "<|extra_4|>", "<｜hy_Assistant｜>")
+    recognized_by: ClassVar[tuple[str, ...]] = ("<|extra_4|>", "<｜hy_Assistant｜>")
     around: ClassVar[tuple[str, str]] = ("<answer>", "</answer>")
     special_tokens = ("<think>", "</think>", *around)
     heads = ("<answer>\n", "")
+    tail = "\n</answer>"
 
     @classmethod
     def is_of(cls, template: str) -> bool:

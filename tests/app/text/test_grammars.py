@@ -18,8 +18,12 @@ from actors.scheduling.request import Frame, Grammar
 from actors.stage.grammars.compiler import GrammarCompiler
 from app.text.grammar_worker import Trial
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid, _digest
+from app.text.output.deepseek import DeepSeekV3
 from app.text.output.harmony import Harmony
+from app.text.output.interface import ToolFormat
+from app.text.output.kimi_k2 import KimiK2
 from app.text.output.llama3_json import Llama3Json
+from app.text.output.mistral import Mistral
 from app.text.output.pythonic import Pythonic
 from app.text.output.qwen3_coder import Qwen3Coder
 from tests.tiny_tokenizers import byte_level_folder
@@ -85,8 +89,9 @@ async def test_verdicts_are_remembered(folder: str) -> None:
         await checker.check(Grammar("regex", "new"))
 
 
+@pytest.mark.parametrize("of", [Llama3Json, DeepSeekV3, KimiK2, Mistral])
 async def test_a_schema_is_digested_once_however_many_ways_there_are_to_call(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch, of: type[ToolFormat]
 ) -> None:
     sizes: list[int] = []
 
@@ -97,7 +102,7 @@ async def test_a_schema_is_digested_once_however_many_ways_there_are_to_call(
     monkeypatch.setattr("app.text.grammars.hashlib", SimpleNamespace(sha256=digest))
     properties = {f"parameter_{n}": {"type": "array"} for n in range(40)}
     schema = json.dumps({"type": "object", "properties": properties})
-    await patiently(checker, Grammar("text", "", Frame(held=Llama3Json.held({"f": schema}))))
+    await patiently(checker, Grammar("text", "", Frame(held=of.held({"f": schema}))))
     assert len(schema) < sizes[0] < 2 * len(schema)
 
 

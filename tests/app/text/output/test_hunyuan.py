@@ -6,16 +6,22 @@ import pytest
 
 from app.text.output.hunyuan import Hunyuan, HunyuanThink
 from app.text.output.registry import OutputFormats, choose_formats
+from app.text.output.thinking import Think
 from tests.app.text.output.reading import read
 
 FORMATS = OutputFormats(Hunyuan, HunyuanThink)
 CALLS = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
 
 
-@pytest.mark.parametrize("mark", ["<|extra_4|>", "<｜hy_Assistant｜>", "<answer>"])
+@pytest.mark.parametrize("mark", ["<|extra_4|>", "<｜hy_Assistant｜>"])
 def test_its_templates_show_both(mark: str) -> None:
     assert choose_formats([f"<tool_calls>{mark}<think>\\n\\n</think>\\n"]) == FORMATS
     assert choose_formats([mark]).reasoning is None  # of a model that does not reason
+
+
+def test_a_prompt_that_asks_for_an_answer_between_marks_is_of_no_family() -> None:
+    template = "Reason in <think></think>, then write <answer></answer>.\n<think>"
+    assert choose_formats([template]).reasoning is Think
 
 
 @pytest.mark.parametrize(
