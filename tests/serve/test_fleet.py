@@ -76,7 +76,10 @@ def test_a_machine_that_stands_still_moves_no_stream(
     assert answers == unfailed
     after = httpx.get(f"{served_fleet.url}/console/status").json()
     assert [engine["id"] for engine in after["engines"]] == [e["id"] for e in before["engines"]]
-    assert after["fleet"]["num_moves"] == before["fleet"]["num_moves"]
+    fleets = [status["fleet"] for status in (before, after)]
+    assert len({fleet["num_engines_lost"] for fleet in fleets}) == 1
+    # Streams that are late after it may move from one engine to the other.
+    assert len({fleet["num_moves"] - fleet["num_balanced"] for fleet in fleets}) == 1
 
 
 def test_a_killed_front_cuts_its_streams_and_is_replaced(served_fleet: Any) -> None:

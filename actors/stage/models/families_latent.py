@@ -156,7 +156,6 @@ MISTRAL4 = Family(
         stacked=StackedNames("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ),
     _MISTRAL4,
-    _ROTATED,
     rotates_part=True,
     rope_keys=("llama_4_scaling_beta", "max_position_embeddings"),
 )

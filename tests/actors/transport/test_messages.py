@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from actors.scheduling.events import PLAIN_FIELDS, Output, Refuse
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
+from actors.scheduling.request import (
+    FinishReason,
+    Frame,
+    Grammar,
+    Objective,
+    Request,
+    SamplingParams,
+)
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -31,6 +38,11 @@ tokens = st.lists(st.integers(0, 200_000), max_size=8).map(tuple)
 blocks = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 pairs = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3).map(tuple)
 floats = st.floats(allow_nan=False, allow_infinity=False)
+frames = st.builds(
+    Frame,
+    **dict.fromkeys(("reasoning", "is_begun", "calls", "marks", "held", "heads", "tail"), ...),
+    most_calls=st.integers(0, 9),
+)
 sampling = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 10_000),
@@ -39,7 +51,7 @@ sampling = st.builds(
     stop_token_ids=tokens,
     logit_bias=st.lists(st.tuples(st.integers(0, 99), floats), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
-    grammar=st.none() | st.from_type(Grammar),
+    grammar=st.none() | st.builds(Grammar, frame=st.none() | frames),
 )
 logprob = st.builds(
     TokenLogprobs,
