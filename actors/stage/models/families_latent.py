@@ -148,6 +148,7 @@ _MISTRAL4: JsonObject = {
 _ROTATED = {"head_dim": "qk_rope_head_dim"}
 
 DEEPSEEK_V3 = Family(deepseek_v3, V3_NAMES, _DEEPSEEK_V3, _ROTATED, rotates_part=True)
+# Its files have the size of whole heads, and the part of them that is rotated.
 MISTRAL4 = Family(
     mistral4,
     replace(
