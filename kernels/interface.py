@@ -27,6 +27,7 @@ from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
+from kernels.recurrence import Recurrent, StateRows
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 
@@ -53,6 +54,7 @@ class Batch:
     # the end), and the slot of a padding token is -1.
     captured: bool = False
     adapters: AdapterRuns | None = None  # rows with a LoRA adapter; None in a captured batch
+    states: StateRows | None = None  # for layers with a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ DecoderStack = Callable[
 ]
 
 
-class Backend(Protocol):
+class Backend(Recurrent, Protocol):
     """Tensors are contiguous and of the model dtype unless stated otherwise.
 
     The operations on the KV cache (`allocate_kv` to `decoder_stack`) share its layout: a backend

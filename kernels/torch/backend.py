@@ -27,8 +27,9 @@ from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.packing import pack_quantized
 from kernels.quantized import QuantizedWeight, concatenate, fake_quantize
+from kernels.recurrence import Recurrence, StateLayer, StateRows
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
-from kernels.torch import moe, sampling
+from kernels.torch import moe, recurrence, sampling
 from kernels.torch.attention import TorchKVLayer, attend
 from kernels.torch.linear import TorchHeadLinears, TorchLinear, TorchQuantizedLinear
 
@@ -259,6 +260,18 @@ class TorchBackend:
         all_reduce: AllReduce | None = None,
     ) -> DecoderStack | None:
         return None
+
+    def causal_conv(
+        self, x_TC: torch.Tensor, weight_JC: torch.Tensor, bias_C: torch.Tensor | None,
+        layer: StateLayer, rows: StateRows, silu: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        return recurrence.causal_conv(x_TC, weight_JC, bias_C, layer, rows, silu)
+
+    def recurrence(
+        self, qkv_TC: torch.Tensor, decays_TN: torch.Tensor, rates_TN: torch.Tensor,
+        layer: StateLayer, rows: StateRows, form: Recurrence,
+    ) -> torch.Tensor:  # fmt: skip
+        return recurrence.recurrence(qkv_TC, decays_TN, rates_TN, layer, rows, form)
 
     def shared_memory_all_reduce(
         self, rank: int, num_ranks: int, share: ShareFile
