@@ -11,6 +11,7 @@ import torch
 
 from kernels.adapters import NO_ADAPTERS, LayerAdapters
 from kernels.layer_form import BY_SOFTMAX, Routing
+from kernels.recurrence import Mixer
 
 
 class Linear(Protocol):
@@ -107,10 +108,11 @@ class LayerWeights:
     mlp_out_norm norm their results. All RMS norms may be float32 in a model of half precision (then
     rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
     query_scales_P: float32, of queries by position, after the rotation. latent: where it has one.
+    attention_gate: its sigmoid multiplies the result of attention. mixer: in place of attention.
     """
 
     input_norm_H: torch.Tensor | None
-    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v; with `latent`, its widths
+    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v; with `latent` or `mixer`, theirs
     out: Linear
     post_norm_H: torch.Tensor | None
     gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
@@ -126,5 +128,7 @@ class LayerWeights:
     cos_sin_PD: torch.Tensor | None = None
     query_scales_P: torch.Tensor | None = None
     latent: LatentWeights | None = None
+    attention_gate: Linear | None = None
+    mixer: Mixer | None = None
     experts: Experts | None = None  # then without gate_up and down
     adapters: LayerAdapters = NO_ADAPTERS

@@ -62,6 +62,23 @@ class StateRows:
     num_decodes: int  # leading slices of one token
 
 
+class Mixer(Protocol):
+    """What a layer computes in place of attention, between its projections."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one row."""
+        ...
+
+    def allocate(self, num_rows: int, device: torch.device) -> StateLayer: ...
+
+    def __call__(
+        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows
+    ) -> torch.Tensor:
+        """The layer's input, and its projection by `LayerWeights.qkv` -> what `out` projects."""
+        ...
+
+
 class Recurrent(Protocol):
     """Part of `kernels.interface.Backend`. Rows of inputs may be parts of longer rows."""
 

@@ -17,7 +17,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests import tiny_dense, tiny_mixtures
+from tests import tiny_dense, tiny_hybrids, tiny_mixtures
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
 VOCAB_SIZE = 263  # 256 bytes, 3 specials, 4 rows that no token uses; odd, so no even split
@@ -263,6 +263,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **tiny_dense.VARIANTS,
     **tiny_mixtures.VARIANTS,
+    **tiny_hybrids.VARIANTS,
 }
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {
@@ -279,12 +280,14 @@ _CONFIGS = {
     "Llama4": "Llama4TextConfig",
     "Llama4WithImages": "Llama4TextConfig",
     **tiny_dense.CONFIGS,
+    **tiny_hybrids.CONFIGS,
 }
 _MODELS = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3WithImages": "Gemma3ForConditionalGeneration",
     "Llama4WithImages": "Llama4ForConditionalGeneration",
     **tiny_dense.MODELS,
+    **tiny_hybrids.MODELS,
 }
 # Classes of configs that hold the decoder's as one part -> their other entries.
 _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -319,6 +322,7 @@ _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     **tiny_dense.OUTER,
+    **tiny_hybrids.OUTER,
 }
 
 
@@ -347,7 +351,7 @@ def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transforme
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3, generator=generator)
     model.generation_config.pad_token_id = EOS_TOKEN_ID
     return model.eval()

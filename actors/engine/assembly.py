@@ -64,11 +64,14 @@ class Engine:
     async def _start(
         self, socket_path: str, fronts: FrontAddress | None
     ) -> tuple[StageInfo, int, str | None]:
-        info, num_blocks, num_host_blocks = await self._stages.build()
+        info, sizes = await self._stages.build()
+        num_blocks, chosen = sizes.num_blocks, self._config.scheduler_on(info.backend)
         scheduler = replace(
-            self._config.scheduler_on(info.backend),
+            chosen,
             num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
+            num_host_blocks=sizes.num_host_blocks,
+            max_requests=min(chosen.max_requests, sizes.num_requests),
+            request_slots=sizes.num_requests,
             max_model_len=self._max_model_len(info, num_blocks, fronts is not None),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageInfo, StageSpec
@@ -43,6 +43,14 @@ class KVMemory:
     @property
     def has_tier(self) -> bool:
         return max(self.host_cache_gib, self.disk_cache_gib, self.shared_cache_gib) > 0
+
+
+class CacheSizes(NamedTuple):
+    """num_requests: that may run at once, each with states where layers keep them."""
+
+    num_blocks: int
+    num_host_blocks: int
+    num_requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +116,8 @@ class EngineConfig:
             return self.scheduler.without_drafts()
         return self.scheduler
 
-    def num_blocks(self, infos: Sequence[StageInfo], *, is_rebuild: bool = False) -> int:
-        """Blocks of the KV cache that fit every rank, by what the ranks report of their memory.
+    def cache_sizes(self, infos: Sequence[StageInfo], *, is_rebuild: bool = False) -> CacheSizes:
+        """What fits every rank, by what the ranks report of their memory.
 
         Raises ValueError if `kv.memory_gib` does not fit a GPU, or a rank's part of one leaves no
         room; not in a rebuild, when the memory of the stages before may not be free yet.
@@ -126,14 +134,35 @@ class EngineConfig:
             direct_bytes = int(self.kv.direct_gib * GIB)
             shares = [int(info.room_bytes(part) * self.kv.fraction) for info in infos]
             rooms = [max(0, share - direct_bytes) for share in shares]
-        counts = [r // info.kv_block_bytes for r, info in zip(rooms, infos, strict=True)]
+        num_requests = self._num_requests(rooms, infos)
+        if self.kv.gib is None:
+            pairs = zip(rooms, infos, strict=True)
+            rooms = [room - num_requests * info.state_bytes for room, info in pairs]
+        pairs = zip(rooms, infos, strict=True)
+        counts = [room // info.kv_block_bytes for room, info in pairs if info.kv_block_bytes]
         # No more than all requests at full length can be used, also if fewer run for now.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
-        num_blocks = max(2, min(*counts, self.scheduler.most_requests * length + 1))
+        num_blocks = max(2, min([*counts, num_requests * length + 1]))
         if self.kv.gib is not None and is_start:
             for info in infos:
                 self._check_room(info.available_bytes, num_blocks * info.kv_block_bytes)
-        return num_blocks
+        block_bytes = infos[0].kv_block_bytes
+        swap = int(self.kv.swap_gib * GIB) // block_bytes if block_bytes else 0
+        return CacheSizes(num_blocks, swap, num_requests)
+
+    def _num_requests(self, rooms: Sequence[int], infos: Sequence[StageInfo]) -> int:
+        """Requests that may run, whose states, where layers keep them, take at most half of the
+        memory for these and KV."""
+        wanted = self.scheduler.most_requests
+        pairs = zip(rooms, infos, strict=True)
+        fitting = [room // 2 // info.state_bytes for room, info in pairs if info.state_bytes]
+        num_requests = max(1, min([wanted, *fitting]))
+        if num_requests < wanted:
+            logger.warning(
+                "max_requests: %d, not %d, as the states of one take %.1f MiB beside its KV",
+                num_requests, wanted, max(info.state_bytes for info in infos) / (1 << 20),
+            )  # fmt: skip
+        return num_requests
 
     def _check_part(self, part: float, infos: Sequence[StageInfo]) -> None:
         """What is meant for Ray's count only would silently leave the smallest cache."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import psutil
 import ray
 
-from actors.engine.config import GIB, EngineConfig
+from actors.engine.config import CacheSizes, EngineConfig
 from actors.executor.kv_tier import tier_specs
 from actors.executor.placement import (
     cause_in_words,
@@ -64,7 +64,7 @@ class StageSet:
         self._on_standby_taken: Callable[[str], None] = lambda name: None
         self._actors = actors
         self.pipeline: Pipeline | None = None  # takes plans; None without stages
-        self._sizes = (0, 0)
+        self._sizes = CacheSizes(0, 0, 0)
         self._tier_specs: list[TierSpec] = []  # one per rank, if there is a second tier
         self.tier: tuple[tuple[bytes, ...], ...] = ()  # initial digests of each rank's store
         self.pids: list[list[int]] = []
@@ -73,8 +73,8 @@ class StageSet:
         self.here: list[psutil.Process] = []  # processes of the stages on this node
         self._standby: tuple[str, StageHandles] | None = None  # name, actors: for a rebuild
 
-    async def build(self) -> tuple[StageInfo, int, int]:
-        """Load, size KV from memory, connect. Returns (info, blocks, host blocks).
+    async def build(self) -> tuple[StageInfo, CacheSizes]:
+        """Load, size KV from memory, connect.
 
         Raises StagesFailed with the loader's message, which names a file or parameter.
         """
@@ -88,13 +88,11 @@ class StageSet:
                 num_starts += 1
                 notify(f"{death}: start {num_starts} of {_MAX_STARTS}")
 
-    async def _build(self) -> tuple[StageInfo, int, int]:
-        info, num_blocks = await self._load()
-        swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
-        self._sizes = (num_blocks, swap)
+    async def _build(self) -> tuple[StageInfo, CacheSizes]:
+        info, self._sizes = await self._load()
         self._tier_specs = await tier_specs(self._config, info)
         await self._open(in_haste=self._config.is_rebuild)
-        return info, num_blocks, swap
+        return info, self._sizes
 
     def stand_by(self, name: str | None) -> None:
         """Use these stages, which the replica has created, for the next rebuild; None: no longer.
@@ -132,7 +130,7 @@ class StageSet:
         await self._load(is_rebuild=True)
         await self._open()
 
-    async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, int]:
+    async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, CacheSizes]:
         if is_rebuild and self._standby is not None:
             (name, standby), self._standby = self._standby, None
             self._on_standby_taken(name)
@@ -155,7 +153,7 @@ class StageSet:
                 if problem is not None:  # only the adapter's own requests fail
                     del self.adapters[slot]
                     logger.error("adapter slot %d is lost: %s", slot, problem)
-            return infos[0], self._config.num_blocks(infos, is_rebuild=is_rebuild)
+            return infos[0], self._config.cache_sizes(infos, is_rebuild=is_rebuild)
         except Exception as error:  # of any type: stages that are half loaded serve nothing
             self._kill_actors()
             if isinstance(error, TimeoutError):

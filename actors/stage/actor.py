@@ -110,9 +110,9 @@ class StageActor:
 
             torch.cuda.set_device(self._spec.device)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_requests: int) -> None:
         self._enter()
-        self._running().allocate(num_blocks, num_host_blocks)
+        self._running().allocate(num_blocks, num_host_blocks, num_requests)
 
     def settle(self, wait_s: float) -> None:
         """The last call before the first step. wait_s: at most, for the KV cache's memory."""

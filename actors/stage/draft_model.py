@@ -96,7 +96,8 @@ class DraftModel:
         """Make the KV cache, of as many blocks as the served model's and those for drafts."""
         self._num_blocks = num_blocks
         self._num_filled_B = np.zeros(num_blocks, np.int32)
-        self._cache = self._model.make_cache(num_blocks + self._num_spare * self._most_requests)
+        num_all = num_blocks + self._num_spare * self._most_requests
+        self._cache, _ = self._model.make_cache(num_all)
 
     def forget(self, block: int) -> None:
         """Its content has been replaced."""

@@ -54,10 +54,11 @@ class KVCache:
         self.layers: Sequence[KVLayer] = []
         # On a GPU the backend also compiles and runs kernels, whose errors no size mends.
         errors = (torch.OutOfMemoryError,) if self._on_gpu else (OSError, RuntimeError)
-        with _names("kv.memory_gib, kv.memory_fraction", *errors):
-            self.layers = backend.allocate_kv(
-                num_layers, num_blocks, block_size, shape, dtype, device
-            )
+        if num_layers:  # a stage may have no attention
+            with _names("kv.memory_gib, kv.memory_fraction", *errors):
+                self.layers = backend.allocate_kv(
+                    num_layers, num_blocks, block_size, shape, dtype, device
+                )
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
         self._host: list[torch.Tensor] = []  # (blocks of a part, layers, ...) each
         if num_host_blocks and self.layers:

@@ -15,10 +15,12 @@ from actors.stage.models.decoder import Decoder, StageWeights
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.spec import StageSpec
+from actors.stage.states import RecurrentStates
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
 from kernels.interface import AttentionShape, Backend
+from kernels.recurrence import Mixer
 from kernels.registry import BackendError, resolve_backend
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,21 +48,42 @@ class LoadedModel:
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block over all layers of this rank."""
         one = self.backend.kv_block_bytes(self.block_size, self.shape, self.kv_dtype)
-        return len(self.weights.layers) * one
+        return self._num_caching * one
 
-    def make_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
-        """A KV cache of this many device and host blocks, which the decoder uses from now on."""
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request's states over all layers of this rank."""
+        return 2 * sum(mixer.state_bytes for mixer in self._mixers)
+
+    @property
+    def _mixers(self) -> list[Mixer]:
+        return [layer.mixer for layer in self.weights.layers if layer.mixer is not None]
+
+    @property
+    def _num_caching(self) -> int:
+        return sum(layer.mixer is None for layer in self.weights.layers)
+
+    def make_cache(
+        self, num_blocks: int, num_host_blocks: int = 0, num_requests: int = 0
+    ) -> tuple[KVCache, RecurrentStates | None]:
+        """A KV cache of this many device and host blocks, and states of so many requests if layers
+        keep them, which the decoder uses from now on."""
         if self.measures_attention:
             device = self.decoder.device
             self.backend.measure_attention(
                 self.decoder.shapes, self.kv_dtype, self.block_size, device
             )
         cache = KVCache(
-            self.backend, len(self.weights.layers), num_blocks, num_host_blocks, self.block_size,
+            self.backend, self._num_caching, num_blocks, num_host_blocks, self.block_size,
             self.shape, self.kv_dtype, self.decoder.device,
         )  # fmt: skip
-        self.decoder.attach(cache.layers)
-        return cache
+        if not self._mixers:
+            self.decoder.attach(cache.layers)
+            return cache, None
+        states = RecurrentStates(self._mixers, num_requests, self.decoder.device)
+        kv, state = iter(cache.layers), iter(states.layers)
+        self.decoder.attach([next(state if w.mixer else kv) for w in self.weights.layers])
+        return cache, states
 
 
 def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedModel:

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from actors.scheduling.plan import logit_rows
+from actors.stage.spec import StageSpec
+
 if TYPE_CHECKING:
     import torch
+
+    from actors.stage.models.config import DecoderConfig
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -80,3 +85,11 @@ def _headroom_bytes(group: Path, limit_file: str, used_file: str, reclaimed: str
         return max(0, int(limit) - used + int(stat.get(reclaimed, 0)))
     except (OSError, ValueError):
         return None  # not this version of cgroups, or not readable here
+
+
+def step_bytes(spec: StageSpec, config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Memory of a full step beside weights and cache, with a margin for fragmentation."""
+    widest = 2 * config.inner_size + 6 * config.hidden_size
+    rows = logit_rows(spec.max_requests) if spec.is_last else 0
+    logits = rows * config.vocab_size * 4 * 2
+    return 2 * spec.max_step_tokens * widest * dtype.itemsize // spec.tensor_ranks + logits

@@ -29,9 +29,10 @@ from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.loaded_model import load_model
-from actors.stage.memory import available_bytes
+from actors.stage.memory import available_bytes, step_bytes
 from actors.stage.profile import DeviceMemory, GpuMemory, Room, ending, measure, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.states import RecurrentStates
 from actors.stage.step_inputs import AdapterTiling
 from actors.transport.group import RankGroup
 from kernels.random_stream import DRAW_VERSION
@@ -59,6 +60,7 @@ class StageRunner:
         self._head: Head | None = None
         self._sampler: Sampler | None = None
         self.kv: KVCache | None = None  # once allocated
+        self._states: RecurrentStates | None = None  # if layers keep them
         self._graphs: StepGraphs | None = None
         self._ahead: RunAhead | None = None
         self._adapters: StageAdapters | None = None
@@ -93,6 +95,7 @@ class StageRunner:
             backend=self._backend.name,
             kv_block_bytes=model.kv_block_bytes
             + (0 if self._drafting is None else self._drafting.kv_block_bytes),
+            state_bytes=model.state_bytes if self._device.type == "cpu" else 0,
             **self._room(model.dtype)._asdict(),
             eos_token_ids=model.config.eos_token_ids,
             num_parameters=model.num_parameters,
@@ -107,15 +110,15 @@ class StageRunner:
             graphs = capture_on_gpu() if self.spec.cuda_graphs else None
             return self.profile(GpuMemory(), graphs)
         spare_bytes = 0 if self._drafting is None else self._drafting.spare_bytes
-        taken_bytes = self._activation_bytes(dtype) + spare_bytes
+        taken_bytes = step_bytes(self.spec, self._config, dtype) + spare_bytes
         return Room(max(0, available_bytes(self._device) - taken_bytes))
 
     def profile(self, memory: DeviceMemory, capture: Capture | None) -> Room:
         """Memory that the KV cache may take (see `actors.stage.profile`), found over one of a
         single block, after which there is none. capture: None where no graphs will be."""
-        self._make_cache(1, 0)
+        self._make_cache(1, 0, self.spec.max_requests)
         room = measure(memory, self._largest_step, lambda: capture and self.capture(capture))
-        self.kv = self._graphs = self._ahead = self._applied_step = None
+        self.kv = self._states = self._graphs = self._ahead = self._applied_step = None
         return room
 
     def _largest_step(self) -> None:
@@ -125,9 +128,10 @@ class StageRunner:
             self.execute(plan, hidden_TH)
             self.execute(ending(plan), None)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the KV cache; `execute` works from here on."""
-        self._make_cache(num_blocks, num_host_blocks)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_requests: int = 0) -> None:
+        """Make the KV cache, and states of num_requests (0: the spec's) if layers keep them;
+        `execute` works from here on."""
+        self._make_cache(num_blocks, num_host_blocks, num_requests or self.spec.max_requests)
         if self._device.type == "cuda" and self.spec.cuda_graphs:
             self.capture(capture_on_gpu())
 
@@ -136,10 +140,10 @@ class StageRunner:
         if self.kv is not None:
             self.kv.wait_for_memory(limit_s)
 
-    def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
+    def _make_cache(self, num_blocks: int, num_host_blocks: int, num_requests: int) -> None:
         if self._device.type == "cuda":
             self._input_batch.tables_on(self._device)
-        self.kv = self._model.make_cache(num_blocks, num_host_blocks)
+        self.kv, self._states = self._model.make_cache(num_blocks, num_host_blocks, num_requests)
         if self._drafting is not None:
             self._drafting.allocate(num_blocks)
             self.kv.on_write = self._drafting.forget
@@ -152,8 +156,8 @@ class StageRunner:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
         mixtures = [w.experts for w in self._model.weights.layers if w.experts is not None]
-        if not all(map(support.holds_experts, mixtures)):
-            _log.info("what is launched for these experts depends on the tokens: no CUDA graphs")
+        if self._states is not None or not all(map(support.holds_experts, mixtures)):
+            _log.info("layers keep states, or have experts that cannot be captured: no CUDA graphs")
             return
         spec, batch, draw = self.spec, self._input_batch, None
         if spec.is_last:
@@ -239,16 +243,19 @@ class StageRunner:
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
         draws = None if self._head is None else draws_of(plan, host)
-        return Launched(plan.step_id, host, draws, self._forward(host, hidden_TH, draws))
+        output = self._forward(plan.step_id, host, hidden_TH, draws)
+        return Launched(plan.step_id, host, draws, output)
 
     def _forward(
-        self, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
+        self, step_id: int, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
     ) -> StepOutput:
         if self._graphs is not None:
             output = self._graphs.run(host, hidden_TH, draws)
             if output is not None:
                 return output
         batch, tokens_T = self._input_batch.to_device(host, self._device)
+        if self._states is not None:
+            self._states.attach(step_id, host, batch)
         if hidden_TH is None:
             x_TH = self._decoder.embed(tokens_T, batch.positions_T)
         else:
@@ -271,7 +278,7 @@ class StageRunner:
     def close(self) -> None:
         """Leave the rank group and drop the cache."""
         # Graphs first: NCCL does not end a communicator before the graphs that use it.
-        self.kv = self._graphs = self._ahead = None
+        self.kv = self._states = self._graphs = self._ahead = None
         self._group.close()
 
     def _apply(self, plan: StepPlan) -> None:
@@ -304,11 +311,3 @@ class StageRunner:
             self._decoder, self._input_batch, self._sampler, self._backend, self._group,
             share_tokens=spec.is_first,
         )  # fmt: skip
-
-    def _activation_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of a full step beside weights and cache, with a margin for fragmentation."""
-        config, tokens = self._config, self.spec.max_step_tokens
-        widest = 2 * config.inner_size + 6 * config.hidden_size
-        rows = logit_rows(self.spec.max_requests) if self.spec.is_last else 0
-        logits = rows * config.vocab_size * 4 * 2
-        return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits

@@ -116,6 +116,8 @@ class StageInfo:
     """Report of a loaded rank, before the KV cache is allocated.
 
     kv_block_bytes: memory of one block over this rank's layers.
+    state_bytes: memory of the states that each running request has over this rank's layers; 0 if
+        there are none, or if they have their memory already.
     available_bytes: memory that is free for KV now.
     device_bytes, own_bytes: the GPU's memory, and what of it this rank takes beside KV; else 0.
     instruction_set: what the backend computes with; another one rounds in another order.
@@ -137,6 +139,7 @@ class StageInfo:
     device_bytes: int = 0
     own_bytes: int = 0
     attention_window: int = 0
+    state_bytes: int = 0
 
     def room_bytes(self, part: float) -> int:
         """Memory for KV of a rank that may take this part of its device. Of a GPU all together:

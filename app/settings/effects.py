@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from app.settings.model_folder import SettingsError
 from app.settings.schema import Settings, fields_of
 
 # A setting that is not at its default, and what it has no effect without, or with a value of.
@@ -45,3 +46,33 @@ def without_effect(settings: Settings) -> Iterator[tuple[str, str]]:
     if parallel.symmetric_memory and (parallel.device != "cuda" or parallel.tensor_ranks == 1):
         needed = "parallel.device: cuda and parallel.tensor_ranks above 1"
         yield "parallel.symmetric_memory", f"needs {needed}"
+
+
+# Settings of what KV alone cannot do where layers keep a state, and their values without it.
+_REUSE = (
+    ("kv.prefix_cache", False),
+    ("kv.swap_gib", 0),
+    ("kv.host_cache_gib", 0),
+    ("kv.disk_cache_gib", 0),
+    ("kv.shared_cache_gib", 0),
+    ("scheduling.swap", "never"),
+    ("speculation.drafter", "none"),
+    ("speculation.model", None),
+)
+
+
+def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
+    """Values of the scheduler's settings for a model with layers that keep a state: a request is
+    computed from its first token, and no token can be taken back. Raises SettingsError for a
+    setting that is written and asks for more."""
+    for key, off in _REUSE:
+        section, name = key.split(".")
+        within = getattr(settings, section)
+        if name in within.model_fields_set and getattr(within, name) != off:
+            raise SettingsError(
+                f"{key}: has no effect with {architecture}, whose layers keep a state that KV "
+                "blocks do not hold"
+            )
+    if settings.adapters is not None:
+        raise SettingsError(f"adapters: not supported with {architecture}")
+    return {"prefix_cache": False, "swap": "never", "drafter": "none", "shares_prompts": False}

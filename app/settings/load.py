@@ -19,7 +19,7 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
-from app.settings.effects import without_effect
+from app.settings.effects import without_effect, without_reuse
 from app.settings.fleet import FleetSettings
 from app.settings.messages import in_section, message_of
 from app.settings.model_folder import (
@@ -67,7 +67,7 @@ def resolve(settings: Settings) -> EngineConfig:
     parallel, kv, adapters = settings.parallel, settings.kv, settings.adapters
     _check_way(settings.fleet, kv)
     config = model_description(settings.model.path)
-    scheduler = _scheduler(settings, _max_model_len(settings.model, config))
+    scheduler = _scheduler(settings, config)
     if scheduler.draft_model is not None:
         _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
@@ -240,7 +240,7 @@ def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None
     return None if missing or parallel.activations == "memory" else parallel.device
 
 
-def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
+def _scheduler(settings: Settings, config: DecoderConfig) -> SchedulerConfig:
     values: dict[str, Any] = {
         name: setting.from_yaml(getattr(getattr(settings, setting.section), setting.key(name)))
         for name, setting in SETTINGS.items()
@@ -249,6 +249,9 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     if not _names_drafter(settings) and not _is_exact(settings.parallel):
         logger.info("speculation.drafter: none, as only the cpu backend is batch-invariant")
         values["drafter"] = "none"
+    if config.mixer is not None:
+        values |= without_reuse(settings, config.architecture)
+        logger.info("no prefix cache, drafts or swapping: layers of the model keep a state")
     if values["draft_model"] is not None:
         values["draft_model"] = str(model_folder(values["draft_model"], "speculation.model"))
     if "delivery_ms" in settings.slo.model_fields_set and values["budget"] in _CONSTANT_BUDGETS:
@@ -268,7 +271,7 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     scheduler = SchedulerConfig(
         num_blocks=1,  # filled in once the stages have reported their memory
         num_stages=settings.parallel.pipeline_stages,
-        max_model_len=max_model_len,
+        max_model_len=_max_model_len(settings.model, config),
         **values,
     )
     _check_predictions(settings, scheduler)

@@ -24,7 +24,7 @@ class WaitingQueue:
     def __init__(self, config: SchedulerConfig, order: Order) -> None:
         self.config = config
         self._use(order)
-        self.groups = Groups()
+        self.groups = Groups(config.shares_prompts)
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
         self.num_shared_tokens = 0  # of these, those that another of a group computes

@@ -43,6 +43,39 @@ class Latent:
         return self.plain_dim + self.rotated_dim
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Layers of a gated delta rule (`kernels.recurrence.Recurrence`): a convolution of `taps`
+    tokens over queries, keys and values, then a recurrence, whose results are normed by head and
+    gated."""
+
+    taps: int
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def values_per_key(self) -> int:
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv:
+    """Layers of a gated convolution of `taps` tokens (LFM2). bias: of all its tensors."""
+
+    taps: int
+    bias: bool = False
+
+
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
@@ -73,6 +106,8 @@ class DecoderConfig:
     temperature: of queries, or None.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
+    attention_gate: q is stored with a gate of each head's result, which its sigmoid multiplies.
+    mixer: what layers have in place of attention where `mixer_layers` says so; None: none have.
     latent: of all layers, or None. Then num_kv_heads is 1 and head_dim what the cache holds: the
     rotated key with the latent.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
@@ -116,6 +151,9 @@ class DecoderConfig:
     attention_softcap: float | None = None
     alibi: Alibi | None = None
     latent: Latent | None = None
+    attention_gate: bool = False
+    mixer: LinearAttention | ShortConv | None = None
+    mixer_layers: tuple[bool, ...] = ()
     position_offset: int = 0
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
@@ -140,6 +178,9 @@ class DecoderConfig:
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and self.expert_layers[layer]
+
+    def has_mixer(self, layer: int) -> bool:
+        return self.mixer is not None and self.mixer_layers[layer]
 
     @property
     def attention_window(self) -> int:

@@ -20,6 +20,7 @@ from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import LayerWeights, Linear
+from kernels.recurrence import StateLayer
 
 
 class NotFinite(RuntimeError):
@@ -77,7 +78,7 @@ class Decoder:
             whole_qk_norm=config.qk_norm == "whole",
         )
         self._group = group
-        self._kv: Sequence[KVLayer] = ()
+        self._kv: Sequence[KVLayer | StateLayer] = ()
         self._stack: DecoderStack | None = None
         self.shapes = [
             replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
@@ -90,14 +91,14 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.shard_width = -(-config.vocab_size // group.size)  # of each rank's logits
 
-    def attach(self, kv: Sequence[KVLayer]) -> None:
-        """Use this cache, one entry per layer; fuses the layers if the backend can."""
+    def attach(self, kv: Sequence[KVLayer | StateLayer]) -> None:
+        """Use these caches and states, one per layer; fuses the layers if the backend can."""
         self._kv = kv
         w = self._weights
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
-        fuses = fuses and all(layer.latent is None for layer in w.layers)
+        fuses = fuses and not any(x.latent or x.mixer or x.attention_gate for x in w.layers)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
@@ -164,9 +165,14 @@ class Decoder:
         return y_TO
 
     def _attend(
-        self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer, shape: AttentionShape
-    ) -> torch.Tensor:
+        self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer | StateLayer,
+        shape: AttentionShape,
+    ) -> torch.Tensor:  # fmt: skip
         qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
+        if w.mixer is not None:
+            if batch.states is None or not isinstance(kv, StateLayer):
+                raise RuntimeError("a layer with a state needs the rows of states")
+            return w.mixer(qkv_TX, x_TH, kv, batch.states)
         if w.latent is not None:
             qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
         q_norm_D, k_norm_D = w.q_norm_D, w.k_norm_D
@@ -183,6 +189,8 @@ class Decoder:
             scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
             q_TND = (q_TND * scales_T[..., None]).to(q_TND.dtype)  # rounded once
         attended_TX = self._backend.attention(q_TND, batch, kv, shape)
+        if w.attention_gate is not None:
+            attended_TX *= w.attention_gate(x_TH).sigmoid_()
         return attended_TX if w.latent is None else latent_values(w.latent, attended_TX, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:

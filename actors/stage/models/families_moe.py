@@ -18,16 +18,17 @@ def qwen2_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Qwen2 with a mixture of experts in all layers, or every few, beside a shared expert of its
     own size, which is scaled by a sigmoid of the token. Qwen1.5-MoE is one."""
     bias = keys.flag("qkv_bias", True)
-    config = replace(_some_experts(qwen2(base, keys), keys, 60), qkv_bias=bias)
+    config = replace(some_experts(qwen2(base, keys), keys, 60), qkv_bias=bias)
     return replace(config, shared_expert_size=keys.size("shared_expert_intermediate_size"))
 
 
 def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Qwen3 with a mixture of experts in all layers, or every few."""
-    return _some_experts(qwen3(base, keys), keys, 128)
+    return some_experts(qwen3(base, keys), keys, 128)
 
 
-def _some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
+def some_experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
+    """So many experts, by default, in all layers or every few."""
     keys.only("use_sliding_window", False)
     every, plain = keys.size("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
     number = keys.get("num_experts") or keys.size("num_local_experts", number)

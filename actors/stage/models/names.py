@@ -34,6 +34,27 @@ class LatentNames:
 
 
 @dataclass(frozen=True, slots=True)
+class MixerNames:
+    """Of layers with a state in place of attention.
+
+    inputs: of linear attention, grouped by key head: queries, keys, values and gates of results; or
+    queries, keys and values, with the gates in `z`. Of a short convolution, its two gates and its
+    input. rates, decays: of the recurrence, or both in `rates`, grouped by key head. decay_log,
+    step_bias: named whole. norm: of results.
+    """
+
+    inputs: str = "linear_attn.in_proj_qkvz"
+    z: str | None = None
+    rates: str = "linear_attn.in_proj_ba"
+    decays: str | None = None
+    conv: str = "linear_attn.conv1d"
+    decay_log: str = "linear_attn.A_log"
+    step_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm"
+    out: str = "linear_attn.out_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
@@ -46,6 +67,7 @@ class Names:
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
     latent: in place of k and v, for latent attention.
+    mixer: of layers without attention.
     sinks: an additional attention score of each head.
     expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
     together. shared_expert: the same of one that every token has, but with its own `shared_down`
@@ -73,6 +95,7 @@ class Names:
     qkv: str | None = None
     grouped: bool = False
     latent: LatentNames = LatentNames()
+    mixer: MixerNames = MixerNames()
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

@@ -13,6 +13,7 @@ from actors.stage.models import (
     families_gemma,
     families_gpt,
     families_granite,
+    families_hybrid,
     families_latent,
     families_llama,
     families_llama4,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_alibi.FAMILIES,
     **families_latent.FAMILIES,
     **families_vision.FAMILIES,
+    **families_hybrid.FAMILIES,
 }
 
 IGNORED = "model.ignore_config_keys"  # the setting

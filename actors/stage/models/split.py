@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.config import DecoderConfig, LinearAttention, ModelError
 from actors.stage.spec import StageSpec
 
 Range = tuple[int, int]
@@ -16,7 +16,8 @@ class Split:
 
     q and kv are feature rows (heads times head_dim), attended those of the heads' results. kv heads
     are replicated if there are fewer of them than ranks. Every rank's `vocab` range has the same
-    length; the last one may extend past the vocabulary, where rows are zero.
+    length; the last one may extend past the vocabulary, where rows are zero. mixer: key heads of
+    linear attention, or channels of a convolution; mixed: features of its results.
     """
 
     layers: Range
@@ -29,6 +30,8 @@ class Split:
     expert_inner: Range
     shared_inner: Range
     vocab: Range
+    mixer: Range
+    mixed: Range
 
 
 def split_layers(num_layers: int, num_stages: int) -> tuple[Range, ...]:
@@ -65,6 +68,13 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
     for size in (inner, expert, shared):
         if size % ranks:
             raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
+    units, width, unit = config.hidden_size, 1, "channels"
+    if isinstance(mixer := config.mixer, LinearAttention):
+        units, unit = mixer.num_key_heads, "key heads of linear attention"
+        width = mixer.values_per_key * mixer.value_dim
+    if mixer is not None and units % ranks:
+        raise ModelError(f"{units} {unit} cannot be split over {ranks} ranks")
+    units_of_rank = (rank * units // ranks, (rank + 1) * units // ranks)
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
     first_kv = rank * kv_heads // ranks
     value_dim = config.head_dim if config.latent is None else config.latent.value_dim
@@ -80,4 +90,6 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         expert_inner=(rank * expert // ranks, (rank + 1) * expert // ranks),
         shared_inner=(rank * shared // ranks, (rank + 1) * shared // ranks),
         vocab=(rank * chunk, (rank + 1) * chunk),
+        mixer=units_of_rank,
+        mixed=(units_of_rank[0] * width, units_of_rank[1] * width),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from actors.stage.models.config import GGUF_LINK, DecoderConfig, ModelError
 from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.gguf_weights import GgufWeights
-from actors.stage.weights.names import IGNORED_ENDINGS, Shapes, all_shapes
+from actors.stage.weights.mixer_names import Shapes
+from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8, read_scheme
@@ -62,6 +64,7 @@ def open_folder(
         device=device if is_plain else CPU,
         prefixes=config.names.stored_prefixes,
     )
+    config = _as_stored(config, checkpoint)
     try:
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
         head, embedding = f"{config.names.head}.weight", f"{config.names.embedding}.weight"
@@ -96,6 +99,14 @@ def open_folder(
         yield checkpoint, packed
     finally:
         checkpoint.close()
+
+
+def _as_stored(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """Tools that quantize store the experts of such families apart."""
+    stacked = config.names.stacked
+    if stacked is None or any(stacked.gate_up in name for name in checkpoint.names):
+        return config
+    return replace(config, names=replace(config.names, stacked=None))
 
 
 def _open_scaled(

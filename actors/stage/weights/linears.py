@@ -9,6 +9,7 @@ import torch
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
+from actors.stage.weights.mixer_names import mixer_linear_shapes
 from actors.stage.weights.names import Piece, linear_shapes, num_rows
 from actors.stage.weights.source import WHOLE, PackedSource, Shard, WeightSource
 from kernels.interface import Backend
@@ -31,7 +32,9 @@ class LinearLoader:
     num_parameters: int = 0
 
     def __post_init__(self) -> None:
-        self.shapes = linear_shapes(self.config, False) | linear_shapes(self.config, True)
+        config = self.config
+        self.shapes = linear_shapes(config, False) | linear_shapes(config, True)
+        self.shapes |= mixer_linear_shapes(config)
 
     def column_parallel(self, prefix: str, pieces: list[Piece]) -> Linear:
         """Projections whose output features are split over ranks, as one matrix."""

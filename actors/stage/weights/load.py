@@ -14,7 +14,9 @@ from actors.stage.models.split import Range
 from actors.stage.weights.experts import load_experts
 from actors.stage.weights.latent import load_latent
 from actors.stage.weights.linears import LinearLoader
+from actors.stage.weights.mixers import load_mixer, mixer_pieces
 from actors.stage.weights.names import (
+    gate_piece,
     gate_up_pieces,
     heads_in_order,
     layer_prefix,
@@ -92,11 +94,14 @@ class Loader(LinearLoader):
         names = config.names
 
         norm, bias = partial(self._norm, prefix=prefix), partial(self._norm_bias, prefix=prefix)
-        mixture = config.has_experts(layer)
+        mixture, mixed = config.has_experts(layer), config.has_mixer(layer)
+        inputs = mixer_pieces(config, part) if mixed else qkv_pieces(config, part)
+        out, results = (names.mixer.out, part.mixed) if mixed else (names.out, part.attended)
+        gates = [gate_piece(config, part)] if config.attention_gate and not mixed else []
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
-            qkv=self.column_parallel(prefix, qkv_pieces(config, part)),
-            out=self.row_parallel(prefix, names.out, part.attended),
+            qkv=self.column_parallel(prefix, inputs),
+            out=self.row_parallel(prefix, out, results),
             post_norm_H=norm(names.mlp_norm),
             gate_up=None if mixture else self.column_parallel(prefix, gate_up_pieces(config, part)),
             down=None if mixture else self.row_parallel(prefix, names.down, part.inner),
@@ -105,9 +110,11 @@ class Loader(LinearLoader):
             query_scales_P=self._query_scales(layer, max_model_len),
             q_norm_D=self._head_norm(layer, names.q_norm, config.num_heads, part.q),
             k_norm_D=self._head_norm(layer, names.k_norm, config.num_kv_heads, part.kv),
+            attention_gate=self.column_parallel(prefix, gates) if gates else None,
+            mixer=load_mixer(self, prefix) if mixed else None,
             sliding_window=config.sliding_windows[layer],
             sinks_N=self._sinks(prefix),
-            latent=load_latent(self, prefix),
+            latent=None if mixed else load_latent(self, prefix),
             input_norm_bias_H=bias(names.input_norm),
             post_norm_bias_H=bias(names.mlp_norm),
             attention_out_norm_H=norm(names.attention_out_norm),
@@ -136,7 +143,7 @@ class Loader(LinearLoader):
     def _head_norm(self, layer: int, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
         """A norm of each head, in our feature order; or this rank's part of a norm of all heads."""
         config, name = self.config, layer_prefix(self.config, layer) + name
-        if config.qk_norm == "none":
+        if config.qk_norm == "none" or config.has_mixer(layer):
             return None
         if config.qk_norm == "unit":
             ones_D = torch.ones(config.head_dim, dtype=self.dtype, device=self.device)

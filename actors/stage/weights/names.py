@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
+from actors.stage.weights.mixer_names import LinearShapes, Shapes, mixer_linear_shapes, mixer_shapes
 from actors.stage.weights.stacked import stacked_shapes
 
 # Buffers in old checkpoints; computed from the config instead.
@@ -20,10 +22,6 @@ IGNORED_ENDINGS: tuple[str, ...] = (
     "attn.bias",
     "attention.bias",
 )
-
-Shapes = dict[str, tuple[int, ...]]
-# By name: (out, in features) and whether there is a bias.
-LinearShapes = dict[str, tuple[tuple[int, int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def _attention_shapes(config: DecoderConfig) -> LinearShapes:
     if names.qkv is not None:
         inputs = {names.qkv: q + 2 * kv}
     else:
-        inputs = {names.q: q, names.k: kv, names.v: kv}
+        inputs = {names.q: q * (1 + config.attention_gate), names.k: kv, names.v: kv}
     shapes = {name: ((size, hidden), biased) for name, size in inputs.items()}
     return {**shapes, names.out: ((hidden, q), config.out_bias)}
 
@@ -73,11 +71,16 @@ def _latent_shapes(config: DecoderConfig, latent: Latent) -> LinearShapes:
     }
 
 
-def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
-    """Linear layers of one layer. experts: its MLP is a mixture of experts."""
+def linear_shapes(config: DecoderConfig, experts: bool, mixer: bool = False) -> LinearShapes:
+    """Linear layers of one layer. experts: its MLP is a mixture of experts. mixer: it has one in
+    place of attention."""
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
-    latent = config.latent
-    shapes = _attention_shapes(config) if latent is None else _latent_shapes(config, latent)
+    if mixer:
+        shapes = mixer_linear_shapes(config)
+    elif config.latent is None:
+        shapes = _attention_shapes(config)
+    else:
+        shapes = _latent_shapes(config, config.latent)
     if experts:
         biased = config.expert_bias
         shapes[names.router] = ((config.num_experts, hidden), biased)
@@ -129,14 +132,14 @@ def correction_bias_shape(config: DecoderConfig) -> tuple[int, ...]:
     return (1, config.num_experts) if config.names.correction_bias_row else (config.num_experts,)
 
 
-def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
+def layer_shapes(config: DecoderConfig, experts: bool, mixer: bool) -> Shapes:
     """Tensors of one layer as stored, named without `layer_prefix`."""
     names, hidden = config.names, config.hidden_size
     shapes: Shapes = {}
     stacked = names.stacked if experts else None
     if stacked is not None:
         shapes |= stacked_shapes(config, stacked)
-    for name, (shape, biased) in linear_shapes(config, experts).items():
+    for name, (shape, biased) in linear_shapes(config, experts, mixer).items():
         if stacked is not None and name.startswith(names.expert.partition("{}")[0]):
             continue
         shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
@@ -148,6 +151,8 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
             shapes |= norm_shapes(config, norm, hidden)
     if experts and names.correction_bias is not None:
         shapes[names.correction_bias] = correction_bias_shape(config)
+    if mixer:
+        return shapes | mixer_shapes(config)
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
     if config.latent is not None:
@@ -181,9 +186,10 @@ def all_shapes(config: DecoderConfig) -> Shapes:
     if names.positions is not None:
         rows = config.max_positions + config.position_offset
         shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)
-    kinds = [layer_shapes(config, experts) for experts in (False, True)]
+    kinds = {kind: layer_shapes(config, *kind) for kind in product((False, True), repeat=2)}
     for layer in range(config.num_layers):
-        prefix, kind = layer_prefix(config, layer), kinds[config.has_experts(layer)]
+        prefix = layer_prefix(config, layer)
+        kind = kinds[config.has_experts(layer), config.has_mixer(layer)]
         shapes |= {prefix + name: shape for name, shape in kind.items()}
     return shapes
 
@@ -213,10 +219,28 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
         q, kv = config.num_heads * dim, config.num_kv_heads * dim
         places = [(names.qkv, 0), (names.qkv, q), (names.qkv, q + kv)]
     wanted = [(part.q, q_order), (part.kv, k_order), (part.kv, None)]
+    if config.attention_gate:
+        order = torch.arange(dim) if features is None else features
+        wanted[0] = _beside_gates(config, part, order)
     return [
         Piece(name, (start + begin, start + end), order)
         for (name, start), ((begin, end), order) in zip(places, wanted, strict=True)
     ]
+
+
+def gate_piece(config: DecoderConfig, part: Split) -> Piece:
+    """A rank's gates of attention, which are stored behind the queries of each head."""
+    rows, order = _beside_gates(config, part, config.head_dim + torch.arange(config.head_dim))
+    return Piece(config.names.q, rows, order)
+
+
+def _beside_gates(
+    config: DecoderConfig, part: Split, features: torch.Tensor
+) -> tuple[Range, torch.Tensor]:
+    """Rows of a rank's queries with their gates, and where each head's features are in them."""
+    starts_N = torch.arange(part.num_heads) * 2 * config.head_dim
+    begin, end = part.q
+    return (2 * begin, 2 * end), (starts_N[:, None] + features).flatten()
 
 
 def _latent_pieces(config: DecoderConfig, latent: Latent, part: Split) -> list[Piece]:

@@ -29,8 +29,8 @@ def test_fewer_requests_for_now_leave_the_next_scheduler_its_kv_cache() -> None:
     scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=512, max_requests=8)
     config = EngineConfig(StageSpec("somewhere"), scheduler)
     info = StageInfo(64, 100, 512, "float32", "cpu", 1 << 20, 1 << 40, (2,), 10**6)
-    assert config.num_blocks([info]) == 8 * 32 + 1
-    assert config.with_changes({"max_requests": 2}).num_blocks([info]) == 8 * 32 + 1
+    assert config.cache_sizes([info]).num_blocks == 8 * 32 + 1
+    assert config.with_changes({"max_requests": 2}).cache_sizes([info]).num_blocks == 8 * 32 + 1
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_ranks_that_share_memory_take_parts_of_it(
     info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 20, 1000 << 20, (2,), 10**6)
     if device == "cuda":
         info = replace(info, device_bytes=1200 << 20, own_bytes=200 << 20)
-    assert config.num_blocks([info, info]) == num_blocks
+    assert config.cache_sizes([info, info]).num_blocks == num_blocks
 
 
 def test_replicas_of_one_gpu_have_the_same_cache_in_whichever_order_they_start() -> None:
@@ -72,11 +72,11 @@ def test_replicas_of_one_gpu_have_the_same_cache_in_whichever_order_they_start()
             64, 100, 2048, "float32", "triton", 1 << 20, (total - taken - own) << 20, (2,), 10**6,
             device_bytes=total << 20, own_bytes=own << 20,
         )  # fmt: skip
-        found.append(config.num_blocks([info]))
+        found.append(config.cache_sizes([info]).num_blocks)
         taken += own + found[-1]
     assert found == [630, 630]
     late = replace(info, available_bytes=100 << 20)  # others have taken more than their part
-    assert config.num_blocks([late]) == 90
+    assert config.cache_sizes([late]).num_blocks == 90
 
 
 def test_a_part_of_a_gpu_that_does_not_hold_the_weights_is_refused() -> None:
@@ -91,15 +91,15 @@ def test_a_part_of_a_gpu_that_does_not_hold_the_weights_is_refused() -> None:
     )  # fmt: skip
     full = replace(roomy, own_bytes=16 * GIB)
     most = 8 * 256 + 1
-    assert config.num_blocks([roomy, roomy]) == 1843
+    assert config.cache_sizes([roomy, roomy]).num_blocks == 1843
     problem = "a part of 8.00 GiB, but the weights and the largest step take 16.00 GiB"
     with pytest.raises(ValueError, match=rf"^parallel\.gpus_per_rank: {problem} "):
-        config.num_blocks([roomy, full])
-    assert config.num_blocks([full], is_rebuild=True) == 2
-    assert replace(config, is_rebuild=True).num_blocks([full]) == 2
+        config.cache_sizes([roomy, full])
+    assert config.cache_sizes([full], is_rebuild=True).num_blocks == 2
+    assert replace(config, is_rebuild=True).cache_sizes([full]).num_blocks == 2
     for whole in (0.0, 1.0, 2.0):
-        assert replace(config, gpus_per_rank=whole).num_blocks([full]) == most
-    assert replace(config, kv=KVMemory(gib=40.0)).num_blocks([full]) == most
+        assert replace(config, gpus_per_rank=whole).cache_sizes([full]).num_blocks == most
+    assert replace(config, kv=KVMemory(gib=40.0)).cache_sizes([full]).num_blocks == most
 
 
 def test_a_cache_beyond_the_free_memory_is_refused_on_gpus_and_noted_on_cpus(
@@ -110,16 +110,16 @@ def test_a_cache_beyond_the_free_memory_is_refused_on_gpus_and_noted_on_cpus(
     config = EngineConfig(StageSpec("somewhere"), scheduler, KVMemory(gib=1.5))
     info = StageInfo(64, 100, 2048, "float32", "cpu", 1 << 20, 1 << 30, (2,), 10**6)
     with caplog.at_level(logging.WARNING):
-        assert config.num_blocks([info]) == 1536
+        assert config.cache_sizes([info]).num_blocks == 1536
     problem = "kv.memory_gib: 1.5 GiB, but 1.00 GiB are free"
     assert problem in caplog.text
     on_gpu = replace(config, stage=StageSpec("somewhere", device="cuda"))
     with pytest.raises(ValueError, match=f"^{problem}$"):
-        on_gpu.num_blocks([info])
-    assert on_gpu.num_blocks([info], is_rebuild=True) == 1536
-    assert replace(on_gpu, is_rebuild=True).num_blocks([info]) == 1536
+        on_gpu.cache_sizes([info])
+    assert on_gpu.cache_sizes([info], is_rebuild=True).num_blocks == 1536
+    assert replace(on_gpu, is_rebuild=True).cache_sizes([info]).num_blocks == 1536
     fits = replace(on_gpu, kv=KVMemory(gib=80.0), scheduler=replace(scheduler, max_requests=2))
-    assert fits.num_blocks([info]) == 2 * 256 + 1  # no more can be used
+    assert fits.cache_sizes([info]).num_blocks == 2 * 256 + 1  # no more can be used
 
 
 def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,3 +136,18 @@ def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFix
     assert named.max_model_len(info, 128) == 2048
     with pytest.raises(ValueError, match=r"model.max_model_len: the KV cache holds 2032 tokens"):
         named.max_model_len(info, 127)
+
+
+def test_states_take_at_most_half_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=64)
+    config = EngineConfig(StageSpec("somewhere"), scheduler, KVMemory(fraction=0.5))
+    first = StageInfo(64, 100, 4096, "float32", "cpu", 1 << 20, 1600 << 20, (2,), 10**6)
+    second = replace(first, kv_block_bytes=0, state_bytes=10 << 20)  # of a stage without attention
+    with caplog.at_level(logging.WARNING):
+        sizes = config.cache_sizes([replace(first, state_bytes=5 << 20), second])
+    assert sizes.num_requests == 20  # half of 400 MiB, of 10 MiB each
+    assert sizes.num_blocks == 400 - 20 * 5
+    assert "max_requests: 20, not 64, as the states of one take 10.0 MiB" in caplog.text
+    assert config.cache_sizes([second, second]).num_blocks == 20 * 256 + 1
+    exact = replace(config, kv=KVMemory(gib=0.25))
+    assert exact.cache_sizes([replace(first, state_bytes=2 << 20)]) == (256, 0, 64)

@@ -14,9 +14,11 @@ from tests.once_a_run import once_a_run
 
 MAX_TOKENS = 24
 LENGTHS = (1, 2, 5, 16, 17, 40, 63)
-# Their angles depend on the longest sequence, or their chunks begin at the first column: their
-# prompts are computed one at a time.
-BY_LENGTH = ("llama-dynamic", "llama-longrope", "phi3-longrope", "llama4", "llama4-images")
+# Their angles depend on the longest sequence, their chunks begin at the first column, or their
+# biases make states of padding: their prompts are computed one at a time.
+BY_LENGTH = (
+    "lfm2-adjusted", "llama-dynamic", "llama-longrope", "phi3-longrope", "llama4", "llama4-images",
+)  # fmt: skip
 
 
 def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list[int]]:

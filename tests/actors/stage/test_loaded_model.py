@@ -27,7 +27,8 @@ def test_a_block_of_its_cache_has_the_size_it_says(tiny_model: Callable[..., Pat
     seen: list[float] = []
     spec = StageSpec(str(tiny_model("llama")), backend="torch", block_size=4, max_model_len=64)
     model = load_model(spec, seen.append)
-    cache = model.make_cache(num_blocks=3, num_host_blocks=1)
+    cache, states = model.make_cache(num_blocks=3, num_host_blocks=1)
+    assert states is None
     assert cache.block_bytes == model.kv_block_bytes
     assert (model.max_model_len, model.dtype) == (64, torch.float32)
     assert seen == sorted(seen)

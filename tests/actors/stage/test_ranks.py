@@ -36,7 +36,8 @@ def test_two_ranks(
     assert planner.num_hybrid_steps > 3
 
 
-# Latent attention without and with a latent of queries (youtu-yarn, minicpm3).
+# Latent attention without and with a latent of queries (youtu-yarn, minicpm3). States of a rank's
+# heads, stored in groups (qwen3-next) and apart (qwen3-5), or channels (lfm2-adjusted).
 # One key/value head for two ranks (yi, falcon-7b), a tied odd vocabulary (qwen2, qwen3), windows
 # (mistral), fused tensors (phi3, glm4), whole q/k norm (olmo2, olmoe), groups (falcon-40b), stored
 # transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
@@ -53,6 +54,7 @@ OTHER_FAMILIES = (
     "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
     "minimax-m2", "ernie4-5-moe", "solar-open", "dots1", "exaone-moe",
     "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe",
+    "qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2-adjusted", "lfm2-moe",
 )  # fmt: skip
 
 

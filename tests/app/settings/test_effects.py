@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +56,33 @@ def test_defaults_and_what_works_are_none() -> None:
     args = {"kv": {"swap_gib": 1}, "parallel": {"device": "cuda", "gpus_per_rank": 0.5}}
     assert not list(without_effect(parse({"model": {"path": DEMO}})))
     assert not list(without_effect(parse({"model": {"path": DEMO}, **args})))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"kv": {"prefix_cache": True}}, "kv.prefix_cache: has no effect with Qwen3_5ForCausalLM"),
+        ({"kv": {"swap_gib": 1}}, "kv.swap_gib: has no effect with Qwen3_5ForCausalLM"),
+        ({"kv": {"host_cache_gib": 1}}, "kv.host_cache_gib: has no effect with Qwen3_5ForCausalLM"),
+        ({"speculation": {"drafter": "lookup"}}, "speculation.drafter: has no effect with Qwen3_5"),
+        (
+            {"scheduling": {"swap": "auto"}},
+            "scheduling.swap: has no effect with Qwen3_5ForCausalLM",
+        ),
+        ({"adapters": {"max_adapters": 1, "paths": {"a": "b"}}}, "adapters: not supported with"),
+    ],
+)
+def test_what_kv_alone_cannot_do_where_layers_keep_states(
+    tiny_model: Callable[..., Path], args: dict[str, Any], message: str
+) -> None:
+    model = {"path": str(tiny_model("qwen3-5"))}
+    with pytest.raises(SettingsError, match=message):
+        resolve(parse({"model": model, **args}))
+
+
+def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> None:
+    model = {"path": str(tiny_model("qwen3-5"))}
+    scheduler = resolve(parse({"model": model, "kv": {"prefix_cache": False}})).scheduler
+    assert (scheduler.prefix_cache, scheduler.swap) == (False, "never")
+    assert (scheduler.drafter, scheduler.shares_prompts) == ("none", False)
+    assert resolve(parse({"model": model})).scheduler == scheduler

@@ -1,0 +1,92 @@
+"""Loads what layers have in place of attention: this rank's heads or channels of it."""
+
+from __future__ import annotations
+
+import torch
+
+from actors.stage.models.config import DecoderConfig, LinearAttention, ShortConv
+from actors.stage.models.mixers import LinearAttentionMixer, ShortConvMixer
+from actors.stage.models.split import Range, Split
+from actors.stage.weights.linears import LinearLoader
+from actors.stage.weights.mixer_names import mixer_shapes
+from actors.stage.weights.names import Piece
+from actors.stage.weights.source import Shard
+from kernels.recurrence import Mixer, Recurrence
+
+
+def mixer_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
+    """What `LayerWeights.qkv` is in a layer with a mixer."""
+    names, mixer = config.names.mixer, config.mixer
+    if isinstance(mixer, LinearAttention):
+        ranges = _ranges(mixer, part.mixer)
+        if names.z is not None:
+            *inputs, gates = ranges
+            return [*(Piece(names.inputs, rows) for rows in inputs), Piece(names.z, gates)]
+        heads, key, values = mixer.values_per_key, mixer.key_dim, mixer.value_dim
+        return [_grouped(names.inputs, part.mixer, (key, key, heads * values, heads * values))]
+    size, (begin, end) = config.hidden_size, part.mixer
+    return [Piece(names.inputs, (i * size + begin, i * size + end)) for i in range(3)]
+
+
+def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
+    """One layer's."""
+    config, part, mixer = loader.config, loader.split.mixer, loader.config.mixer
+    names, shapes = config.names.mixer, mixer_shapes(config)
+
+    def fetch(name: str, *rows: Range) -> torch.Tensor:
+        parts = [
+            loader.fetch(prefix + name, shapes[name], Shard(rows=one), dtype=torch.float32)
+            for one in rows
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    conv, bias = f"{names.conv}.weight", f"{names.conv}.bias"
+    if isinstance(mixer, ShortConv):
+        return ShortConvMixer(
+            backend=loader.backend,
+            conv_JC=fetch(conv, part)[:, 0].T.contiguous(),
+            conv_bias_C=fetch(bias, part) if mixer.bias else None,
+            dtype=loader.dtype,
+        )
+    if mixer is None:
+        raise RuntimeError("the layer has attention")
+    begin, end = part
+    each = mixer.values_per_key
+    heads = (begin * each, end * each)
+    if names.decays is not None:
+        gates = [Piece(names.rates, heads), Piece(names.decays, heads)]
+    else:
+        gates = [_grouped(names.rates, part, (each, each))]
+    return LinearAttentionMixer(
+        backend=loader.backend,
+        form=Recurrence(
+            end - begin, heads[1] - heads[0], mixer.key_dim, mixer.value_dim, delta=True
+        ),
+        gates=loader.column_parallel(prefix, gates),
+        conv_JC=fetch(conv, *_ranges(mixer, part)[:3])[:, 0].T.contiguous(),
+        log_decay_N=-fetch(names.decay_log, heads).exp(),
+        step_bias_N=fetch(names.step_bias, heads),
+        norm_D=loader.fetch(f"{prefix}{names.norm}.weight", (mixer.value_dim,)),
+        eps=config.norm_eps,
+        dtype=loader.dtype,
+    )
+
+
+def _ranges(mixer: LinearAttention, heads: Range) -> list[Range]:
+    """Rows of queries, keys, values and gates of these key heads, where each are stored together;
+    gates count from their own first row."""
+    begin, end = heads
+    key, value = mixer.key_dim, mixer.values_per_key * mixer.value_dim
+    starts = ((0, key), (mixer.key_size, key), (2 * mixer.key_size, value), (0, value))
+    return [(start + begin * width, start + end * width) for start, width in starts]
+
+
+def _grouped(name: str, groups: Range, widths: tuple[int, ...]) -> Piece:
+    """Rows stored group by group, each of parts of these widths -> the parts of all groups, one
+    after another."""
+    begin, end = groups
+    size = sum(widths)
+    starts = torch.arange(end - begin)[:, None] * size
+    offsets = torch.split(torch.arange(size), list(widths))
+    order = torch.cat([(starts + offset).flatten() for offset in offsets])
+    return Piece(name, (begin * size, end * size), order)

@@ -1,0 +1,61 @@
+"""Rows of states: a step that is repeated reads what it read, and requests do not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.request import SamplingParams
+from actors.stage.runner import StageRunner
+from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_steps_that_are_executed_twice(tiny_model: Callable[..., Path], backend: str) -> None:
+    runner = make_runner(tiny_model("qwen3-5"), 26, backend=backend)
+
+    def twice(plan: StepPlan, hidden_TH: torch.Tensor | None) -> object:
+        first = runner.execute(plan, hidden_TH)
+        second = runner.execute(plan, hidden_TH)
+        assert first == second
+        return second
+
+    planner = MiniPlanner(lambda plan: twice(plan, None), num_blocks=26, chunk=5)  # type: ignore[arg-type, return-value]
+    assert planner.run(make_prompts(), GREEDY) == expected("qwen3-5")
+    assert planner.num_preemptions > 0
+
+
+def test_a_stage_without_attention_needs_no_blocks(tiny_model: Callable[..., Path]) -> None:
+    runners = [make_runner(tiny_model("qwen3-5"), num_stages=3, stage=s) for s in range(3)]
+    assert [runner.info.kv_block_bytes > 0 for runner in runners] == [False, False, True]
+    assert [runner.info.state_bytes > 0 for runner in runners] == [True, True, False]
+    answers = MiniPlanner(chain(runners), chunk=16, feeds=True).run(make_prompts(), GREEDY)
+    assert answers == expected("qwen3-5")
+
+
+def test_memory_of_a_request(tiny_model: Callable[..., Path]) -> None:
+    """Two rows: a convolution's last 3 inputs of 2 * 16 + 48 channels, and 4 matrices of 8 x 12, in
+    two layers."""
+    info = make_runner(tiny_model("qwen3-5")).info
+    assert info.state_bytes == 2 * 2 * (3 * 80 + 4 * 8 * 12) * 4
+
+
+def test_more_requests_than_states(tiny_model: Callable[..., Path]) -> None:
+    runner = make_runner(tiny_model("lfm2"))
+    runner.allocate(64, num_requests=1)
+    starts = [RequestStart(i, (1, 2, 3), 3, (i,), SamplingParams(max_tokens=4)) for i in range(2)]
+    one, two = (tuple(Slice(i, 0, 3, True) for i in range(n)) for n in (1, 2))
+    assert step(runner, 0, starts[:1], one)
+    with pytest.raises(ValueError, match="2 requests; 1 have states"):
+        step(runner, 1, starts, two)
+
+
+def step(
+    runner: StageRunner, step_id: int, starts: list[RequestStart], slices: tuple[Slice, ...]
+) -> object:
+    return runner.execute(StepPlan(step_id, slices, started=tuple(starts)), None)

@@ -1,0 +1,81 @@
+"""Variants of `tiny_models` most of whose layers keep a state in place of keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
+_MROPE: dict[str, Any] = {
+    "rope_parameters": {
+        **_DELTA["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+    },
+}  # fmt: skip
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+_CONV: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+    "tie_word_embeddings": True,
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", {**_DELTA, **_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-5": ("Qwen3_5", {**_DELTA, **_MROPE, "tie_word_embeddings": True}),
+    "qwen3-5-images": ("Qwen3_5WithImages", {**_DELTA, **_MROPE}),
+    "qwen3-5-moe": ("Qwen3_5Moe", {**_DELTA, **_EXPERTS, **_MROPE}),
+    "qwen3-5-moe-images": ("Qwen3_5MoeWithImages", {**_DELTA, **_EXPERTS, **_MROPE}),
+    "lfm2": ("Lfm2", _CONV),
+    "lfm2-adjusted": (
+        "Lfm2",
+        {
+            **_CONV, "block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "conv_bias": True,
+            "conv_L_cache": 4,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+}  # fmt: skip
+CONFIGS = {
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5WithImages": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+    "Qwen3_5MoeWithImages": "Qwen3_5MoeTextConfig",
+}
+MODELS = {
+    "Qwen3_5WithImages": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeWithImages": "Qwen3_5MoeForConditionalGeneration",
+}
+_VISION: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2,
+        "out_hidden_size": 64, "num_position_embeddings": 16,
+    },
+}  # fmt: skip
+OUTER: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3_5WithImages": ("Qwen3_5Config", _VISION),
+    "Qwen3_5MoeWithImages": ("Qwen3_5MoeConfig", _VISION),
+}
