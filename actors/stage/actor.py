@@ -110,7 +110,7 @@ class StageActor:
 
             torch.cuda.set_device(self._spec.device)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int, num_requests: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_requests: int = 0) -> None:
         self._enter()
         self._running().allocate(num_blocks, num_host_blocks, num_requests)
 

@@ -38,12 +38,12 @@ class CapturedStage(StageActor):
         super().__init__(replace(spec, backend="triton", graph_tokens=8), channel_bytes)
         self._num_ahead = 0
 
-    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_requests: int = 0) -> None:
         from tests import swift_interpreter
         from tests.gpu.captures import EagerCapture
 
         swift_interpreter.install()
-        super().allocate(num_blocks, num_host_blocks)
+        super().allocate(num_blocks, num_host_blocks, num_requests)
         runner: Any = self._running()
         runner.capture(EagerCapture())
         launch = runner._ahead._launch

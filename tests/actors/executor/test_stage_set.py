@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import actors.executor.stage_set as module
-from actors.engine.config import GIB, KVMemory
+from actors.engine.config import GIB, CacheSizes, KVMemory
 from actors.executor.stage_set import StageDied, StagesFailed
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
@@ -44,12 +44,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 async def test_every_rank_is_loaded_then_given_its_memory(cluster: Cluster) -> None:
     kv = KVMemory(gib=40 * 1024 / GIB, swap_gib=6.5 * 1024 / GIB)
     stages = stage_set(cluster, kv=kv)
-    assert await stages.build() == (info(), 40, 6)
+    most = settings().scheduler.most_requests
+    assert await stages.build() == (info(), CacheSizes(40, 6, most))
     await until(lambda: all(rank.called("watch") for rank in flat(cluster.sets[0])))
     for rank in flat(cluster.sets[0]):
         names = [name for name, _ in rank.calls]
         assert names.index("load") < names.index("allocate") < names.index("watch")
-        assert rank.called("allocate") == [(40, 6)]
+        assert rank.called("allocate") == [(40, 6, most)]
         assert names.index("allocate") < names.index("settle")
         assert rank.called("settle") == [(module._FOR_MEMORY_S,)]
         assert rank.called("load") == [(f"node-{rank.place[0]}:1234",)]
@@ -73,14 +74,14 @@ async def test_blocks_fit_the_memory_and_are_no_more_than_useful(
     cluster.answers = [{"load": info(**reports)}]
     spec = replace(settings().stage, device=device)
     stages = stage_set(cluster, kv=kv, stage=spec)
-    assert (await stages.build())[1] == num_blocks
+    assert (await stages.build())[1].num_blocks == num_blocks
     stages.close()
 
 
 async def test_the_rank_with_the_least_room_decides(cluster: Cluster) -> None:
     stages = stage_set(cluster, kv=KVMemory(gib=100 * 1024 / GIB))
     cluster.sets[0][1][0].answers["load"] = info(kv_block_bytes=1 << 11)
-    assert (await stages.build())[1] == 50
+    assert (await stages.build())[1].num_blocks == 50
     stages.close()
 
 

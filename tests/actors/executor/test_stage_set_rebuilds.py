@@ -51,7 +51,7 @@ async def test_new_stages_have_the_sizes_and_listeners_of_the_old(
 ) -> None:
     stages = stage_set(cluster, kv=kv, stage=replace(settings().stage, device="cuda"))
     listener = Listener(stages)
-    _, num_blocks, swap = await stages.build()
+    _, sizes = await stages.build()
     await until(lambda: all(rank.called("watch") for rank in flat(cluster.sets[0])))
     cluster.sets[0][1][0].die()
     await until(lambda: listener.losses)
@@ -60,7 +60,7 @@ async def test_new_stages_have_the_sizes_and_listeners_of_the_old(
     await stages.rebuild()
     assert all(rank.dead.is_set() for rank in flat(cluster.sets[0]))
     for rank in flat(cluster.sets[1]):
-        assert rank.called("allocate") == [(num_blocks, swap)]
+        assert rank.called("allocate") == [tuple(sizes)]
         assert rank.called("settle") == [(0.0,)]  # streams wait
     assert stages.pids == [[1000, 1001], [1010, 1011]]
     assert stages.pipeline is not None
