@@ -54,12 +54,17 @@ class StateRows:
 
     reads_S: -1 for a state of zeros, before the first token. writes_S: never the row that is read,
     so that a repeated step gives the same results.
+    saves_S: a further row for the state after the first save_lengths_S tokens of a slice, at least
+    one and at most all; -1 for none. Rows that are saved are neither read nor written otherwise.
+    Both are None where no slice has one.
     """
 
     query_starts_S1: torch.Tensor
     reads_S: torch.Tensor
     writes_S: torch.Tensor
     num_decodes: int  # leading slices of one token
+    saves_S: torch.Tensor | None = None
+    save_lengths_S: torch.Tensor | None = None
 
 
 class Mixer(Protocol):

@@ -13,7 +13,7 @@ import psutil
 
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt, with_model
-from actors.engine.config import EngineConfig
+from actors.engine.config import CacheSizes, EngineConfig
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import FrontAddress
 from actors.executor.bit_class import bit_class_of
@@ -72,6 +72,7 @@ class Engine:
             num_host_blocks=sizes.num_host_blocks,
             max_requests=min(chosen.max_requests, sizes.num_requests),
             request_slots=sizes.num_requests,
+            num_saved_states=_num_saved_states(chosen, sizes),
             max_model_len=self._max_model_len(info, num_blocks, fronts is not None),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,
@@ -148,6 +149,13 @@ class Engine:
             self._stages.close()
         finally:
             self._finished.set()
+
+
+def _num_saved_states(scheduler: SchedulerConfig, sizes: CacheSizes) -> int | None:
+    """As many as there are requests (`actors.stage.states`), if prompts may begin with them."""
+    if scheduler.num_saved_states is None:
+        return None
+    return sizes.num_requests if scheduler.prefix_cache else 0
 
 
 async def _show_life(socket_path: str) -> None:

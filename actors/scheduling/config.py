@@ -62,7 +62,7 @@ class SchedulerConfig:
     prefix_cache: bool = setting(
         True, "Keep blocks of finished requests for prompts that begin alike.", section="kv"
     )
-    shares_prompts: bool = setting(True, "Requests of a group share their KV.", hidden=True)
+    num_saved_states: int | None = setting(None, "Null: layers keep no states.", hidden=True)
     allocation: str = setting(
         "prompt",
         "Blocks of a prompt: all at admission, or chunk by chunk.",

@@ -168,6 +168,7 @@ class Faults:
             state.in_flight -= 1
         for part in step.drafted:
             part.state.num_drafts = 0
+        requests.settle_states(step.plan, is_done=False)
         self._distrust_copies(step)
         # These releases may not have reached the stages; a restart replaces the old state.
         for request_id in step.plan.released:

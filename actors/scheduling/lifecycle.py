@@ -12,7 +12,7 @@ from actors.scheduling.class_view import ClassView
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import EngineView, StepTimePredictor, StepView, pending_tokens
 from actors.scheduling.memory.running import RunningRequests
-from actors.scheduling.plan import StepShape
+from actors.scheduling.plan import StepPlan, StepShape
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import Fate, RequestState, RequestStatus
@@ -156,9 +156,23 @@ class LiveRequests:
         """Start the head of the queue (or a suspect); False, and no change, if it must wait."""
         if not self.running.start(state, first_chunk, reserve, self.waiting.donor(state)):
             return False
+        num_shared = state.num_computed_tokens // self.config.block_size
+        blocks = state.block_table[:num_shared]
+        state.state_row = self.running.block_manager.use_state(state.request_id, blocks)
         self.waiting.started(state)
         self.waiting.pop(state)
         return True
+
+    def settle_states(self, plan: StepPlan, *, is_done: bool) -> None:
+        """The step that saves these states has been answered. Those of a request that runs no more
+        may come from a step before that failed."""
+        states = self.running.block_manager.states
+        if states is None:
+            return
+        for request_id, _, row in plan.saved_states:
+            state = self.by_id.get(request_id)
+            runs = state is not None and state.status is RequestStatus.RUNNING
+            states.settle(row, is_saved=is_done and runs)
 
     def kept_back(self, remaining: int, in_step: bool) -> int:
         """Of a prompt's remaining tokens those that its last chunk, a step of its own, shall have,
@@ -209,6 +223,8 @@ class LiveRequests:
     def stop(self, state: RequestState, fate: Fate) -> None:
         """Stop planning a RUNNING request; its `Fate` is carried out after the steps in flight."""
         self.running.stop(state)
+        if (states := self.running.block_manager.states) is not None:
+            states.used(state.request_id)
         self.waiting.stopped(state, self.now_s)
         state.fate = fate
         if state.in_flight == 0:

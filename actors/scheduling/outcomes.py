@@ -62,6 +62,8 @@ class Outcomes:
         extra = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
+        if step.plan.saved_states:
+            self.requests.settle_states(step.plan, is_done=True)
         if self.requests.waiting.follows_service:
             self.requests.waiting.served(step.sampled)
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):

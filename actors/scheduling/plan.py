@@ -41,7 +41,7 @@ class RequestStart:
 
     tokens: prompt followed by every output token known so far.
     block_ids: KV blocks in order; may hold cached prefix blocks already filled.
-    adapter: as in `Request`.
+    adapter: as in `Request`. state_row: of a saved state with which it begins, or None.
     """
 
     request_id: int
@@ -51,6 +51,7 @@ class RequestStart:
     sampling: SamplingParams
     pooling: str | None = None
     adapter: int = 0
+    state_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class StepPlan:
         last stage draws after the known token and after each draft, up to the first that differs.
     drafts_asked: (request_id, number) of drafts wanted of the last stage for the tokens after the
         one that it draws in this step.
+    saved_states: (request_id, position, row): the states of a request's first `position` tokens,
+        which its slice reaches, are kept in a row of those that requests may begin with.
     adapter_load_s: for how long each rank may load adapters beside the step.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
@@ -88,6 +91,7 @@ class StepPlan:
     trimmed: tuple[tuple[int, int], ...] = ()
     drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()
     drafts_asked: tuple[tuple[int, int], ...] = ()
+    saved_states: tuple[tuple[int, int, int], ...] = ()
     adapter_load_s: float = 0.0
 
     @property

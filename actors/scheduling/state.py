@@ -108,6 +108,7 @@ class RequestState:
         "sequence_number",
         "served",
         "slow_path_at",
+        "state_row",
         "status",
         "step_id",
         "stops",
@@ -152,6 +153,7 @@ class RequestState:
         self.was_trimmed = False  # its table on the stages still has blocks that were freed
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
+        self.state_row: int | None = None  # of the saved state that it has started from
         self.tier_asked = False  # the second tier has been searched during this wait
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
         self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]
@@ -204,6 +206,7 @@ class RequestState:
             sampling=request.sampling,
             pooling=request.pooling,
             adapter=request.adapter,
+            state_row=self.state_row,
         )
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:

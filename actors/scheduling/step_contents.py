@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.memory.saved_states import SavedStates
 from actors.scheduling.plan import SliceRow, StepPlan, StepShape
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
@@ -103,6 +104,7 @@ class StepContents:
     def build(self, requests: LiveRequests, beside_move: bool, adapter_load_s: float) -> InFlight:
         """The plan; it carries the pending releases and copies of `requests`."""
         running, swap = requests.running, requests.running.swap
+        states = running.block_manager.states
         slices = self.decode_slices
         sampled, partial = self.decode_states, []
         shape = self.shape(beside_move)
@@ -121,6 +123,7 @@ class StepContents:
                 sampled.append(state)
             else:
                 partial.append((state, end))
+        saved_states = () if states is None else self._saved(states, requests.config.block_size)
         for state in self.starting:
             state.on_stages = True
         plan = StepPlan(
@@ -136,6 +139,7 @@ class StepContents:
             trimmed=tuple(self.trimmed),
             drafts=tuple(self.drafts),
             drafts_asked=tuple(self.drafts_asked),
+            saved_states=saved_states,
             adapter_load_s=adapter_load_s,
         )
         step = InFlight(
@@ -155,3 +159,17 @@ class StepContents:
         if swap.is_pending:
             swap.planned()
         return step
+
+    def _saved(self, states: SavedStates, block_size: int) -> tuple[tuple[int, int, int], ...]:
+        """As in `StepPlan`: of prompts that reach their last full block in this step."""
+        found = []
+        for state, count in self.prefills.items():
+            number = (state.num_prompt_tokens - 1) // block_size
+            position, end = number * block_size, state.num_computed_tokens
+            if state.cacheable and end - count < position <= end:
+                row = states.save(state.block_hash(number - 1, block_size))
+                if row is not None:
+                    found.append((state.request_id, position, row))
+        for state in self.starting:
+            states.used(state.request_id)
+        return tuple(found)

@@ -15,7 +15,7 @@ from actors.stage.models.decoder import Decoder, StageWeights
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.spec import StageSpec
-from actors.stage.states import RecurrentStates
+from actors.stage.states import ROWS_OF_REQUEST, RecurrentStates
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
@@ -53,7 +53,7 @@ class LoadedModel:
     @property
     def state_bytes(self) -> int:
         """Bytes of one request's states over all layers of this rank."""
-        return 2 * sum(mixer.state_bytes for mixer in self._mixers)
+        return ROWS_OF_REQUEST * sum(mixer.state_bytes for mixer in self._mixers)
 
     @property
     def _mixers(self) -> list[Mixer]:

@@ -243,11 +243,11 @@ class StageRunner:
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
         draws = None if self._head is None else draws_of(plan, host)
-        output = self._forward(plan.step_id, host, hidden_TH, draws)
+        output = self._forward(plan, host, hidden_TH, draws)
         return Launched(plan.step_id, host, draws, output)
 
     def _forward(
-        self, step_id: int, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
+        self, plan: StepPlan, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
     ) -> StepOutput:
         if self._graphs is not None:
             output = self._graphs.run(host, hidden_TH, draws)
@@ -255,7 +255,7 @@ class StageRunner:
                 return output
         batch, tokens_T = self._input_batch.to_device(host, self._device)
         if self._states is not None:
-            self._states.attach(step_id, host, batch)
+            self._states.attach(plan, host, batch)
         if hidden_TH is None:
             x_TH = self._decoder.embed(tokens_T, batch.positions_T)
         else:

@@ -50,7 +50,6 @@ def without_effect(settings: Settings) -> Iterator[tuple[str, str]]:
 
 # Settings of what KV alone cannot do where layers keep a state, and their values without it.
 _REUSE = (
-    ("kv.prefix_cache", False),
     ("kv.swap_gib", 0),
     ("kv.host_cache_gib", 0),
     ("kv.disk_cache_gib", 0),
@@ -62,9 +61,9 @@ _REUSE = (
 
 
 def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
-    """Values of the scheduler's settings for a model with layers that keep a state: a request is
-    computed from its first token, and no token can be taken back. Raises SettingsError for a
-    setting that is written and asks for more."""
+    """Values of the scheduler's settings for a model with layers that keep a state: KV alone
+    continues no request, and no token can be taken back. Raises SettingsError for a setting that
+    is written and asks for more."""
     for key, off in _REUSE:
         section, name = key.split(".")
         within = getattr(settings, section)
@@ -75,4 +74,4 @@ def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
             )
     if settings.adapters is not None:
         raise SettingsError(f"adapters: not supported with {architecture}")
-    return {"prefix_cache": False, "swap": "never", "drafter": "none", "shares_prompts": False}
+    return {"swap": "never", "drafter": "none", "num_saved_states": 0}

@@ -30,6 +30,8 @@ def causal_conv(
         before_SJC = _read(layer.conv_RJC, rows.reads_S[slices])
         inputs_SLC = torch.cat((before_SJC, x_SLC), dim=1)
         layer.conv_RJC[rows.writes_S[slices].long()] = inputs_SLC[:, x_SLC.shape[1] :]
+        for s, row, length in _saves(rows, slices):
+            layer.conv_RJC[row] = inputs_SLC[s, length : length + len(weight_JC) - 1]
         windows_SLCJ = inputs_SLC.float().unfold(1, len(weight_JC), 1)
         y_SLC = (windows_SLCJ * weight_JC.T).sum(-1)
         if bias_C is not None:
@@ -59,7 +61,7 @@ def recurrence(
             x[tokens].reshape(num_slices, -1, form.num_heads) for x in (decays_TN, rates_TN)
         )
         matrix_SNFD = _read(layer.matrix_RNFD, rows.reads_S[slices])
-        out_SLND = torch.empty_like(v_SLND)
+        out_SLND, saves = torch.empty_like(v_SLND), _saves(rows, slices)
         for i in range(v_SLND.shape[1]):
             key_SNF1, u_SND = k_SLNF[:, i, :, :, None], v_SLND[:, i]
             matrix_SNFD = matrix_SNFD * decays_SLN[:, i, :, None, None]
@@ -68,6 +70,9 @@ def recurrence(
             u_SND = u_SND * rates_SLN[:, i, :, None]
             matrix_SNFD = matrix_SNFD + key_SNF1 * u_SND[:, :, None]
             out_SLND[:, i] = (matrix_SNFD * q_SLNF[:, i, :, :, None]).sum(-2)
+            for s, row, length in saves:
+                if length == i + 1:
+                    layer.matrix_RNFD[row] = matrix_SNFD[s]
         layer.matrix_RNFD[rows.writes_S[slices].long()] = matrix_SNFD
         out_TND[tokens] = out_SLND.flatten(0, 1).to(out_TND.dtype)
     return out_TND.flatten(1)
@@ -80,6 +85,14 @@ def _equally_long(rows: StateRows) -> Iterator[tuple[slice, slice]]:
         yield slice(0, decodes), slice(0, decodes)
     for s in range(decodes, len(starts) - 1):
         yield slice(s, s + 1), slice(starts[s], starts[s + 1])
+
+
+def _saves(rows: StateRows, slices: slice) -> list[tuple[int, int, int]]:
+    """Of these slices that save a state: (number among them, row, tokens)."""
+    if rows.saves_S is None or rows.save_lengths_S is None:
+        return []
+    pairs = zip(rows.saves_S[slices].tolist(), rows.save_lengths_S[slices].tolist(), strict=True)
+    return [(s, row, length) for s, (row, length) in enumerate(pairs) if row >= 0]
 
 
 def _read(state_RX: torch.Tensor, reads_S: torch.Tensor) -> torch.Tensor:

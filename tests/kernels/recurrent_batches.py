@@ -18,13 +18,20 @@ def inputs(
     return qkv_TC, *torch.rand(2, num_tokens, form.num_heads).unbind()
 
 
-def state_rows(lengths: Sequence[int], reads: Sequence[int], writes: Sequence[int]) -> StateRows:
+def state_rows(
+    lengths: Sequence[int], reads: Sequence[int], writes: Sequence[int],
+    saves: Sequence[tuple[int, int]] | None = None,
+) -> StateRows:  # fmt: skip
+    """saves: a row, or -1, and after how many tokens, for each slice."""
     decodes = [length == 1 for length in lengths]
+    saved = None if saves is None else torch.tensor(saves, dtype=torch.int32)
     return StateRows(
         torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         torch.tensor(reads, dtype=torch.int32),
         torch.tensor(writes, dtype=torch.int32),
         num_decodes=[*decodes, False].index(False),
+        saves_S=None if saved is None else saved[:, 0].contiguous(),
+        save_lengths_S=None if saved is None else saved[:, 1].contiguous(),
     )
 
 
@@ -53,9 +60,11 @@ def check_hybrid(
     dtype: torch.dtype = torch.float32,
     exact: bool = False,
 ) -> None:
-    """A batch's slices have the results and leave the states that each has alone; exact: of the
-    same bits. A second time in the same rows, too."""
+    """A batch's slices have the results and leave the states that each has alone, and save those
+    that it has after its first tokens; exact: of the same bits. A second time in the same rows,
+    too."""
     lengths, reads, writes = [1, 1, 7, 5], [0, 3, -1, 4], [1, 2, 6, 5]
+    saves = [(8, 1), (-1, 0), (9, 4), (10, 2)]
     starts = [0, *accumulate(lengths)]
     channels = form.num_channels
     wide_TX = torch.randn(starts[-1], channels + 5).to(dtype)
@@ -63,9 +72,9 @@ def check_hybrid(
     _, decays_TN, rates_TN = inputs(form, starts[-1])
     weight_JC, bias_C = torch.randn(4, channels), torch.randn(channels)
     sizes = (form.num_heads, form.key_dim, form.value_dim)
-    layer = StateLayer(torch.randn(8, 3, channels).to(dtype), torch.randn(8, *sizes))
+    layer = StateLayer(torch.randn(11, 3, channels).to(dtype), torch.randn(11, *sizes))
     alone = StateLayer(layer.conv_RJC.clone(), layer.matrix_RNFD.clone())  # type: ignore[union-attr]
-    rows = state_rows(lengths, reads, writes)
+    rows = state_rows(lengths, reads, writes, saves)
 
     def compute(
         tokens: slice, layer: StateLayer, rows: StateRows
@@ -82,5 +91,9 @@ def check_hybrid(
         expected = compute(tokens, alone, state_rows([length], [reads[s]], [writes[s]]))
         for whole, part in zip(found, expected, strict=True):
             torch.testing.assert_close(whole[tokens], part, **tolerance)
+        if saves[s][0] >= 0:
+            row, length = saves[s]
+            begin = slice(starts[s], starts[s] + length)
+            compute(begin, alone, state_rows([length], [reads[s]], [row]))
     torch.testing.assert_close(layer.conv_RJC, alone.conv_RJC, **tolerance)
     torch.testing.assert_close(layer.matrix_RNFD, alone.matrix_RNFD, **tolerance)

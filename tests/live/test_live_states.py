@@ -1,4 +1,4 @@
-"""Models whose layers keep states: tokens equal transformers', and what KV alone cannot do."""
+"""Models whose layers keep states: tokens equal those of transformers, from saved states too."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ async def test_forty_prompts_with_preemption(
         status = await settled(engine)
         assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
         assert status["num_preemptions"] > 0, "the KV cache was meant to be too small"
-        # Several answers to one prompt, which each of them computes.
-        request = GenerationRequest("n", make_prompts()[-1], SamplingParams(max_tokens=16), n=2)
-        answers = [[], []]
-        async for chunk in engine.generate(request):
-            answers[chunk.index] += chunk.tokens
-        assert answers == [expected("qwen3-5", max_tokens=48)[-1][:16]] * 2
+        # Two answers to a prompt of 200 tokens, then one: its last full block ends at 196.
+        for n in (2, 1):
+            prompt, sampling = make_prompts()[-1], SamplingParams(max_tokens=16)
+            answers, num_found = [[] for _ in range(n)], 0
+            async for chunk in engine.generate(GenerationRequest(str(n), prompt, sampling, n=n)):
+                answers[chunk.index] += chunk.tokens
+                num_found = max(num_found, chunk.num_cached_tokens)
+            assert answers == [expected("qwen3-5", max_tokens=48)[-1][:16]] * n
+            assert num_found == 196
     finally:
         await engine.close()

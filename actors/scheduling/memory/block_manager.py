@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from actors.scheduling.memory.saved_states import SavedStates
+
 
 class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
@@ -20,10 +22,11 @@ class BlockManager:
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
                  "_known_held", "_references", "num_blocks", "num_evictions", "num_let_go",
-                 "version")  # fmt: skip
+                 "states", "version")  # fmt: skip
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_saved_states: int | None = None) -> None:
         self.num_blocks = num_blocks
+        self.states = SavedStates(num_saved_states) if num_saved_states else None
         self.version = self.num_let_go = 0
         self.num_evictions = 0
         self._completed: list[bytes] | None = None  # see `pop_completed`
@@ -38,6 +41,8 @@ class BlockManager:
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
         self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
+        if self.states is not None:
+            self.states.reset()
         self.version += 1
         self.num_let_go += 1
 
@@ -98,14 +103,23 @@ class BlockManager:
                     self._empty.append(block)
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known prefix; no reference is taken."""
+        """The blocks of the longest known prefix that can be continued; no reference is taken."""
         found: list[int] = []
         for digest in digests:
             block = self._by_digest.get(digest)
             if block is None:
                 break
             found.append(block)
-        return found
+        return (
+            found if self.states is None else found[: self.states.num_blocks(digests[: len(found)])]
+        )
+
+    def use_state(self, request_id: int, blocks: Sequence[int]) -> int | None:
+        """The row of the state behind these blocks, which `match` returned; None without states,
+        or without blocks."""
+        if self.states is None or not blocks:
+            return None
+        return self.states.use(request_id, self._digest_of[blocks[-1]])
 
     def num_held(
         self, name: object, digest_of: Callable[[int], bytes], most: int, leaving: Mapping[int, int]
@@ -181,6 +195,8 @@ class BlockManager:
         assert {d: b for b, d in self._digest_of.items()} == self._by_digest
         assert set(self._cached) <= set(self._digest_of)
         assert not set(self._empty) & set(self._digest_of)
+        if self.states is not None:
+            self.states.validate()
 
 
 class HostPool:

@@ -30,7 +30,7 @@ class RunningRequests:
 
     def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
         self.config = config
-        self.block_manager = BlockManager(config.num_blocks)
+        self.block_manager = BlockManager(config.num_blocks, config.num_saved_states)
         self.swap = Swapper(config, cost_model)
         self.decoding: list[RequestState] = []  # their prompt is planned to its end
         self.prefilling: list[RequestState] = []  # with prompt (or recomputation) left

@@ -22,13 +22,9 @@ class _Group:
 
 
 class Groups:
-    """Groups by name; members but the first are held back until the prompt is computed.
+    """Groups by name; members but the first are held back until the prompt is computed."""
 
-    share: False where KV alone continues no request: members are then like any requests.
-    """
-
-    def __init__(self, share: bool = True) -> None:
-        self._share = share
+    def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
 
     def __len__(self) -> int:
@@ -53,8 +49,6 @@ class Groups:
             return True
         group = self._groups.setdefault(key, _Group())
         group.num_members += 1
-        if not self._share:
-            return True
         if group.leader is None and not group.ready:
             group.leader = state
         elif group.leader is not None and not group.ready and state.suspicion is None:
@@ -68,7 +62,7 @@ class Groups:
         if key is None or key not in self._groups:
             return []
         group = self._groups[key]
-        if self._share and state not in group.ready:
+        if state not in group.ready:
             group.ready.append(state)
         return self._let_in(group)
 

@@ -24,7 +24,7 @@ class WaitingQueue:
     def __init__(self, config: SchedulerConfig, order: Order) -> None:
         self.config = config
         self._use(order)
-        self.groups = Groups(config.shares_prompts)
+        self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
         self.num_shared_tokens = 0  # of these, those that another of a group computes
@@ -214,8 +214,9 @@ class WaitingQueue:
     # ---- groups: continuations of one prompt ----------------------------------------------
 
     def donor(self, state: RequestState) -> RequestState | None:
-        """A running request of its group whose computed prompt is the same."""
-        return None if state.request.group is None else self.groups.donor(state)
+        """A running request of its group whose computed prompt is the same, if KV continues it."""
+        shares = state.request.group is not None and self.config.num_saved_states is None
+        return self.groups.donor(state) if shares else None
 
     def prompt_done(self, state: RequestState, now_s: float) -> None:
         """The request's prompt is computed: members of its group that were held back may start."""

@@ -53,7 +53,8 @@ def _whole_answer(
 
 @dataclass
 class Mirror:
-    """What the stages know of one request. prefixes: of as many tokens as have been computed."""
+    """What the stages know of one request. prefixes: of as many tokens as have been computed.
+    state: the hash of all computed tokens, of a model whose layers keep states."""
 
     tokens: list[int]
     blocks: list[int]
@@ -62,6 +63,7 @@ class Mirror:
     pooling: str | None
     computed: int
     corrupt: bool = False
+    state: int = ROOT
     prefixes: list[int] = field(default_factory=list)
 
     def prefixes_to(self, end: int) -> list[int]:
@@ -84,6 +86,7 @@ class FakeStages:
     # host block -> offset -> hash; None: a copy that failed
     host: dict[int, dict[int, int] | None] = field(default_factory=dict)
     known: dict[int, Mirror] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)  # row -> state
     # Of the draft model: which tokens it guesses wrong, and seconds of a pass
     wrong: int = 1 << 30
     pass_s: float = 0.0
@@ -111,6 +114,7 @@ class FakeStages:
                     offered.append((part.request_id, self._guess(mirror, asked[part.request_id])))
                 continue
             token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
+            self._save_states(plan, part, mirror)
             end = part.start + part.num_tokens
             if part.samples:
                 tokens.append((part.request_id, token))
@@ -189,12 +193,15 @@ class FakeStages:
         for request_id in touched | set(plan.released):
             if request_id in self.known:
                 self.known[request_id].corrupt = True
+        for part in plan.named_slices if applied else ():
+            self._save_states(plan, part, self.known[part.request_id])
 
     def lose(self) -> tuple[tuple[bytes, ...], ...]:
         """Returns what the new ones find in their stores."""
         self.slots.clear()
         self.host.clear()
         self.known.clear()
+        self.saved.clear()
         return self.stores.restart()
 
     def _prepare(self, plan: StepPlan) -> None:
@@ -230,6 +237,10 @@ class FakeStages:
                 begin,
                 corrupt=bool(failed_copies & set(start.block_ids)),
             )
+            if self.config.num_saved_states is not None:
+                assert (start.state_row is None) == (begin == 0), "no state to begin with"
+                if start.state_row is not None:
+                    self.known[start.request_id].state = self.saved[start.state_row]
         for request_id, num_blocks in plan.trimmed:
             assert request_id in dict(plan.new_blocks)
             del self.known[request_id].blocks[num_blocks:]
@@ -241,6 +252,16 @@ class FakeStages:
             if not mirror.corrupt:
                 assert position == len(mirror.tokens), "a token is fed twice or missed"
                 mirror.tokens.append(token)
+
+    def _save_states(self, plan: StepPlan, part: Slice, mirror: Mirror) -> None:
+        """States after the first tokens of a slice, whose request may be corrupt."""
+        for request_id, position, row in plan.saved_states:
+            if request_id == part.request_id:
+                assert row not in {start.state_row for start in plan.started}, "read and written"
+                assert 0 <= row < (self.config.num_saved_states or 0)
+                assert part.start < position <= part.start + part.num_tokens
+                state = GARBAGE if mirror.corrupt else mirror.prefixes[position - 1]
+                self.saved[row] = state
 
     def _slot(self, mirror: Mirror, position: int) -> tuple[int, int]:
         size = self.config.block_size
@@ -255,6 +276,9 @@ class FakeStages:
         slots = product(mirror.blocks, range(self.config.block_size))
         found = list(map(self.slots.get, islice(slots, part.start)))
         assert found == prefixes[: part.start], f"wrong KV below {part}"
+        if self.config.num_saved_states is not None:
+            assert mirror.state == [ROOT, *prefixes][part.start], f"wrong state before {part}"
+            mirror.state = prefixes[-1]
         own = islice(slots, part.num_tokens)
         self.slots.update(zip(own, prefixes[part.start :], strict=True))
         mirror.computed = end

@@ -31,6 +31,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         token_budget: int,
         **rest: object,
     ) -> SchedulerConfig:
+        if rest["num_saved_states"] is not None:
+            rest |= {"drafter": "none", "swap": "never", "tier_ranks": 0, "hands_over": False}
         if rest["drafter"] == "none":
             rest["max_drafts"] = None
         rest["draft_model"] = "small" if rest["drafter"] == "model" else None
@@ -62,6 +64,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         micro_batches=st.sampled_from(["greedy", "uniform"]),
         overlap_chunks=st.booleans(),
         prefix_cache=st.booleans(),
+        num_saved_states=st.sampled_from([None, None, None, 0, 1, 4]),
         drafter=st.sampled_from(["none", "lookup", "model", "auto"]),
         max_drafts=st.sampled_from([None, 1, 3]),
         allocation=st.sampled_from(["prompt", "chunk"]),

@@ -39,10 +39,10 @@ def test_a_stage_without_attention_needs_no_blocks(tiny_model: Callable[..., Pat
 
 
 def test_memory_of_a_request(tiny_model: Callable[..., Path]) -> None:
-    """Two rows: a convolution's last 3 inputs of 2 * 16 + 48 channels, and 4 matrices of 8 x 12, in
-    two layers."""
+    """Three rows, in two layers: a convolution's last 3 inputs of 2 * 16 + 48 channels, and 4
+    matrices of 8 x 12."""
     info = make_runner(tiny_model("qwen3-5")).info
-    assert info.state_bytes == 2 * 2 * (3 * 80 + 4 * 8 * 12) * 4
+    assert info.state_bytes == 3 * 2 * (3 * 80 + 4 * 8 * 12) * 4
 
 
 def test_more_requests_than_states(tiny_model: Callable[..., Path]) -> None:

@@ -61,7 +61,6 @@ def test_defaults_and_what_works_are_none() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"kv": {"prefix_cache": True}}, "kv.prefix_cache: has no effect with Qwen3_5ForCausalLM"),
         ({"kv": {"swap_gib": 1}}, "kv.swap_gib: has no effect with Qwen3_5ForCausalLM"),
         ({"kv": {"host_cache_gib": 1}}, "kv.host_cache_gib: has no effect with Qwen3_5ForCausalLM"),
         ({"speculation": {"drafter": "lookup"}}, "speculation.drafter: has no effect with Qwen3_5"),
@@ -82,7 +81,6 @@ def test_what_kv_alone_cannot_do_where_layers_keep_states(
 
 def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> None:
     model = {"path": str(tiny_model("qwen3-5"))}
-    scheduler = resolve(parse({"model": model, "kv": {"prefix_cache": False}})).scheduler
-    assert (scheduler.prefix_cache, scheduler.swap) == (False, "never")
-    assert (scheduler.drafter, scheduler.shares_prompts) == ("none", False)
-    assert resolve(parse({"model": model})).scheduler == scheduler
+    scheduler = resolve(parse({"model": model})).scheduler
+    assert (scheduler.prefix_cache, scheduler.swap) == (True, "never")
+    assert (scheduler.drafter, scheduler.num_saved_states) == ("none", 0)
