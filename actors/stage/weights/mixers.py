@@ -29,7 +29,7 @@ def mixer_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
 
 
 def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
-    """One layer's."""
+    """One layer's. Rates and decays are never quantized."""
     config, part, mixer = loader.config, loader.split.mixer, loader.config.mixer
     names, shapes = config.names.mixer, mixer_shapes(config)
 
@@ -50,6 +50,11 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
         )
     if mixer is None:
         raise RuntimeError("the layer has attention")
+
+    def weight(piece: Piece) -> torch.Tensor:
+        shape, rows = loader.shapes[piece.name][0], Shard(rows=piece.rows)
+        return loader.dense(prefix + piece.name, shape, rows, piece.order)
+
     begin, end = part
     each = mixer.values_per_key
     heads = (begin * each, end * each)
@@ -62,7 +67,7 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
         form=Recurrence(
             end - begin, heads[1] - heads[0], mixer.key_dim, mixer.value_dim, delta=True
         ),
-        gates=loader.column_parallel(prefix, gates),
+        gates=loader.backend.pack_linear(torch.cat([weight(piece) for piece in gates]), None),
         conv_JC=fetch(conv, *_ranges(mixer, part)[:3])[:, 0].T.contiguous(),
         log_decay_N=-fetch(names.decay_log, heads).exp(),
         step_bias_N=fetch(names.step_bias, heads),
