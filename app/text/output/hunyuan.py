@@ -29,7 +29,7 @@ class HunyuanThink(Think):
         start = source.at
         yield from source.blanks()
         if (yield from source.accept(self.around[0])):
-            source.left_out = (f"\n{self.around[1]}", self.around[1])
+            source.frame_ends = (f"\n{self.around[1]}", self.around[1])
             yield from source.blanks()
         else:
             source.at = start

@@ -119,7 +119,7 @@ class OutputParser:
             yield from tool_format.read(source, out)
         else:
             # What was read so far is shown before the next wait.
-            self.is_transparent = not source.left_out
+            self.is_transparent = not (source.left_out or source.frame_ends)
             yield from source.shown_until((), out.text)
         while not source.ended:  # a reader that ends early has consumed the rest
             yield

@@ -22,15 +22,17 @@ class Broken(Exception):
 
 class Source:
     """text: the part still kept. at: the reader's position in it. ended: the text is complete.
-    left_out: marks that are never shown."""
+    left_out: marks that are never shown. frame_ends: those that are not shown before a call or at
+    the end of the text, with only blanks between."""
 
-    __slots__ = ("at", "ended", "left_out", "text")
+    __slots__ = ("at", "ended", "frame_ends", "left_out", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
         self.left_out: tuple[str, ...] = ()
+        self.frame_ends: tuple[str, ...] = ()
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -108,7 +110,7 @@ class Source:
 
         "" at the end of the text. A possible beginning of a mark is held back.
         """
-        known = marks + self.left_out
+        known = marks + self.left_out + self.frame_ends
         while True:
             place, mark = self._first(known, self.at)
             if not mark:
@@ -116,12 +118,25 @@ class Source:
             show(self.text[self.at : place])
             self.at = place
             self.forget()
-            if mark in self.left_out:
+            if mark in self.left_out or mark in self.frame_ends:
+                if mark in self.frame_ends and not (yield from self._ends(mark, marks)):
+                    show(mark)
                 self.at = len(mark)
                 continue
             if mark or self.ended:
                 return mark
             yield
+
+    def _ends(self, mark: str, openings: tuple[str, ...]) -> Reading[bool]:
+        """Whether the mark here ends a frame: other text than these openings makes it text."""
+        start = self.at
+        self.at += len(mark)
+        yield from self.blanks()
+        following = yield from self.peek()
+        if following and openings:
+            following = "" if (yield from self.sees(*openings)) else following
+        self.at = start
+        return not following
 
     def _first(self, marks: tuple[str, ...], start: int) -> tuple[int, str]:
         found = [(place, m) for m in marks if (place := self.text.find(m, start)) >= 0]

@@ -12,7 +12,8 @@ from app.text.output.source import Reading, Source
 class Think(ReasoningFormat):
     """Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and many others.
 
-    frame: marks around the answer that are left out, where the first follows the reasoning.
+    frame: marks around the answer that are left out, where the first follows the reasoning and the
+    second ends the answer or precedes a call.
     """
 
     opening: ClassVar[str] = "<think>"
@@ -35,7 +36,7 @@ class Think(ReasoningFormat):
         if (yield from source.accept(self.closing)):
             yield from source.blanks()
             if self.frame is not None and (yield from source.accept(self.frame[0])):
-                source.left_out = self.frame[1:]
+                source.frame_ends = self.frame[1:]
 
     @classmethod
     def begins_in(cls, prompt: str) -> bool:

@@ -10,6 +10,7 @@ from app.text.output.registry import OutputFormats, choose_formats
 from tests.app.text.output.reading import read
 
 FORMATS = OutputFormats(Hermes, ErnieThink)
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
 def test_its_template_shows_both() -> None:
@@ -22,8 +23,17 @@ def test_its_template_shows_both() -> None:
     [
         ("Hm.\n</think>\n\n<response>\nHi.\n\nYou.\n</response>", ("Hi.\n\nYou.", "Hm.", [])),
         ("Hm.\n</think>\nHi.", ("Hi.", "Hm.", [])),
+        (  # marks that are text within the answer
+            "Hm.\n</think>\n\n<response>\n<a>\n</response>\n</a> and </response>.\n</response>\n\n"
+            f"{CALL}",
+            ("<a>\n</response>\n</a> and </response>.\n\n", "Hm.", [("now", {})]),
+        ),
         (
-            'Hm.\n</think>\n\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n',
+            "Hm.</think><response>A </response> <tool_cal </response> <tool_c",
+            ("A </response> <tool_cal </response> <tool_c", "Hm.", []),
+        ),
+        (
+            f"Hm.\n</think>\n\n\n{CALL}\n",
             ("", "Hm.", [("now", {})]),
         ),
     ],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from app.text.output.hunyuan import Hunyuan, HunyuanThink
+from app.text.output.pieces import gathered
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
-from tests.app.text.output.reading import read
+from tests.app.text.output.reading import TOOLS, read
 
 FORMATS = OutputFormats(Hunyuan, HunyuanThink)
 CALLS = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
@@ -30,6 +31,10 @@ def test_a_prompt_that_asks_for_an_answer_between_marks_is_of_no_family() -> Non
         ("<think>\nHm.\n</think>\n<answer>\nHi.\n</answer>", ("Hi.", "Hm.", [])),
         ("<think>\nHm.\n</think>\nHi.", ("Hi.", "Hm.", [])),
         ("<answer>\nHi.\n\nYou.\n</answer>", ("Hi.\n\nYou.", "", [])),
+        (
+            "<answer>A <answer>b</answer> c\n</answer>\n</answer>",
+            ("A <answer>b</answer> c\n</answer>", "", []),
+        ),
         (" So <answer>x</answer>", (" So <answer>x</answer>", "", [])),
         (f"<think>Hm.</think>\n<answer>\n{CALLS}\n</answer>", ("", "Hm.", [("now", {})])),
         (f"<think>Hm.</think>{CALLS}", ("", "Hm.", [("now", {})])),
@@ -45,3 +50,10 @@ def test_the_marks_around_the_answer_are_left_out(
 def test_a_list_that_breaks_off_keeps_the_calls_before() -> None:
     answer = '<tool_calls>[{"name": "add", "arguments": {"a": 1, "b"}}]</tool_calls>Hm.'
     assert read(FORMATS, list(answer)) == ("Hm.", "", [("add", {"a": 1})])
+
+
+def test_text_before_the_mark_of_an_end_is_not_held_back() -> None:
+    parser = FORMATS.parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
+    assert gathered(parser.push(["<answer>Close </answer> \n"]))[0] == "Close "
+    assert gathered(parser.push(["<tool_cal"]))[0] == ""
+    assert gathered(parser.push(["!"]))[0] == "</answer> \n<tool_cal!"

@@ -66,6 +66,12 @@ CASES = [
         ("So.", "Hm", [("now", {})]),
     ),
     (GRANITE, False, "<think>Hm</think><response>cut off</resp", ("cut off</resp", "Hm", [])),
+    (
+        GRANITE,
+        False,
+        "<think>Hm</think><response>A <response>x</response>, </response> \n</response>\n",
+        ("A <response>x</response>, </response> \n\n", "Hm", []),
+    ),
     (GRANITE, False, "<response>XML</response>", ("<response>XML</response>", "", [])),
     (GRANITE, False, "<think>Hm</think>Hi</response>", ("Hi</response>", "Hm", [])),
     (COHERE, False, f"{PLAN}{ACTION}", ("", "A\nplan.", [("now", {})])),
