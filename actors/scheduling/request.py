@@ -45,9 +45,10 @@ class HeldPart:
     """A part of how a call is written.
 
     kind: "text", this very one; "json", of the schema that `text` is; "python", arguments of that
-    schema in Python's syntax; "until", any text up to this one, which ends it, and before which
-    each of `parts` holds: "match", the whole is of this pattern, or "no_match"; or of `parts` "all"
-    in this order, "maybe", the same or nothing, "many", the same any number of times, or "one".
+    schema in Python's syntax, or "python_or_json", with the constants of both; "until", any text up
+    to this one, which ends it, and before which each of `parts` holds: "match", the whole is of
+    this pattern, or "no_match"; or of `parts` "all" in this order, "maybe", the same or nothing,
+    "many", the same any number of times, or "one".
     """
 
     kind: str

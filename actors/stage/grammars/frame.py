@@ -212,7 +212,7 @@ class _HeldRules:
         match part.kind:
             case "text":
                 return self._spelled(part.text)
-            case "json" | "python" | "until":
+            case "json" | "python" | "python_or_json" | "until":
                 return self._named(part)
             case "one":
                 return f"({' | '.join(map(self._part, part.parts))})"
@@ -231,8 +231,9 @@ class _HeldRules:
             if part.kind == "json":
                 kind = "json_schema" if self._most_calls else "strict_json_schema"
                 self._rules.append(f"{name}: {self._rule(kind, part.text)}")
-            elif part.kind == "python":
-                rules = python_rules(name, part.text, self._rule)
+            elif part.kind != "until":
+                takes_json = part.kind == "python_or_json"
+                rules = python_rules(name, part.text, self._rule, takes_json=takes_json)
                 self._rules += [one for one in rules if one not in self._of_python]
                 self._of_python.update(rules)
             else:

@@ -45,36 +45,44 @@ _CODES: Final = r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(0[0-9a-fA-F]|10)[0-9a-fA-F
 _ESCAPED: Final = rf"\\([abfnrtv\\\x22\x27]|{_CODES})"
 _DOUBLE: Final = rf"\x22([^\x22\\\n\r\x00]|{_ESCAPED})*\x22"
 _SINGLE: Final = rf"\x27([^\x27\\\n\r\x00]|{_ESCAPED})*\x27"
+_HALVES: Final = re.compile("[\ud800-\udfff]")  # of surrogate pairs, which no encoding has
 _SHARED: Final = (
     f"PY_STRING: /{_DOUBLE}|{_SINGLE}/",
     r"PY_NUMBER: /-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?/",
     r"PY_COMMA: /,\x20?/",
     r"PY_COLON: /:\x20?/",
-    'py_constant: "True" | "False" | "None"',
     'py_list: "[" (py_any (PY_COMMA py_any)*)? "]"',
     'py_dict: "{" (py_item (PY_COMMA py_item)*)? "}"',
     "py_item: PY_STRING PY_COLON py_any",
     "py_any: PY_STRING | PY_NUMBER | py_constant | py_list | py_dict",
 )
+_CONSTANTS: Final = {"boolean": '"True" | "False"', "null": '"None"'}
+_OF_JSON: Final = {"boolean": '"true" | "false"', "null": '"null"'}
 
 
-def python_rules(name: str, text: str, rule: Callable[[str, str], str]) -> list[str]:
+def python_rules(
+    name: str, text: str, rule: Callable[[str, str], str], *, takes_json: bool = False
+) -> list[str]:
     """The rule `name` of the arguments that keep to the schema `text`, and those that it needs, of
     which some are the same for every schema. rule: gives that of a grammar, by its kind and text.
+    takes_json: constants may be JSON's, too.
 
     Raises ValueError for what cannot be kept.
     """
     try:
-        return _Rules(name, prepared(json.loads(text)), rule).rules
+        return _Rules(name, prepared(json.loads(text)), rule, takes_json).rules
     except (AttributeError, TypeError):  # such as a list among types
         raise ValueError("the schema is malformed") from None
 
 
 class _Rules:
-    def __init__(self, name: str, root: Any, rule: Callable[[str, str], str]) -> None:
-        self._name, self._root, self._rule = name, root, rule
+    def __init__(
+        self, name: str, root: Any, rule: Callable[[str, str], str], takes_json: bool
+    ) -> None:
+        self._name, self._root, self._rule, self._takes_json = name, root, rule, takes_json
         self._names: dict[str, str] = {}  # of rules, by what they are for
-        self.rules: list[str] = [*_SHARED]
+        constants = " | ".join(map(self._constants, _CONSTANTS))
+        self.rules: list[str] = [*_SHARED, f"py_constant: {constants}"]
         schema = root
         if isinstance(root, dict) and "$ref" in root:
             _check_keys(_asserted(root), {"$ref", "type"})
@@ -85,6 +93,10 @@ class _Rules:
         schema = _asserted(schema)
         self._check(schema, "object")
         self.rules.append(f"{name}: {self._members(schema, is_dict=False)}")
+
+    def _constants(self, kind: str) -> str:
+        own = _CONSTANTS[kind]
+        return f"{own} | {_OF_JSON[kind]}" if self._takes_json else own
 
     def _new(self, body: str) -> str:
         name = f"{self._name}_{len(self.rules)}"
@@ -142,7 +154,7 @@ class _Rules:
             own = _KINDS.get(type(choice), ())
             if kinds is None or not {*kinds}.isdisjoint(own):
                 if schema.keys().isdisjoint(_KEPT[own[0]]):
-                    texts |= dict.fromkeys(_written(choice))
+                    texts |= dict.fromkeys(_written(choice, as_json=self._takes_json))
                 else:
                     bounded.setdefault(own[0], []).append(choice)
         ways = [f"/{literal(text)}/" for text in texts]
@@ -157,10 +169,8 @@ class _Rules:
     def _of_kind(self, schema: dict[str, Any], kind: Any) -> str:
         self._check(schema, kind)
         match kind:
-            case "boolean":
-                return '"True" | "False"'
-            case "null":
-                return '"None"'
+            case "boolean" | "null":
+                return self._constants(kind)
             case "array":
                 return f'"[" {self._items(schema)} "]"'
             case "object":
@@ -242,13 +252,12 @@ def _key(key: str, *, is_dict: bool) -> str:
     return f"/{ways}/ PY_COLON"
 
 
-def _written(choice: Any) -> list[str]:
-    """The ways to write a value: texts between double quotes, too."""
+def _written(choice: Any, *, as_json: bool = False) -> list[str]:
+    """The ways to write a value: texts between double quotes, too. as_json: also others."""
     ways = [repr(choice)]
-    if isinstance(choice, str):
-        ways.append(
-            json.dumps(choice, ensure_ascii="\ud800" <= max(choice, default="") <= "\udfff")
-        )
+    if isinstance(choice, str) or as_json:
+        text = json.dumps(choice, ensure_ascii=False)
+        ways.append(json.dumps(choice) if _HALVES.search(text) else text)
     return ways
 
 

@@ -31,6 +31,7 @@ class Olmo3(Pythonic):
     openings = (_ALL,)
     closing = (_ALL_END,)
     is_bare = False
+    part = "python_or_json"
 
     @staticmethod
     def written(calls: Calls) -> str:

@@ -25,6 +25,7 @@ class Pythonic(ToolFormat):
     """Arguments must be keyword literals; anything else is text.
 
     needs_list: calls without the brackets of a list, one a line, are text also after an opening.
+    part: the kind of a held call's arguments.
     """
 
     recognized_by: ClassVar[tuple[str, ...]] = (
@@ -36,6 +37,7 @@ class Pythonic(ToolFormat):
     closing: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
     is_bare = True
     needs_list: ClassVar[bool] = True
+    part: ClassVar[str] = "python"
 
     @classmethod
     def is_of(cls, template: str) -> bool:
@@ -50,7 +52,7 @@ class Pythonic(ToolFormat):
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         """A list, or calls after an opening, that begin as a call of one of the tools."""
         calls = tuple(
-            HeldCall(name, (words(f"{name}("), HeldPart("python", schema), words(")")))
+            HeldCall(name, (words(f"{name}("), HeldPart(cls.part, schema), words(")")))
             for name, schema in schemas.items()
         )
         listed = [
@@ -155,7 +157,14 @@ def _string(source: Source) -> Reading[None]:
 
 def _as_json(text: str) -> str:
     try:
-        value: Any = _CONSTANTS[text] if text in _CONSTANTS else ast.literal_eval(text)
-        return json.dumps(value, allow_nan=False)
+        tree = _Constants().visit(ast.parse(text, mode="eval"))
+        return json.dumps(ast.literal_eval(tree), allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return dumps(loads(text))  # with constants of JSON in a list or an object
+        return dumps(loads(text))  # with escapes that only JSON has
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts values in place of JSON's constants."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

@@ -13,17 +13,17 @@ END = 256
 TEXTS = [*(bytes([byte]) for byte in range(256)), b""]
 
 
-def compiled(schema: Any) -> Any:
+def compiled(schema: Any, kind: str = "python") -> Any:
     """A grammar of calls `f(...)`; gives matchers."""
-    parts = (HeldPart("text", "f("), HeldPart("python", json.dumps(schema)), HeldPart("text", ")"))
+    parts = (HeldPart("text", "f("), HeldPart(kind, json.dumps(schema)), HeldPart("text", ")"))
     held = HeldCalls("", "", (HeldCall("f", parts),), None, "")
     frame = Frame(held=(held,), most_calls=1)
     return GuidanceCompiler(TEXTS, (END,)).compile("text", "", frame)
 
 
-def taken(schema: Any, arguments: list[str]) -> list[str]:
+def taken(schema: Any, arguments: list[str], kind: str = "python") -> list[str]:
     """Which of these may be written."""
-    make = compiled({"type": "object", **schema})
+    make = compiled({"type": "object", **schema}, kind)
 
     def takes(text: str) -> bool:
         matcher = make()
@@ -87,6 +87,24 @@ def test_values_in_pythons_syntax_keep_to_their_schema(
 ) -> None:
     written = [f"a={value}" for value in (*good, *bad)]
     assert taken({**of(schema), "$defs": {"node": NODE}}, written) == written[: len(good)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "boolean"}, ["true", "False"], ["null", "1"]),
+        ({"type": ["integer", "null"]}, ["None", "null", "3"], ["true"]),
+        ({"enum": ["x", True, [None, "y"]]}, ["'x'", '"x"', "true", "True", "[null, \"y\"]"],
+         ["x", "false", "[true, 'y']"]),
+        ({"enum": ["\ud800\U0001f600"]}, ['"\\ud800\\ud83d\\ude00"', "'\\ud800\U0001f600'"], []),
+        ({}, ["[true, {'k': null}]", "[None, True]"], ["nul"]),
+    ],
+)  # fmt: skip
+def test_constants_of_json_are_taken_where_a_family_writes_them(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    written = [f"a={value}" for value in (*good, *bad)]
+    assert taken(of(schema), written, "python_or_json") == written[: len(good)]
 
 
 @pytest.mark.parametrize(

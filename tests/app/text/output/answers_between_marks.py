@@ -94,6 +94,16 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("plot", {"points": [True, {"a": None}]}), NOW],
     ),
+    (  # constants of both
+        "olmo3",
+        "<function_calls>\nplot(points=[true, None, {'k': false}], grid=false, title=null)\n"
+        "plot(grid=False)</function_calls>",
+        "",
+        [
+            ("plot", {"points": [True, None, {"k": False}], "grid": False, "title": None}),
+            ("plot", {"grid": False}),
+        ],
+    ),
     (  # a text is kept as it is
         "seed_oss",
         "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",

@@ -27,5 +27,12 @@ def test_a_streamed_call_that_breaks_off_keeps_its_whole_arguments() -> None:
 def test_calls_between_the_marks_are_held(special: bool) -> None:
     for taken in ("add()", f"<function_calls>add(a=1){END}", f"<function_calls>\nnow()\n{END}Hm."):
         assert takes("olmo3", taken, special=special)
+    for value in ("true", "null", "[true, None, {'k': [null]}]", '"true"'):
+        taken = f"<function_calls>\nplot(style={value})\n{END}"
+        assert takes("olmo3", taken, special=special)
+        assert len(read(FORMATS, list(taken))[2][0][1]) == 1
+    for value in ("true", "False"):
+        assert takes("olmo3", f"<function_calls>\nplot(grid={value})\n{END}", special=special)
+        assert not takes("olmo3", f"<function_calls>add(a={value})\n{END}", special=special)
     for refused in ("add()", "rm()", "add(a=1)", f"add(a='x')\n{END}", f"add(a=1)now(){END}"):
         assert not takes("olmo3", f"<function_calls>\n{refused}", special=special)
