@@ -18,6 +18,9 @@ from app.text.output.source import Broken, Reading, Source
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _OUTSIDE: Final = re.compile(r"[^\"'()\[\]{},]+")
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}  # as in JSON
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_LINE_END: Final = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or what is escaped already
+_ESCAPES: Final = {"\n": r"\n", "\r": r"\r"}
 _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -157,10 +160,23 @@ def _string(source: Source) -> Reading[None]:
 
 def _as_json(text: str) -> str:
     try:
-        tree = _Constants().visit(ast.parse(text, mode="eval"))
+        tree = _Constants().visit(_parsed(text))
         return json.dumps(ast.literal_eval(tree), allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return dumps(loads(text))  # with escapes that only JSON has
+
+
+def _parsed(text: str) -> ast.Expression:
+    try:
+        return ast.parse(text, mode="eval")
+    except (
+        SyntaxError
+    ):  # models write line ends as they are in texts that Python ends with the line
+        return ast.parse(_QUOTED.sub(_escaped, text), mode="eval")
+
+
+def _escaped(quoted: re.Match[str]) -> str:
+    return _LINE_END.sub(lambda found: _ESCAPES.get(found[0], found[0]), quoted[0])
 
 
 class _Constants(ast.NodeTransformer):

@@ -76,6 +76,21 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [ADD, NOW, PLOT],
     ),
+    (  # line ends as they are, and escaped
+        "pythonic",
+        """[add(a=1, b='say "it\\'s"\n\r\n\\n'), plot(points=[\n "x\n", {'y\n': 1}])]""",
+        "",
+        [
+            ("add", {"a": 1, "b": 'say "it\'s"\n\r\n\n'}),
+            ("plot", {"points": ["x\n", {"y\n": 1}]}),
+        ],
+    ),
+    (
+        "tool_code",
+        '```tool_code\nadd(b="""x\n"y"\n""", a=1)\nadd(b="x\n\ny", a=2)\n```',
+        "",
+        [("add", {"b": 'x\n"y"\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
+    ),
     ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
     (
         "mistral",

@@ -94,6 +94,12 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("plot", {"points": [True, {"a": None}]}), NOW],
     ),
+    (
+        "olmo3",
+        "<function_calls>\nadd(b='x\n\ny\n', a=1)\nnow()\n</function_calls>",
+        "",
+        [("add", {"b": "x\n\ny\n", "a": 1}), NOW],
+    ),
     (  # constants of both
         "olmo3",
         "<function_calls>\nplot(points=[true, None, {'k': false}], grid=false, title=null)\n"
