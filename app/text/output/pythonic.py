@@ -18,6 +18,7 @@ from app.text.output.source import Broken, Reading, Source
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _OUTSIDE: Final = re.compile(r"[^\"'()\[\]{},]+")
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}  # as in JSON
+_IN_STRING: Final = re.compile(r"[^\"'\\]+")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _LINE_END: Final = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or what is escaped already
 _ESCAPES: Final = {"\n": r"\n", "\r": r"\r"}
@@ -147,15 +148,18 @@ def _literal(source: Source) -> Reading[str]:
 
 def _string(source: Source) -> Reading[None]:
     quote = yield from source.peek()
-    source.at += 1
-    while (char := (yield from source.peek())) != quote:
-        if not char:
+    if (yield from source.accept(quote * 3)):
+        quote *= 3
+    else:
+        source.at += 1
+    while not (yield from source.accept(quote)):
+        if not (char := (yield from source.peek())):
             raise Broken
         source.at += 1
         if char == "\\":
             yield from source.peek()
             source.at += 1
-    source.at += 1
+        yield from source.run(_IN_STRING)
 
 
 def _as_json(text: str) -> str:

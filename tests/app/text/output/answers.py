@@ -87,9 +87,9 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     (
         "tool_code",
-        '```tool_code\nadd(b="""x\n"y"\n""", a=1)\nadd(b="x\n\ny", a=2)\n```',
+        '```tool_code\nadd(b="""x\n"y, (\'z""\n""", a=1)\nadd(b="x\n\ny", a=2)\n```',
         "",
-        [("add", {"b": 'x\n"y"\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
+        [("add", {"b": 'x\n"y, (\'z""\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
     ),
     ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
     (
