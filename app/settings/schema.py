@@ -61,8 +61,8 @@ class ModelSettings(_Section):
     )
     tool_parser: Literal[
         "auto", "none", "cohere", "deepseek_v3", "deepseek_v31", "glm4", "glm45", "granite",
-        "harmony", "hermes", "hunyuan", "kimi_k2", "llama3_json", "minimax_m2", "mistral",
-        "olmo3", "phi4_mini", "pythonic", "qwen3_coder", "seed_oss", "tool_code",
+        "harmony", "hermes", "hunyuan", "kimi_k2", "llama3_json", "minimax_m1", "minimax_m2",
+        "mistral", "olmo3", "phi4_mini", "pythonic", "qwen3_coder", "seed_oss", "tool_code",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip

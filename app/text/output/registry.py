@@ -17,7 +17,7 @@ from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
-from app.text.output.hunyuan import Hunyuan, HunyuanThink
+from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
 from app.text.output.kimi_k2 import KimiK2
 from app.text.output.llama3_json import Llama3Json
@@ -40,6 +40,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "seed_oss": SeedOss,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
+    "minimax_m1": MiniMaxM1,
     "hunyuan": Hunyuan,
     "phi4_mini": Phi4Mini,
     "granite": Granite,

@@ -81,6 +81,14 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("hunyuan", '<tool_calls>\n[\n{"name": "now", "arguments": {}}\n]\n</tool_', "", [NOW]),
     (
+        "minimax_m1",
+        f'Yes.<tool_calls>\n{{"name": "add", "arguments": {WRITTEN}}}\n'
+        f'{{"name": "plot", "arguments": {PLOTTED}}}\n</tool_calls>Done.',
+        "Yes.Done.",
+        [ADD, PLOT],
+    ),
+    ("minimax_m1", '<tool_calls>{"name": "now", "arguments": {}}\n</tool_', "", [NOW]),
+    (
         "olmo3",
         "Yes.<function_calls>\nadd(a=1, b='x}\\\\\"{ é')\nnow()\n"
         'plot(points=[[1, 2], {"x": [3.5]}], scale=0.5, grid=true, title=null)\n'
@@ -136,6 +144,9 @@ MALFORMED_BETWEEN_MARKS = [
     ("hunyuan", '<tool_calls>[{"name": "rm", "arguments": {}}]</tool_calls>'),
     ("hunyuan", '<tool_calls>{"name": "now", "arguments": {}}</tool_calls>'),
     ("hunyuan", "<tool_calls>[]</tool_calls>"),
+    ("minimax_m1", '<tool_calls>\n[{"name": "now", "arguments": {}}]\n</tool_calls>'),
+    ("minimax_m1", '<tool_calls>\n{"name": "rm", "arguments": {}}\n</tool_calls>'),
+    ("minimax_m1", "<tool_calls></tool_calls>"),
     ("olmo3", "<function_calls>\nrm()\n</function_calls>"),
     ("olmo3", "<function_calls>add(1)</function_calls>"),
     ("olmo3", "now()"),

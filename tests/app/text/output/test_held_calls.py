@@ -28,6 +28,7 @@ HELD = [
     "hunyuan",
     "kimi_k2",
     "llama3_json",
+    "minimax_m1",
     "minimax_m2",
     "mistral",
     "olmo3",

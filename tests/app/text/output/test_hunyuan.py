@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from app.text.output.hunyuan import Hunyuan, HunyuanThink
+from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
 from app.text.output.pieces import gathered
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
 from tests.app.text.output.reading import TOOLS, read
+from tests.app.text.output.test_held_calls import takes
 
 FORMATS = OutputFormats(Hunyuan, HunyuanThink)
+CALL = '{"name": "add", "arguments": {"a": 1}}'
 CALLS = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
 
 
@@ -18,6 +20,16 @@ CALLS = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
 def test_its_templates_show_both(mark: str) -> None:
     assert choose_formats([f"<tool_calls>{mark}<think>\\n\\n</think>\\n"]) == FORMATS
     assert choose_formats([mark]).reasoning is None  # of a model that does not reason
+
+
+@pytest.mark.parametrize(
+    "shown", ['\\n{"name": <tool-name>', "\n{''name'': <tool-name-1>", '\\n{\\"name\\": ""']
+)
+def test_an_object_right_behind_the_mark_is_of_minimax(shown: str) -> None:
+    template = f"{{{{ 'Respond with <tool_calls></tool_calls> as in\\n<tool_calls>{shown}' }}}}"
+    assert choose_formats([template]).tools is MiniMaxM1
+    for other in ("<tool_calls>[{'name'", "'<tool_calls>' }}{{ calls", "<tool_calls>{% for call"):
+        assert choose_formats([other]).tools is Hunyuan
 
 
 def test_a_prompt_that_asks_for_an_answer_between_marks_is_of_no_family() -> None:
@@ -57,3 +69,33 @@ def test_text_before_the_mark_of_an_end_is_not_held_back() -> None:
     assert gathered(parser.push(["<answer>Close </answer> \n"]))[0] == "Close "
     assert gathered(parser.push(["<tool_cal"]))[0] == ""
     assert gathered(parser.push(["!"]))[0] == "</answer> \n<tool_cal!"
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        (
+            "hunyuan",
+            [
+                f"So: <tool_calls>[{CALL}]</tool_calls> Ok.",
+                f"<tool_calls>\n[\n{CALL},\n{CALL}\n]\n</tool_calls>",
+                f"<tool_calls>\n[{CALL}, {CALL}]\n</tool_calls>",
+            ],
+            ["<tool_calls>\n[]", f"<tool_calls>\n{CALL}", f"<tool_calls>\n[{CALL}\n]"],
+        ),
+        (
+            "minimax_m1",
+            [
+                f"So: <tool_calls>\n{CALL}\n{CALL}\n</tool_calls> Ok.",
+                f"<tool_calls>{CALL}</tool_calls>",
+            ],
+            [f"<tool_calls>\n[{CALL}]", f"<tool_calls>\n{CALL}", "<tool_calls>\n</tool_calls>"],
+        ),
+    ],
+)
+def test_calls_are_held_on_lines_of_their_own_or_not(
+    name: str, taken: list[str], refused: list[str], special: bool
+) -> None:
+    assert [text for text in taken if not takes(name, text, special=special)] == []
+    assert [text for text in refused if takes(name, text, special=special)] == []
