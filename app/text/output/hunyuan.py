@@ -1,5 +1,15 @@
-"""Hunyuan: `<tool_calls>` and a list of JSON objects; `<think>`, then the answer in `<answer>`.
-MiniMax-M1: the same mark and an object a line.
+"""Hunyuan: `<think>`, then the answer in `<answer>`; calls between `<tool_calls>` and its end.
+
+<tool_calls><tool_call>add
+```json
+{"a": 1}
+```</tool_call>
+<tool_call>now
+```json
+{}
+```</tool_call></tool_calls>
+
+Other templates than its own ask for a list of JSON objects there; MiniMax-M1's, an object a line.
 """
 
 from __future__ import annotations
@@ -9,13 +19,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from actors.scheduling.request import HeldCall, HeldCalls
-from app.text.output.interface import ToolFormat, maybe_end
-from app.text.output.json_text import JsonWriting, json_call, json_calls, maybe, one_of, words
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
+from app.text.output.interface import ToolFormat, ending, maybe_end
+from app.text.output.json_text import (
+    JsonWriting,
+    json_arguments,
+    json_call,
+    json_calls,
+    maybe,
+    one_of,
+    words,
+)
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
+from app.text.output.tags import lines
 from app.text.output.thinking import Think
 
+_ONE, _ONE_END, _BLOCK = "<tool_call>", "</tool_call>", "```"
+_NAME: Final = re.compile(r"[^<>{}`\s]+")
 _BEFORE: Final = maybe(one_of(words(" "), words("\n")))  # an object of a list
 _AFTER: Final = maybe(words("\n"))
 _SHOWS_OBJECTS: Final = re.compile(r"<tool_calls>(\\n|\s)*{\\?[\"']")  # a chat template
@@ -46,32 +67,66 @@ class HunyuanThink(Think):
 
 
 class Hunyuan(ToolFormat):
-    """Jamba's, too."""
+    """Reads both forms. The list is Jamba's, too."""
 
     recognized_by = ("<tool_calls>",)
-    special_tokens = ("<tool_calls>", "</tool_calls>")
+    special_tokens: ClassVar[tuple[str, ...]] = ("<tool_calls>", "</tool_calls>", _ONE, _ONE_END)
     openings = ("<tool_calls>",)
-    closing = ("</tool_calls>",)
+    closing: ClassVar[tuple[str, ...]] = (_ONE_END, "</tool_calls>")
     writing = JsonWriting("<tool_calls>[", "]</tool_calls>")
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        """The marks, and each object of the list, on lines of their own or not."""
+        """Marks, and each object of the list, on lines of their own or not."""
         (plain,) = super().held(schemas)
         calls = tuple(HeldCall(call.name, (_BEFORE, *call.parts, _AFTER)) for call in plain.calls)
         listed = replace(plain, head="\n[", calls=calls, separator=",")
-        return listed, replace(listed, tail=f"]\n{cls.closing[-1]}")
+        named = tuple(_named(name, schema) for name, schema in schemas.items())
+        return (
+            listed,
+            replace(listed, tail=f"]\n{cls.closing[-1]}"),
+            HeldCalls(plain.opening, "\n", named, "", cls.closing[-1]),
+        )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
-        yield from source.expect("[")
-        yield from json_calls(source, out)
-        yield from maybe_end(source, *self.closing)
+        if (yield from source.expect("[", _ONE)) == "[":
+            yield from json_calls(source, out)
+        else:
+            yield from _named_calls(source, out)
+        yield from maybe_end(source, self.closing[-1])
+
+
+def _named(name: str, schema: str) -> HeldCall:
+    parts = (HeldPart("json", schema), *lines(f"\n{_BLOCK}"), *lines(f"\n{_ONE_END}\n"))
+    return HeldCall(name, (*lines(f"{_ONE}{name}\n{_BLOCK}json\n"), *parts))
+
+
+def _named_calls(source: Source, out: AnswerPieces) -> Reading[None]:
+    """Calls by name, after the mark of the first."""
+    following = True
+    while following:
+        draft = out.draft(source)
+        yield from source.blanks()
+        draft.begin((yield from source.run(_NAME)))
+        yield from source.blanks()
+        if has_block := bool((yield from source.accept(_BLOCK))):
+            yield from source.accept("json")
+        yield from source.blanks()
+        yield from json_arguments(source, draft)
+        if has_block:
+            yield from ending(source, _BLOCK, _ONE_END)
+        yield from ending(source, _ONE_END, _ONE, Hunyuan.closing[-1])
+        draft.close()
+        yield from source.blanks()
+        following = bool((yield from source.accept(_ONE)))
 
 
 class MiniMaxM1(Hunyuan):
     """Its template shows an object right behind the mark."""
 
+    special_tokens = ("<tool_calls>", "</tool_calls>")
+    closing = special_tokens[1:]
     writing = JsonWriting("<tool_calls>\n", "\n</tool_calls>", "\n")
 
     @classmethod
@@ -91,4 +146,4 @@ class MiniMaxM1(Hunyuan):
             yield from source.blanks()
             if (yield from source.peek()) != "{":
                 break
-        yield from maybe_end(source, *self.closing)
+        yield from maybe_end(source, self.closing[-1])

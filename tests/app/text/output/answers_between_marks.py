@@ -81,6 +81,15 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("hunyuan", '<tool_calls>\n[\n{"name": "now", "arguments": {}}\n]\n</tool_', "", [NOW]),
     (
+        "hunyuan",
+        f"Yes.<tool_calls><tool_call>add\n```json\n{WRITTEN}\n```</tool_call>\n<tool_call>plot\n"
+        f"```json\n{PLOTTED}\n```</tool_call></tool_calls>Done.",
+        "Yes.Done.",
+        [ADD, PLOT],
+    ),
+    ("hunyuan", "<tool_calls>\n<tool_call>now\n{}\n</tool_call>\n</tool_c", "", [NOW]),
+    ("hunyuan", "<tool_calls><tool_call>now\n```json\n{}\n``", "", [NOW]),
+    (
         "minimax_m1",
         f'Yes.<tool_calls>\n{{"name": "add", "arguments": {WRITTEN}}}\n'
         f'{{"name": "plot", "arguments": {PLOTTED}}}\n</tool_calls>Done.',
@@ -144,6 +153,8 @@ MALFORMED_BETWEEN_MARKS = [
     ("hunyuan", '<tool_calls>[{"name": "rm", "arguments": {}}]</tool_calls>'),
     ("hunyuan", '<tool_calls>{"name": "now", "arguments": {}}</tool_calls>'),
     ("hunyuan", "<tool_calls>[]</tool_calls>"),
+    ("hunyuan", "<tool_calls><tool_call>rm\n```json\n{}\n```</tool_call></tool_calls>"),
+    ("hunyuan", "<tool_calls><tool_call>now\n```json\n[1]\n```</tool_call></tool_calls>"),
     ("minimax_m1", '<tool_calls>\n[{"name": "now", "arguments": {}}]\n</tool_calls>'),
     ("minimax_m1", '<tool_calls>\n{"name": "rm", "arguments": {}}\n</tool_calls>'),
     ("minimax_m1", "<tool_calls></tool_calls>"),

@@ -13,12 +13,14 @@ from tests.app.text.output.test_held_calls import takes
 
 FORMATS = OutputFormats(Hunyuan, HunyuanThink)
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+NAMED = '<tool_call>add\n```json\n{"a": 1}\n```</tool_call>'
 CALLS = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
 
 
 @pytest.mark.parametrize("mark", ["<|extra_4|>", "<｜hy_Assistant｜>"])
 def test_its_templates_show_both(mark: str) -> None:
-    assert choose_formats([f"<tool_calls>{mark}<think>\\n\\n</think>\\n"]) == FORMATS
+    for call in ("", "<tool_call>name"):
+        assert choose_formats([f"<tool_calls>{call}{mark}<think>\\n\\n</think>\\n"]) == FORMATS
     assert choose_formats([mark]).reasoning is None  # of a model that does not reason
 
 
@@ -81,8 +83,16 @@ def test_text_before_the_mark_of_an_end_is_not_held_back() -> None:
                 f"So: <tool_calls>[{CALL}]</tool_calls> Ok.",
                 f"<tool_calls>\n[\n{CALL},\n{CALL}\n]\n</tool_calls>",
                 f"<tool_calls>\n[{CALL}, {CALL}]\n</tool_calls>",
+                f"So: <tool_calls>{NAMED}\n{NAMED}</tool_calls> Ok.",
+                f"<tool_calls>\n{NAMED}\n</tool_calls>",
             ],
-            ["<tool_calls>\n[]", f"<tool_calls>\n{CALL}", f"<tool_calls>\n[{CALL}\n]"],
+            [
+                f"<tool_calls>{NAMED}",
+                "<tool_calls><tool_call>add\n```json\n{}",
+                "<tool_calls>\n[]",
+                f"<tool_calls>\n{CALL}",
+                f"<tool_calls>\n[{CALL}\n]",
+            ],
         ),
         (
             "minimax_m1",
@@ -99,3 +109,8 @@ def test_calls_are_held_on_lines_of_their_own_or_not(
 ) -> None:
     assert [text for text in taken if not takes(name, text, special=special)] == []
     assert [text for text in refused if takes(name, text, special=special)] == []
+
+
+def test_a_call_by_name_that_breaks_off_keeps_its_whole_arguments() -> None:
+    answer = '<tool_calls><tool_call>add\n```json\n{"a": 1, "b"}\n```</tool_call></tool_calls>Hm.'
+    assert read(FORMATS, list(answer)) == ("Hm.", "", [("add", {"a": 1})])
