@@ -81,7 +81,7 @@ class Pythonic(ToolFormat):
             yield from self._arguments(source, draft)
             draft.close()
             yield from source.blanks()
-            if is_list and (yield from source.expect(",", "]")) == "]":
+            if is_list and (yield from _ends(source, "]")):
                 break
             if not is_list and (yield from source.peek()) in ("", "`"):
                 break
@@ -100,9 +100,8 @@ class Pythonic(ToolFormat):
                 raise Broken
             yield from source.expect("=")
             draft.argument(key, _as_json((yield from _literal(source))))
-            if (yield from source.expect(",", ")")) == ")":
+            if (yield from _ends(source, ")")):
                 return
-            yield from source.blanks()
 
 
 class ToolCode(Pythonic):
@@ -119,6 +118,14 @@ def _written(arguments: Mapping[str, Any] | str) -> str:
     if isinstance(arguments, str):
         return arguments
     return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+
+def _ends(source: Source, bracket: str) -> Reading[bool]:
+    """Read the bracket, or a comma, which may also stand before it."""
+    if (yield from source.expect(",", bracket)) == ",":
+        yield from source.blanks()
+        return bool((yield from source.accept(bracket)))
+    return True
 
 
 def _literal(source: Source) -> Reading[str]:

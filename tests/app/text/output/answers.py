@@ -91,6 +91,7 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("add", {"b": 'x\n"y, (\'z""\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
     ),
+    ("pythonic", "[add(a=1,\n b='x',\n), now(), ]", "", [("add", {"a": 1, "b": "x"}), NOW]),
     ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
     (
         "mistral",
@@ -268,6 +269,8 @@ MALFORMED = [
     ("pythonic", "[add(a={1})]"),
     ("pythonic", "[add(a=1e999)]"),
     ("pythonic", "[add(a=[1)]"),
+    ("pythonic", "[add(,)]"),
+    ("pythonic", "[,]"),
     ("pythonic", "[add(a='x"),
     ("pythonic", "Use [now()]"),
     ("mistral", "[TOOL_CALLS]rm[ARGS]{}"),
