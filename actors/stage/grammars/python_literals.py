@@ -10,7 +10,7 @@ from typing import Any, Final
 from actors.stage.grammars.json_schema import prepared, resolved
 from actors.stage.grammars.patterns import literal
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")  # of an argument
+_NAME: Final = re.compile(r"[\w.\-]+")  # of an argument
 _OF_STRINGS: Final = ("format", "maxLength", "minLength", "pattern")
 _OF_NUMBERS: Final = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _KEPT: Final[Mapping[str, tuple[str, ...]]] = {

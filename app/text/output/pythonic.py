@@ -16,6 +16,7 @@ from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+_KEY: Final = re.compile(r"[\w.\-]+")  # with letters of any language
 _OUTSIDE: Final = re.compile(r"[^\"'()\[\]{},]+")
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}  # as in JSON
 _IN_STRING: Final = re.compile(r"[^\"'\\]+")
@@ -94,7 +95,7 @@ class Pythonic(ToolFormat):
         if (yield from source.accept(")")):
             return
         while True:
-            key = yield from source.run(_NAME)
+            key = yield from source.run(_KEY)
             yield from source.blanks()
             if not key:
                 raise Broken

@@ -116,6 +116,8 @@ def test_constants_of_json_are_taken_where_a_family_writes_them(
         ({"properties": {"a": False, "b-c": {"type": "boolean"}}}, ["", "b-c=True"], ["a=1"]),
         ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True},
          ["", "a=1, x=None", "x='a', y_1=2"], ["a='x'", "x y=1", "1x=1"]),
+        ({"properties": {"größe": {"type": "integer"}, "名": {}}},
+         ["größe=1, 名='x'"], ["größe='x'"]),
         ({}, ["", "any_thing=[1]"], ["1", "*x"]),
         ({"required": ["a"]}, ["a=1", "a=1, b=2"], ["", "b=1"]),
         ({"$ref": "#/$defs/f", "$defs": {"f": of({})}, "title": "F"}, ["a=1"], ["", "b=1"]),

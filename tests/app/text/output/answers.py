@@ -92,6 +92,7 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("add", {"b": 'x\n"y, (\'z""\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
     ),
     ("pythonic", "[add(a=1,\n b='x',\n), now(), ]", "", [("add", {"a": 1, "b": "x"}), NOW]),
+    ("pythonic", "[now(größe=1, 名='x')]", "", [("now", {"größe": 1, "名": "x"})]),
     ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
     (
         "mistral",
