@@ -22,7 +22,7 @@ from app.text.output.tags import Tags, add_argument, lines
 
 _ALL, _ALL_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _CALL, _CALL_END = '<invoke name="', "</invoke>"
-_NAME: Final = re.compile(r"[^<>\s]+")
+_NAME: Final = re.compile(r"[^<>\r\n]+")  # a parameter's may have blanks
 _TAGS: Final = Tags('<parameter name="', '">', "</parameter>")
 
 

@@ -23,6 +23,7 @@ from app.text.output.source import Reading, Source
 from app.text.output.tags import Tags, add_argument, lines
 
 _NAME: Final = re.compile(r"[^<>\s]+")
+_KEY: Final = re.compile(r"[^<>\r\n]+")  # with blanks in it
 
 
 class Qwen3Coder(ToolFormat):
@@ -78,9 +79,9 @@ class Qwen3Coder(ToolFormat):
         yield from source.accept(self.closing[1])
 
     def _parameter(self, source: Source, draft: Draft) -> Reading[None]:
-        key = yield from source.run(_NAME)
+        key = yield from source.run(_KEY)
         yield from source.expect(">")
         value, _ = yield from source.until("</parameter>")
         if self.tags.frame:
             value = value.removeprefix(self.tags.frame).removesuffix(self.tags.frame)
-        add_argument(draft, key, value)
+        add_argument(draft, key.strip(), value)

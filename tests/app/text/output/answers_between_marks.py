@@ -73,6 +73,12 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PLOT],
     ),
     (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="now"><parameter name="user id">x</parameter></invoke>',
+        "",
+        [("now", {"user id": "x"})],
+    ),
+    (
         "hunyuan",
         f'Yes.<tool_calls>[{{"name": "add", "arguments": {WRITTEN}}}, '
         f'{{"name": "plot", "arguments": {PLOTTED}}}]</tool_calls>Done.',
@@ -126,6 +132,12 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
             ("plot", {"points": [True, None, {"k": False}], "grid": False, "title": None}),
             ("plot", {"grid": False}),
         ],
+    ),
+    (
+        "seed_oss",
+        "<function=now>\n<parameter=user id>x</parameter></function>",
+        "",
+        [("now", {"user id": "x"})],
     ),
     (  # a text is kept as it is
         "seed_oss",
