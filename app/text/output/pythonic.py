@@ -21,8 +21,9 @@ _OUTSIDE: Final = re.compile(r"[^\"'()\[\]{},]+")
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}  # as in JSON
 _IN_STRING: Final = re.compile(r"[^\"'\\]+")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_LINE_END: Final = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or what is escaped already
-_ESCAPES: Final = {"\n": r"\n", "\r": r"\r"}
+_CODES: Final = r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
+_UNESCAPED: Final = re.compile(rf"\\(?:{_CODES}|[^xuUN])|[\n\r\\]", re.DOTALL)  # or an escape
+_ESCAPES: Final = {"\n": r"\n", "\r": r"\r", "\\": r"\\"}
 _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -179,16 +180,15 @@ def _as_json(text: str) -> str:
 
 
 def _parsed(text: str) -> ast.Expression:
+    """Models write line ends as they are, and paths such as C:\\Users, which Python refuses."""
     try:
         return ast.parse(text, mode="eval")
-    except (
-        SyntaxError
-    ):  # models write line ends as they are in texts that Python ends with the line
+    except SyntaxError:
         return ast.parse(_QUOTED.sub(_escaped, text), mode="eval")
 
 
 def _escaped(quoted: re.Match[str]) -> str:
-    return _LINE_END.sub(lambda found: _ESCAPES.get(found[0], found[0]), quoted[0])
+    return _UNESCAPED.sub(lambda found: _ESCAPES.get(found[0], found[0]), quoted[0])
 
 
 class _Constants(ast.NodeTransformer):

@@ -92,6 +92,12 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("add", {"b": 'x\n"y, (\'z""\n', "a": 1}), ("add", {"b": "x\n\ny", "a": 2})],
     ),
     ("pythonic", "[add(a=1,\n b='x',\n), now(), ]", "", [("add", {"a": 1, "b": "x"}), NOW]),
+    (  # an escape that is none
+        "pythonic",
+        r"[add(b='C:\Users\\N\x41 \u00e9 \uno', a=1)]",
+        "",
+        [("add", {"b": "C:\\Users\\NA é \\uno", "a": 1})],
+    ),
     ("pythonic", "[now(größe=1, 名='x')]", "", [("now", {"größe": 1, "名": "x"})]),
     ("pythonic", "Sure: <|python_start|>[now()]<|python_end|>", "Sure: ", [NOW]),
     (
