@@ -147,10 +147,15 @@ def json_arguments(source: Source, draft: Draft) -> Reading[None]:
 
 
 def json_call(source: Source, draft: Draft) -> Reading[None]:
-    """`{"name": ..., "arguments": {...}}`, in either order."""
+    """`{"name": ..., "arguments": {...}}`, in either order, or the same as `"function": {...}`."""
     seen: set[str] = set()
 
     def member(key: str) -> Reading[None]:
+        is_nested = key == "function" and key not in seen and (yield from source.peek()) == "{"
+        if is_nested:  # as in OpenAI's API
+            seen.add(key)
+            yield from json_object(source, member)
+            return
         kind = "name" if key in NAME_KEYS else "arguments" if key in ARGUMENT_KEYS else key
         if kind in seen or kind not in ("name", "arguments", *OTHER_KEYS):
             raise Broken

@@ -17,6 +17,14 @@ KIMI, KIMI_SEP, KIMI_END = (
 
 WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
+        "hermes",
+        f'Yes.<tool_call>\n[{{"name": "add", "arguments": {WRITTEN}}},\n'
+        '{"id": "x", "type": "function", "function": {"name": "now", "arguments": "{}"}}]\n'
+        "</tool_call>Done.",
+        "Yes.Done.",
+        [ADD, NOW],
+    ),
+    (
         "deepseek_v3",
         f"I look.{DS_ALL}{DS_ONE}function{DS_SEP}add\n```json\n{WRITTEN}\n```{DS_END}\n"
         f"{DS_ONE}function{DS_SEP}plot\n```json\n{PLOTTED}\n```{DS_END}{DS_ALL_END}",
@@ -148,6 +156,10 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 MALFORMED_BETWEEN_MARKS = [
+    ("hermes", "<tool_call>[]</tool_call>"),
+    ("hermes", '<tool_call>{"function": {"name": "now"}, "name": "now"}</tool_call>'),
+    ("hermes", '<tool_call>{"function": {"function": {"name": "now"}}}</tool_call>'),
+    ("hermes", '<tool_call>{"function": {}}</tool_call>'),
     ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}rm\n```json\n{{}}\n```{DS_END}{DS_ALL_END}"),
     ("deepseek_v3", f"{DS_ALL}{DS_ONE}function{DS_SEP}now\n```json\n[1]\n```{DS_END}"),
     ("deepseek_v31", f"{DS_ALL}{DS_ONE}rm{DS_SEP}{{}}{DS_END}{DS_ALL_END}"),
