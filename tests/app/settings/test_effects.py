@@ -84,3 +84,9 @@ def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> 
     scheduler = resolve(parse({"model": model})).scheduler
     assert (scheduler.prefix_cache, scheduler.swap) == (True, "never")
     assert (scheduler.drafter, scheduler.num_saved_states) == ("none", 0)
+
+
+def test_a_model_with_states_cannot_draft(tiny_model: Callable[..., Path]) -> None:
+    model, drafts = str(tiny_model("llama")), str(tiny_model("lfm2"))
+    with pytest.raises(SettingsError, match=r"speculation\.model: Lfm2ForCausalLM cannot draft"):
+        resolve(parse({"model": {"path": model}, "speculation": {"model": drafts}}))
