@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,20 @@ from numpy.typing import NDArray
 from kernels.adapters import HostRuns
 
 
+class HostStates(NamedTuple):
+    """As in `kernels.recurrence.StateRows`; saves_S is -1 where nothing is saved."""
+
+    reads_S: NDArray[np.int32]
+    writes_S: NDArray[np.int32]
+    saves_S: NDArray[np.int32]
+    save_lengths_S: NDArray[np.int32]
+
+
 @dataclass(slots=True)
 class HostBatch:
     """One step's batch on the host. rows_S: each slice's row of the persistent batch. A token is
-    drawn for position ends_S[s] where samples_S. adapters: as `runs_of` gives them. The rest as in
-    `kernels.interface.Batch`."""
+    drawn for position ends_S[s] where samples_S. adapters: as `runs_of` gives them. states: where
+    layers keep them. The rest as in `kernels.interface.Batch`."""
 
     rows_S: NDArray[np.intp]
     starts_S: NDArray[np.int32]
@@ -30,3 +40,4 @@ class HostBatch:
     max_length: int
     max_kv_length: int
     adapters: HostRuns | None = None
+    states: HostStates | None = None

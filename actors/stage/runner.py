@@ -32,7 +32,7 @@ from actors.stage.loaded_model import load_model
 from actors.stage.memory import available_bytes, step_bytes
 from actors.stage.profile import DeviceMemory, GpuMemory, Room, ending, measure, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
-from actors.stage.states import RecurrentStates
+from actors.stage.states import RecurrentStates, state_rows
 from actors.stage.step_inputs import AdapterTiling
 from actors.transport.group import RankGroup
 from kernels.random_stream import DRAW_VERSION
@@ -237,25 +237,26 @@ class StageRunner:
 
     def _launch(self, plan: StepPlan, hidden_TH: torch.Tensor | None) -> Launched:
         host = self._input_batch.gather(plan.slices)
+        if self._states is not None:
+            self._states.note(plan, host)
         if self._drafting is not None:
             self._drafting.note(plan, host)
         if not self._is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
         draws = None if self._head is None else draws_of(plan, host)
-        output = self._forward(plan, host, hidden_TH, draws)
-        return Launched(plan.step_id, host, draws, output)
+        return Launched(plan.step_id, host, draws, self._forward(host, hidden_TH, draws))
 
     def _forward(
-        self, plan: StepPlan, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
+        self, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
     ) -> StepOutput:
         if self._graphs is not None:
             output = self._graphs.run(host, hidden_TH, draws)
             if output is not None:
                 return output
         batch, tokens_T = self._input_batch.to_device(host, self._device)
-        if self._states is not None:
-            self._states.attach(plan, host, batch)
+        if host.states is not None:
+            batch.states = state_rows(host.states, batch)
         if hidden_TH is None:
             x_TH = self._decoder.embed(tokens_T, batch.positions_T)
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
@@ -57,5 +57,20 @@ def test_more_requests_than_states(tiny_model: Callable[..., Path]) -> None:
 
 def step(
     runner: StageRunner, step_id: int, starts: list[RequestStart], slices: tuple[Slice, ...]
-) -> object:
-    return runner.execute(StepPlan(step_id, slices, started=tuple(starts)), None)
+) -> StepResult:
+    result = runner.execute(StepPlan(step_id, slices, started=tuple(starts)), None)
+    assert isinstance(result, StepResult)
+    return result
+
+
+def test_a_step_that_was_dropped_changes_no_other(tiny_model: Callable[..., Path]) -> None:
+    """As one launched ahead, where the plan that follows is another."""
+    runner = make_runner(tiny_model("qwen3-5"))
+    answers = []
+    for drops in (False, True):
+        start = RequestStart(0, (1, 2, 3), 3, (1, 2), SamplingParams(max_tokens=9))
+        step(runner, 10 * drops, [start], (Slice(0, 0, 3, True),))
+        if drops:
+            step(runner, 10 * drops + 1, [], (Slice(0, 3, 1, True),))
+        answers.append([step(runner, 10 * drops + 2, [], (Slice(0, 3, 1, True),)).tokens])
+    assert answers[0] == answers[1]
