@@ -156,8 +156,8 @@ class StageRunner:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
         mixtures = [w.experts for w in self._model.weights.layers if w.experts is not None]
-        if self._states is not None or not all(map(support.holds_experts, mixtures)):
-            _log.info("layers keep states, or have experts that cannot be captured: no CUDA graphs")
+        if not all(map(support.holds_experts, mixtures)):
+            _log.info("what is launched for these experts depends on the tokens: no CUDA graphs")
             return
         spec, batch, draw = self.spec, self._input_batch, None
         if spec.is_last:
@@ -167,12 +167,13 @@ class StageRunner:
         max_hybrid_tokens = min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0
         graphs = StepGraphs(
             self._decoder, batch, spec.max_requests, max_hybrid_tokens, spec.is_first, draw,
-            AdapterTiling(spec.max_adapters, support.adapter_rows),
+            AdapterTiling(spec.max_adapters, support.adapter_rows), self._states is not None,
         )  # fmt: skip
         graphs.capture(capture)
         self._graphs = graphs
         if draw is not None:
-            self._ahead = RunAhead(graphs, batch, CapturedHead(draw, batch, self._sampler))
+            head = CapturedHead(draw, batch, self._sampler)
+            self._ahead = RunAhead(graphs, batch, head, self._states)
 
     @torch.inference_mode()
     def execute(

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.drafts import Draws
-from actors.stage.host_batch import HostBatch
+from actors.stage.host_batch import HostBatch, HostStates
 from kernels.adapters import AdapterRuns, most_tiles, tiles_of
 from kernels.interface import Batch
+from kernels.recurrence import StateRows
 
 # Parts begin at multiples of this many int32: 64 bytes.
 _ALIGNMENT = 16
@@ -53,8 +54,14 @@ class StepInputs:
     """
 
     def __init__(
-        self, largest: GraphSize, tiling: AdapterTiling, tables: DeviceTables, device: torch.device
+        self,
+        largest: GraphSize,
+        tiling: AdapterTiling,
+        tables: DeviceTables,
+        device: torch.device,
+        has_states: bool = False,
     ) -> None:
+        """has_states: layers keep states, of which rows are read and written."""
         max_tokens, max_slices, max_draws = largest[:3]
         adapted_tokens = max_tokens if tiling.num_slots else 0
         sizes = {
@@ -72,6 +79,7 @@ class StepInputs:
             "edits": max_slices,
             "adapter_rows": adapted_tokens,
             "adapter_tiles": 3 * tiling.max_tiles(adapted_tokens),
+            **dict.fromkeys(HostStates._fields, max_slices * has_states),
         }
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
         offsets = list(accumulate(padded, initial=0))
@@ -104,6 +112,7 @@ class StepInputs:
         self.draw_rows_S = views["draw_rows"]
         self.batch_rows_S = views["batch_rows"]
         self.draws_S3 = views["draws"].view(torch.float64).view(max_draws, 3)
+        self._states = [views[name] for name in HostStates._fields] if has_states else []
         self._adapter_rows_N = views["adapter_rows"]
         self._adapter_tiles_B3 = views["adapter_tiles"].view(-1, 3)
 
@@ -122,6 +131,18 @@ class StepInputs:
             max_kv_length=max_model_len,
             captured=True,
             adapters=self._runs(num_tokens) if size.adapted else None,
+            states=self._state_rows(num_slices) if self._states else None,
+        )
+
+    def _state_rows(self, num_slices: int) -> StateRows:
+        reads_S, writes_S, saves_S, save_lengths_S = (rows[:num_slices] for rows in self._states)
+        return StateRows(
+            query_starts_S1=self._query_starts_S1[: num_slices + 1],
+            reads_S=reads_S,
+            writes_S=writes_S,
+            num_decodes=num_slices,
+            saves_S=saves_S,
+            save_lengths_S=save_lengths_S,
         )
 
     def _runs(self, num_tokens: int) -> AdapterRuns:
@@ -183,6 +204,9 @@ class StepInputs:
             packed = draws_S3.view(np.int32).ravel()
             self._put("draws", packed, num_draws * _INT32_PER_DRAW, 0)
         self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
+        if host.states is not None:
+            for name, rows_S in host.states._asdict().items():
+                self._put(name, rows_S, num_slices, 0)  # of no token: nothing is read or written
         at, blocks = self._tables.changes(block_tables_RB, self._max_slices)
         self._put("edits_at", at, self._max_slices, self._tables.nowhere)
         self._put("edits", blocks, self._max_slices, 0)

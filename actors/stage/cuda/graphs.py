@@ -79,9 +79,10 @@ class StepGraphs:
         is_first: bool,
         draw: GraphDraw | None,
         tiling: AdapterTiling,
+        has_states: bool = False,
     ) -> None:
         """max_hybrid_tokens: largest captured hybrid batch, 0 for decodes only.
-        draw: on the last stage."""
+        draw: on the last stage. has_states: as of `StepInputs`."""
         self._decoder = decoder
         self._input_batch = input_batch
         self._draw = draw
@@ -93,7 +94,7 @@ class StepGraphs:
         max_tokens = max([max_requests, *self._hybrid_sizes])
         tables = input_batch.tables_on(decoder.device)
         largest = GraphSize(max_tokens, max_requests, self._max_draws, decodes=False)
-        self._inputs = StepInputs(largest, tiling, tables, decoder.device)
+        self._inputs = StepInputs(largest, tiling, tables, decoder.device, has_states)
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)

@@ -35,6 +35,7 @@ from actors.stage.cuda.graphs import StepGraphs, StepOutput
 from actors.stage.drafts import Draws, draws_of
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
+from actors.stage.states import RecurrentStates
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +59,15 @@ class Launched:
 class RunAhead:
     """Holds at most one step launched ahead of its turn."""
 
-    def __init__(self, graphs: StepGraphs, input_batch: InputBatch, head: CapturedHead) -> None:
+    def __init__(
+        self,
+        graphs: StepGraphs,
+        input_batch: InputBatch,
+        head: CapturedHead,
+        states: RecurrentStates | None = None,
+    ) -> None:
         self._graphs = graphs
+        self._states = states
         self._input_batch = input_batch
         self._head = head
         self._launched: Launched | None = None
@@ -106,6 +114,8 @@ class RunAhead:
             apply(plan)
             self._mark_unknown(current)
             host = self._input_batch.gather(plan.slices)
+            if self._states is not None:
+                self._states.note(plan, host)
             draws = draws_of(plan, host)
             output = self._graphs.run(host, None, draws)
         except Exception:  # of any type: in its own turn it succeeds, or fails in its own name
