@@ -110,7 +110,7 @@ class DraftModel:
             filled_B[block] = 0
         if plan.copies:
             assert self._cache is not None
-            self._model.backend.copy_blocks(self._cache.layers, plan.copies)
+            self._cache.copy(plan.copies)
             for source, destination in plan.copies:
                 filled_B[destination] = filled_B[source]
         blocks_T, within_T = np.divmod(host.slot_mapping_T, np.int32(self._block_size))

@@ -47,8 +47,9 @@ class LoadedModel:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block over all layers of this rank."""
-        one = self.backend.kv_block_bytes(self.block_size, self.shape, self.kv_dtype)
-        return self._num_caching * one
+        shapes = self.decoder.cached_shapes
+        size = self.backend.kv_block_bytes
+        return sum(size(self.block_size, shape, self.kv_dtype) for shape in shapes)
 
     @property
     def state_bytes(self) -> int:
@@ -58,10 +59,6 @@ class LoadedModel:
     @property
     def _mixers(self) -> list[Mixer]:
         return [layer.mixer for layer in self.weights.layers if layer.mixer is not None]
-
-    @property
-    def _num_caching(self) -> int:
-        return sum(layer.mixer is None for layer in self.weights.layers)
 
     def make_cache(
         self, num_blocks: int, num_host_blocks: int = 0, num_requests: int = 0
@@ -74,8 +71,8 @@ class LoadedModel:
                 self.decoder.shapes, self.kv_dtype, self.block_size, device
             )
         cache = KVCache(
-            self.backend, self._num_caching, num_blocks, num_host_blocks, self.block_size,
-            self.shape, self.kv_dtype, self.decoder.device,
+            self.backend, self.decoder.cached_shapes, num_blocks, num_host_blocks,
+            self.block_size, self.kv_dtype, self.decoder.device,
         )  # fmt: skip
         if not self._mixers:
             self.decoder.attach(cache.layers)

@@ -84,6 +84,8 @@ class Decoder:
             replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
             for w in weights.layers
         ]
+        pairs = zip(self.shapes, weights.layers, strict=True)
+        self.cached_shapes = [shape for shape, w in pairs if w.mixer is None]
         self._embedding_scale = config.embedding_scale
         if config.rounds_embedding_scale:
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()

@@ -20,8 +20,8 @@ from actors.stage.tier.direct import DeviceBlocks
 from kernels.interface import AttentionShape
 from kernels.registry import resolve_backend
 
-LAYERS, BLOCKS, BLOCK_SIZE = 3, 6, 4
-SHAPE = AttentionShape(4, 2, 16, 0.25)
+BLOCKS, BLOCK_SIZE = 6, 4
+SHAPE, WIDE = AttentionShape(4, 2, 16, 0.25), AttentionShape(4, 1, 40, 0.25)
 CPU = torch.device("cpu")
 
 
@@ -29,14 +29,23 @@ def digest(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-@pytest.fixture(params=[("torch", None), ("cpu", None), ("cpu", torch.int8)], ids=str)
+@pytest.fixture(
+    params=[
+        ("torch", None, SHAPE),
+        ("cpu", None, SHAPE),
+        ("cpu", torch.int8, SHAPE),
+        ("cpu", torch.int8, WIDE),
+    ],
+    ids=str,
+)
 def cache(request: pytest.FixtureRequest) -> KVCache:
-    """Every block different, in every layer."""
-    name, narrow = request.param
+    """Every block different, in every layer; the second layer may be of a shape of its own."""
+    name, narrow, second = request.param
+    shapes = [SHAPE, second, SHAPE]
     dtype = torch.bfloat16
     kind = "int8" if narrow else None
     backend = resolve_backend(name, CPU, dtype, BLOCK_SIZE, kind)
-    made = KVCache(backend, LAYERS, BLOCKS, 0, BLOCK_SIZE, SHAPE, narrow or dtype, CPU)
+    made = KVCache(backend, shapes, BLOCKS, 0, BLOCK_SIZE, narrow or dtype, CPU)
     generator = torch.Generator().manual_seed(1)
     for block in range(BLOCKS):
         for layer in made.layers:

@@ -61,12 +61,12 @@ CPU = torch.device("cpu")
 
 def test_devices_of_two_engines_find_each_other(tmp_path: Path) -> None:
     backend = resolve_backend("torch", CPU, torch.float32, 4, None)
-    cache = KVCache(backend, 2, 3, 0, 4, AttentionShape(4, 2, 16, 0.25), torch.float32, CPU)
+    cache = KVCache(backend, [AttentionShape(4, 2, 16, 0.25)] * 2, 3, 0, 4, torch.float32, CPU)
     spec = TierSpec(str(tmp_path), "", 0, 0, direct_bytes=3 * cache.block_bytes)
     one, other = (direct_way(spec, cache, CPU) for _ in range(2))
     assert one is not None
     assert other is not None
-    content = torch.arange(cache.block_bytes // 4).float().view(cache.device_places(1)[0].shape)
+    content = torch.arange(cache.block_bytes // 4).float().view(torch.uint8)
     cache.copy_in([1], content[None])
     assert one.blocks.put(digest(1), partial(cache.copy_out, 1))
     end_s = time.monotonic() + 60
@@ -81,7 +81,7 @@ def test_a_device_without_memory_for_it_goes_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend = resolve_backend("torch", CPU, torch.float32, 4, None)
-    cache = KVCache(backend, 2, 3, 0, 4, AttentionShape(4, 2, 16, 0.25), torch.float32, CPU)
+    cache = KVCache(backend, [AttentionShape(4, 2, 16, 0.25)] * 2, 3, 0, 4, torch.float32, CPU)
     asked: list[int] = []
 
     def fails(num_blocks: int) -> torch.Tensor:
