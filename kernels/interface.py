@@ -246,16 +246,15 @@ class Backend(Recurrent, Protocol):
         qkv_TX: torch.Tensor,
         cos_sin_PD: torch.Tensor,
         batch: Batch,
-        layer: KVLayer,
+        layer: KVLayer | None,
         shape: AttentionShape,
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
-        """Norm q and k where weights are given, rotate them, cache k and v; returns q_TND.
-
-        cos_sin_PD: float32 by position, cos, then sin; feature i pairs with i + D/2.
-        """
+        """Norm q and k where weights are given, rotate them, cache k and v; returns q_TND. Without
+        a layer, there is only q. cos_sin_PD: float32 by position, cos, then sin; feature i pairs
+        with i + D/2."""
         ...
 
     def attention(

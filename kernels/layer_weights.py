@@ -79,6 +79,8 @@ class Experts:
     correction_bias_E: float32, added to the scores that choose experts, but not to their weights.
     shared: its output is added.
     wide_router: it computes in float32, whatever the type of the model.
+    router_norm_H, input_norm_H: RMS norms that the router and the experts have of their input, each
+    its own. scales_E: float32, of the experts' weights, after all else.
     scales_inputs: instead, an expert's input is scaled by the sigmoid of its logit, and outputs are
     summed as they are, with that of a last expert, which the router lacks and every token has.
     """
@@ -93,6 +95,9 @@ class Experts:
     correction_bias_E: torch.Tensor | None = None
     shared: SharedExpert | None = None
     wide_router: bool = False
+    router_norm_H: torch.Tensor | None = None
+    input_norm_H: torch.Tensor | None = None
+    scales_E: torch.Tensor | None = None
 
     @property
     def weighted_per_token(self) -> int:
@@ -112,7 +117,7 @@ class LayerWeights:
     """
 
     input_norm_H: torch.Tensor | None
-    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v; with `latent` or `mixer`, theirs
+    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v, or q alone; or as `latent`, `mixer` say
     out: Linear
     post_norm_H: torch.Tensor | None
     gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
@@ -130,5 +135,5 @@ class LayerWeights:
     latent: LatentWeights | None = None
     attention_gate: Linear | None = None
     mixer: Mixer | None = None
-    experts: Experts | None = None  # then without gate_up and down
+    experts: Experts | None = None  # in place of gate_up and down, or beside them
     adapters: LayerAdapters = NO_ADAPTERS

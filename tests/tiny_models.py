@@ -17,7 +17,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests import tiny_dense, tiny_hybrids, tiny_mixtures
+from tests import tiny_dense, tiny_gemma4, tiny_hybrids, tiny_mixtures
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
 VOCAB_SIZE = 263  # 256 bytes, 3 specials, 4 rows that no token uses; odd, so no even split
@@ -264,6 +264,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **tiny_dense.VARIANTS,
     **tiny_mixtures.VARIANTS,
     **tiny_hybrids.VARIANTS,
+    **tiny_gemma4.VARIANTS,
 }
 # Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {
@@ -281,6 +282,7 @@ _CONFIGS = {
     "Llama4WithImages": "Llama4TextConfig",
     **tiny_dense.CONFIGS,
     **tiny_hybrids.CONFIGS,
+    **tiny_gemma4.CONFIGS,
 }
 _MODELS = {
     "GPT2": "GPT2LMHeadModel",
@@ -288,6 +290,7 @@ _MODELS = {
     "Llama4WithImages": "Llama4ForConditionalGeneration",
     **tiny_dense.MODELS,
     **tiny_hybrids.MODELS,
+    **tiny_gemma4.MODELS,
 }
 # Classes of configs that hold the decoder's as one part -> their other entries.
 _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -323,6 +326,7 @@ _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **tiny_dense.OUTER,
     **tiny_hybrids.OUTER,
+    **tiny_gemma4.OUTER,
 }
 
 
@@ -353,6 +357,8 @@ def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transforme
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3, generator=generator)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5, generator=generator)
     model.generation_config.pad_token_id = EOS_TOKEN_ID
     return model.eval()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from actors.stage.load_pace import LoadPace, check_wanted
 from actors.stage.models.config import DecoderConfig
-from actors.stage.models.split import Range, Split
+from actors.stage.models.split import Range, Split, split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.adapter_folder import AdapterFolder
 from actors.stage.weights.names import (
@@ -30,6 +31,14 @@ _PIECE_BYTES = 1 << 20  # of floats: read, checked and copied in about a millise
 
 def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+class _Part(NamedTuple):
+    """A rank's part of a layer."""
+
+    split: Split
+    qkv: list[Piece]
+    gate_up: list[Piece]
 
 
 class StageAdapters:
@@ -53,23 +62,28 @@ class StageAdapters:
         self._dtype = dtype
         self._zeros = Arena().zeros if device.type == "cpu" else partial(_zeros, device)
         self._stream = SideStream(device)
-        self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
-        self._split = part
-        self._numbers = range(*part.layers)
+        self._parts = {number: self._part(number, part) for number in range(*part.layers)}
         self.pace = LoadPace()
         self.filled: set[int] = set()  # slots counted from 1, as requests name them
-        self.layers = [self._layer(number) for number in self._numbers]
+        self.layers = [self._layer(number) for number in self._parts]
+
+    def _part(self, number: int, part: Split) -> _Part:
+        config = self._config.at(number)
+        if config is not self._config:
+            part = split(config, self._spec)
+        return _Part(part, qkv_pieces(config, part), gate_up_pieces(config, part))
 
     def _layer(self, number: int) -> LayerAdapters:
-        part, hidden = self._split, self._config.hidden_size
-        qkv = self._module(hidden, [num_rows(piece) for piece in self._qkv])
+        part, qkv_rows, gate_up_rows = self._parts[number]
+        hidden = self._config.hidden_size
+        qkv = self._module(hidden, [num_rows(piece) for piece in qkv_rows])
         out = self._module(part.attended[1] - part.attended[0], [hidden])
         if self._config.has_experts(number):
             return LayerAdapters(qkv, out)
         return LayerAdapters(
             qkv,
             out,
-            self._module(hidden, [num_rows(piece) for piece in self._gate_up]),
+            self._module(hidden, [num_rows(piece) for piece in gate_up_rows]),
             self._module(part.inner[1] - part.inner[0], [hidden]),
         )
 
@@ -99,7 +113,7 @@ class StageAdapters:
             self.pace.begin()
             self.filled.discard(slot + 1)
             with self._stream.apart():  # or waits for steps would count as the load's time
-                for number, layer in zip(self._numbers, self.layers, strict=True):
+                for number, layer in zip(self._parts, self.layers, strict=True):
                     self._load_layer(adapter, slot, number, layer)
             self.filled.add(slot + 1)
         finally:
@@ -109,6 +123,7 @@ class StageAdapters:
         self, adapter: AdapterFolder, slot: int, number: int, layer: LayerAdapters
     ) -> None:
         prefix, names = layer_prefix(self._config, number), self._config.names
+        part = self._parts[number]
 
         def fill(module: AdapterModule | None, pieces: list[Piece], columns: Range | None) -> None:
             for index, piece in enumerate(pieces if module is not None else ()):
@@ -130,7 +145,7 @@ class StageAdapters:
                 self.pace.pause()
 
         whole = (0, self._config.hidden_size)
-        fill(layer.qkv, self._qkv, None)
-        fill(layer.out, [Piece(names.out, whole)], self._split.attended)
-        fill(layer.gate_up, self._gate_up, None)
-        fill(layer.down, [Piece(names.down, whole)], self._split.inner)
+        fill(layer.qkv, part.qkv, None)
+        fill(layer.out, [Piece(names.out, whole)], part.split.attended)
+        fill(layer.gate_up, part.gate_up, None)
+        fill(layer.down, [Piece(names.down, whole)], part.split.inner)

@@ -14,7 +14,7 @@ from actors.scheduling.plan import Slice, SliceRow, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
-from actors.stage.models.decoder import Decoder, NotFinite
+from actors.stage.models.decoder import Decoder
 from kernels.interface import Backend
 from kernels.sampling import ChosenLogprobs
 
@@ -23,6 +23,14 @@ _HEAD_ROWS = 256
 
 PromptLogprobs = tuple[int, int, tuple[TokenLogprobs, ...]]
 Pooled = tuple[int, tuple[float, ...]]
+
+
+class NotFinite(RuntimeError):
+    """An embedding or the log-probabilities of a prompt are not finite. The step fails, so that the
+    overflowing request is isolated and ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's output is not finite: weights or activations overflow")
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ def choose_backend(
     narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
     try:
         backend = resolve_backend(
-            spec.backend, spec.device, dtype, spec.block_size, narrow, config.head_dim
+            spec.backend, spec.device, dtype, spec.block_size, narrow, config.widest_head
         )
     except BackendError as error:
         key = "kv.dtype" if spec.backend == "auto" and narrow else "parallel.backend"

@@ -89,7 +89,7 @@ def _headroom_bytes(group: Path, limit_file: str, used_file: str, reclaimed: str
 
 def step_bytes(spec: StageSpec, config: DecoderConfig, dtype: torch.dtype) -> int:
     """Memory of a full step beside weights and cache, with a margin for fragmentation."""
-    widest = 2 * config.inner_size + 6 * config.hidden_size
+    widest = config.activation_width
     rows = logit_rows(spec.max_requests) if spec.is_last else 0
     logits = rows * config.vocab_size * 4 * 2
     return 2 * spec.max_step_tokens * widest * dtype.itemsize // spec.tensor_ranks + logits

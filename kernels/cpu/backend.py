@@ -34,6 +34,7 @@ from kernels.layer_weights import Experts, HeadLinears, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 from kernels.torch.backend import TorchBackend
+from kernels.torch.rope import rotated_queries
 
 
 @functools.cache
@@ -212,12 +213,14 @@ class CpuBackend(TorchBackend):
         qkv_TX: torch.Tensor,
         cos_sin_PD: torch.Tensor,
         batch: Batch,
-        layer: KVLayer,
+        layer: KVLayer | None,
         shape: AttentionShape,
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
+        if layer is None:
+            return rotated_queries(self, qkv_TX, cos_sin_PD, batch, shape, q_norm_D, eps)
         cache = as_cpu_layer(layer)
         batch_view = view_batch(batch, cache.block_size)
         cache.prefault.step_goes_on(batch.slot_mapping_T, cache.block_size)

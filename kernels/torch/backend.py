@@ -32,6 +32,7 @@ from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 from kernels.torch import moe, recurrence, sampling
 from kernels.torch.attention import TorchKVLayer, attend
 from kernels.torch.linear import TorchHeadLinears, TorchLinear, TorchQuantizedLinear
+from kernels.torch.rope import rotate, rotated_queries
 
 
 def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
@@ -221,12 +222,14 @@ class TorchBackend:
         qkv_TX: torch.Tensor,
         cos_sin_PD: torch.Tensor,
         batch: Batch,
-        layer: KVLayer,
+        layer: KVLayer | None,
         shape: AttentionShape,
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
+        if layer is None:
+            return rotated_queries(self, qkv_TX, cos_sin_PD, batch, shape, q_norm_D, eps)
         kv = _as_torch_layer(layer)
         num_tokens, heads, kv_heads = qkv_TX.shape[0], shape.num_heads, shape.num_kv_heads
         qkv_THD = qkv_TX.view(num_tokens, heads + 2 * kv_heads, shape.head_dim)
@@ -235,10 +238,10 @@ class TorchBackend:
 
         def turned(x: torch.Tensor, norm_D: torch.Tensor | None) -> torch.Tensor:
             if norm_D is None:
-                return _rotate(x, cos_sin_T1D)
+                return rotate(x, cos_sin_T1D)
             if shape.norms_last:
-                return self.rms_norm(_rotate(x, cos_sin_T1D), norm_D, eps)
-            return _rotate(self.rms_norm(x, norm_D, eps), cos_sin_T1D)
+                return self.rms_norm(rotate(x, cos_sin_T1D), norm_D, eps)
+            return rotate(self.rms_norm(x, norm_D, eps), cos_sin_T1D)
 
         slot_mapping_T = batch.slot_mapping_T.long()
         kv.keys.flatten(0, 1)[slot_mapping_T] = turned(k_TGD, k_norm_D).to(kv.keys.dtype)
@@ -302,11 +305,3 @@ def _as_torch_layer(layer: KVLayer) -> TorchKVLayer:
     if not isinstance(layer, TorchKVLayer):
         raise TypeError(f"the torch backend was given a cache of {type(layer).__name__}")
     return layer
-
-
-def _rotate(x_TND: torch.Tensor, cos_sin_T1D: torch.Tensor) -> torch.Tensor:
-    """Rotate feature pairs (i, i + D/2) by the position's angles, in float32."""
-    cos, sin = cos_sin_T1D.chunk(2, dim=-1)
-    first, second = x_TND.float().chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated.to(x_TND.dtype)

@@ -33,6 +33,8 @@ def route(x_TH: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Ten
         topk_weights_TK = topk_weights_TK / sums_T1
     if routing.scale != 1.0:
         topk_weights_TK = topk_weights_TK * routing.scale
+    if experts.scales_E is not None:
+        topk_weights_TK = topk_weights_TK * experts.scales_E[topk_ids_TK]
     return topk_weights_TK, topk_ids_TK
 
 
@@ -62,7 +64,11 @@ def mixed(
     """Route, and `weighted` over the tokens; then the shared expert. Where inputs are scaled, each
     pair of token and expert is a row of its own, of weight 1."""
     if not experts.scales_inputs:
-        y_TH = weighted(x_TH, *route(x_TH, experts))
+        norms = (experts.router_norm_H, experts.input_norm_H)
+        routed_TH, x_TH = (
+            x_TH if norm_H is None else backend.rms_norm(x_TH, norm_H, form.eps) for norm_H in norms
+        )
+        y_TH = weighted(x_TH, *route(routed_TH, experts))
         if experts.shared is not None:
             y_TH += _shared(backend, x_TH, experts.shared, form)
         return y_TH

@@ -22,6 +22,7 @@ from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.quantized import FLOAT8_ROUNDING, QuantizedWeight, quantize_rows
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
+from kernels.torch.rope import rotated_queries
 from kernels.torch.sampling import gather_logprobs
 from kernels.triton import adapters, blocks, cache, logits, sampling
 from kernels.triton import experts as mixture
@@ -184,12 +185,14 @@ class TritonBackend(TorchBackend):
         qkv_TX: torch.Tensor,
         cos_sin_PD: torch.Tensor,
         batch: Batch,
-        layer: KVLayer,
+        layer: KVLayer | None,
         shape: AttentionShape,
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
+        if layer is None:
+            return rotated_queries(self, qkv_TX, cos_sin_PD, batch, shape, q_norm_D, eps)
         return rope_and_cache(
             qkv_TX, cos_sin_PD, batch, paged(layer), shape, q_norm_D, k_norm_D, eps
         )

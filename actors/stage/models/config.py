@@ -8,7 +8,7 @@ is read as plain JSON, so no code in a model folder is executed.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.stage.models.alibi import Alibi
@@ -76,6 +76,21 @@ class ShortConv:
     bias: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What one layer has of its own, where layers differ in more than experts and windows.
+
+    names: of its tensors; without `k`, it has only queries. kv_source: the layer whose cached keys
+    and values its queries attend to: itself, or one before it.
+    """
+
+    head_dim: int
+    num_kv_heads: int
+    inner_size: int
+    names: Names
+    kv_source: int
+
+
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
@@ -99,10 +114,11 @@ class DecoderConfig:
     ropes, sliding_windows: one entry per layer; window None: a token attends to all before it.
     chunked_windows: windows are chunks, as in `AttentionShape`.
     norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_weights: stored, else 1.
-    norm_offset: added to every norm's weight.
+    norm_offset: added to every norm's weight. wide_norms: weights count before norms are rounded.
     parallel: attention and MLP read the same hidden state, and their results are added.
     qk_norm: "none", "head" (each head by itself), "unit" (so, without weights, in layers that are
-    rotated) or "whole" (all heads as one vector). norms_last: as in `AttentionShape`.
+    rotated) or "whole" (all heads as one vector). norms_last: as in `AttentionShape`. value_norm:
+    each head of the values too, without weights.
     temperature: of queries, or None.
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
     alibi: of all heads and layers, or None.
@@ -118,6 +134,10 @@ class DecoderConfig:
     wide_router: as in `Experts`.
     shared_expert_size: inner size of `names.shared_expert`, a `SharedExpert`.
     scales_expert_inputs: as in `Experts`; `names.shared_expert` is the last one and of their size.
+    experts_beside: these layers have an MLP too, beside the experts, as in `models/additions.py`.
+    layer_input_size: of the vector that each layer gets of each token; 0: none. layer_scalars: a
+    layer's result is multiplied by a stored scalar.
+    kinds: one entry per layer, or none where one layer's sizes are those of all.
     quantization_config: as in config.json, or None; quantization_key: its name there.
     """
 
@@ -136,9 +156,11 @@ class DecoderConfig:
     norm_bias: bool = False
     norm_weights: bool = True
     norm_offset: float = 0.0
+    wide_norms: bool = False
     parallel: bool = False
     qk_norm: str = "none"
     norms_last: bool = False
+    value_norm: bool = False
     activation: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
@@ -171,6 +193,10 @@ class DecoderConfig:
     scales_expert_inputs: bool = False
     expert_bias: bool = False
     expert_layers: tuple[bool, ...] = ()
+    experts_beside: bool = False
+    layer_input_size: int = 0
+    layer_scalars: bool = False
+    kinds: tuple[LayerKind, ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization_config: JsonObject | None = None
@@ -181,6 +207,31 @@ class DecoderConfig:
 
     def has_mixer(self, layer: int) -> bool:
         return self.mixer is not None and self.mixer_layers[layer]
+
+    def at(self, layer: int) -> DecoderConfig:
+        """A model whose layers all have the sizes and names of this one."""
+        if not self.kinds:
+            return self
+        kind = self.kinds[layer]
+        return replace(
+            self,
+            names=kind.names,
+            head_dim=kind.head_dim,
+            num_kv_heads=kind.num_kv_heads,
+            inner_size=kind.inner_size,
+            ropes=(self.ropes[layer],) * self.num_layers,
+            kinds=(),
+        )
+
+    @property
+    def widest_head(self) -> int:
+        return max((kind.head_dim for kind in self.kinds), default=self.head_dim)
+
+    @property
+    def activation_width(self) -> int:
+        """Numbers that a step holds of a token at once, about."""
+        inner = max((kind.inner_size for kind in self.kinds), default=self.inner_size)
+        return 2 * inner + 6 * self.hidden_size + 4 * self.num_layers * self.layer_input_size
 
     @property
     def attention_window(self) -> int:

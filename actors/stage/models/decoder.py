@@ -7,13 +7,15 @@ Shape suffixes as in `kernels.interface`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from actors.stage.models import additions
 from actors.stage.models.config import DecoderConfig
+from actors.stage.models.embedding import LayerInputs, look_up
 from actors.stage.models.latent import latent_qkv, latent_values
 from actors.transport.group import RankGroup
 from kernels.adapters import AdapterModule
@@ -21,14 +23,6 @@ from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLa
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import LayerWeights, Linear
 from kernels.recurrence import StateLayer
-
-
-class NotFinite(RuntimeError):
-    """An embedding or the log-probabilities of a prompt are not finite. The step fails, so that the
-    overflowing request is isolated and ended."""
-
-    def __init__(self) -> None:
-        super().__init__("the model's output is not finite: weights or activations overflow")
 
 
 @dataclass(slots=True)
@@ -41,7 +35,9 @@ class StageWeights:
     """
 
     layers: list[LayerWeights]
+    additions: list[additions.LayerAdditions | None]
     embedding_VH: torch.Tensor | None
+    layer_inputs: LayerInputs | None
     positions_PH: torch.Tensor | None
     embedding_norm_H: torch.Tensor | None
     embedding_norm_bias_H: torch.Tensor | None
@@ -80,12 +76,8 @@ class Decoder:
         self._group = group
         self._kv: Sequence[KVLayer | StateLayer] = ()
         self._stack: DecoderStack | None = None
-        self.shapes = [
-            replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
-            for w in weights.layers
-        ]
-        pairs = zip(self.shapes, weights.layers, strict=True)
-        self.cached_shapes = [shape for shape, w in pairs if w.mixer is None]
+        self.shapes = additions.shapes_of(shape, weights.layers, weights.additions)
+        self.cached_shapes = additions.cached(self.shapes, weights.layers, weights.additions)
         self._embedding_scale = config.embedding_scale
         if config.rounds_embedding_scale:
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
@@ -94,13 +86,15 @@ class Decoder:
         self.shard_width = -(-config.vocab_size // group.size)  # of each rank's logits
 
     def attach(self, kv: Sequence[KVLayer | StateLayer]) -> None:
-        """Use these caches and states, one per layer; fuses the layers if the backend can."""
-        self._kv = kv
+        """Use these caches and states, one entry per layer that has one of its own; fuses the
+        layers if the backend can."""
         w = self._weights
+        self._kv = additions.caches_of(w.additions, kv)
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
-        fuses = fuses and not any(x.latent or x.mixer or x.attention_gate for x in w.layers)
+        plain = not any(one.latent or one.mixer or one.attention_gate for one in w.layers)
+        fuses = fuses and plain and not any(w.additions)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
@@ -112,23 +106,19 @@ class Decoder:
         return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 
     def embed(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        """Token ids -> (T, H): the sum over ranks, each looking up its part of the vocabulary."""
+        """Token ids -> (T, H), with the layers' inputs, where they have any, beside it."""
         w = self._weights
         if w.embedding_VH is None:
             raise RuntimeError("only the first stage embeds tokens")
-        if self._group.size == 1:
-            x_TH = functional.embedding(tokens_T, w.embedding_VH)
-        else:
-            local_T = tokens_T - w.vocab_start
-            foreign_T = (local_T < 0) | (local_T >= w.embedding_VH.shape[0])
-            x_TH = functional.embedding(local_T.masked_fill(foreign_T, 0), w.embedding_VH)
-            x_TH = self._group.all_reduce(x_TH.masked_fill(foreign_T[:, None], 0.0))
+        x_TH = look_up(tokens_T, w.embedding_VH, w.vocab_start, self._group)
         if self._embedding_scale != 1.0:
             x_TH *= self._embedding_scale
         if w.positions_PH is not None:
             x_TH += functional.embedding(positions_T, w.positions_PH)
         if w.embedding_norm_H is not None:
             x_TH = self._normed(x_TH, w.embedding_norm_H, w.embedding_norm_bias_H)
+        if w.layer_inputs is not None:
+            x_TH = w.layer_inputs.join(tokens_T, x_TH, self._group, self._backend, self._form.eps)
         return x_TH
 
     def layers(self, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,12 +128,14 @@ class Decoder:
         """
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
-        residual_TH, part_TH, out_norm_H = x_TH, None, None
-        for w, kv, shape in zip(self._weights.layers, self._kv, self.shapes, strict=True):
+        part_TH, out_norm_H, all_of = None, None, self._weights
+        residual_TH = x_TH[:, : all_of.hidden_size].contiguous()
+        layers = zip(all_of.layers, all_of.additions, self._kv, self.shapes, strict=True)
+        for w, own, kv, shape in layers:
             input_TH = self._reduced_normed(
                 part_TH, out_norm_H, residual_TH, w.input_norm_H, w.input_norm_bias_H
             )
-            attended_TX = self._attend(w, input_TH, batch, kv, shape)
+            attended_TX = self._attend(w, own, input_TH, batch, kv, shape)
             attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
             if self._form.parallel:
                 if w.post_norm_H is not None:
@@ -154,6 +146,10 @@ class Decoder:
                 attended_TH, w.attention_out_norm_H, residual_TH, w.post_norm_H, w.post_norm_bias_H
             )
             part_TH, out_norm_H = self._mlp(w, input_TH, batch), w.mlp_out_norm_H
+            if own is not None:
+                end = (self._backend, self._group, self._form)
+                additions.end_layer(own, w, part_TH, residual_TH, x_TH, *end)
+                part_TH, out_norm_H = None, None
         if part_TH is None:  # a stage without layers passes its input on
             return torch.zeros_like(residual_TH), residual_TH
         return self._result_normed(self._group.all_reduce(part_TH), out_norm_H), residual_TH
@@ -167,8 +163,8 @@ class Decoder:
         return y_TO
 
     def _attend(
-        self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer | StateLayer,
-        shape: AttentionShape,
+        self, w: LayerWeights, own: additions.LayerAdditions | None, x_TH: torch.Tensor,
+        batch: Batch, kv: KVLayer | StateLayer, shape: AttentionShape,
     ) -> torch.Tensor:  # fmt: skip
         qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
         if w.mixer is not None:
@@ -177,6 +173,8 @@ class Decoder:
             return w.mixer(qkv_TX, x_TH, kv, batch.states)
         if w.latent is not None:
             qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
+        if own is not None:
+            qkv_TX = additions.norm_values(qkv_TX, own, self._backend, self._form.eps)
         q_norm_D, k_norm_D = w.q_norm_D, w.k_norm_D
         if self._form.whole_qk_norm and q_norm_D is not None and k_norm_D is not None:
             widths = [len(q_norm_D), len(k_norm_D), len(k_norm_D)]
@@ -184,8 +182,9 @@ class Decoder:
             q_TX, k_TX = self._whole_norm(q_TX, q_norm_D), self._whole_norm(k_TX, k_norm_D)
             qkv_TX, q_norm_D, k_norm_D = torch.cat((q_TX, k_TX, v_TX), dim=1), None, None
         table_PD = self._weights.cos_sin_PD if w.cos_sin_PD is None else w.cos_sin_PD
+        cache = kv if own is None or own.has_cache else None
         q_TND = self._backend.rope_and_cache(
-            qkv_TX, table_PD, batch, kv, shape, q_norm_D, k_norm_D, self._form.eps
+            qkv_TX, table_PD, batch, cache, shape, q_norm_D, k_norm_D, self._form.eps
         )
         if w.query_scales_P is not None:
             scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
@@ -196,10 +195,10 @@ class Decoder:
         return attended_TX if w.latent is None else latent_values(w.latent, attended_TX, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if w.experts is not None:
-            return self._backend.moe(x_TH, w.experts, self._form)
         if w.gate_up is None or w.down is None:
-            raise ValueError("a layer has neither an MLP nor experts")
+            if w.experts is None:
+                raise ValueError("a layer has neither an MLP nor experts")
+            return self._backend.moe(x_TH, w.experts, self._form)
         inner_TX = self._linear(w.gate_up, w.adapters.gate_up, x_TH, batch)
         inner_TX = self._backend.activate(inner_TX, self._form.activation, self._form.gated)
         return self._linear(w.down, w.adapters.down, inner_TX, batch)

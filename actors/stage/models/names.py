@@ -55,6 +55,27 @@ class MixerNames:
 
 
 @dataclass(frozen=True, slots=True)
+class AdditionNames:
+    """Of what only Gemma 4 has. Of all layers: the table and projection of their inputs, and its
+    norm. Of a layer: its input's gate, projection and norm; its scalar; of experts beside an MLP,
+    the norms of both results, of the experts' input, and the scales of the router's input and of
+    the experts' weights. Those without an ending are named whole."""
+
+    inputs: str = "model.embed_tokens_per_layer"
+    inputs_projection: str = "model.per_layer_model_projection"
+    inputs_norm: str = "model.per_layer_projection_norm"
+    input_gate: str = "per_layer_input_gate"
+    input_projection: str = "per_layer_projection"
+    input_norm: str = "post_per_layer_input_norm"
+    scalar: str = "layer_scalar"
+    mlp_norm: str = "post_feedforward_layernorm_1"
+    experts_norm: str = "post_feedforward_layernorm_2"
+    experts_input_norm: str = "pre_feedforward_layernorm_2"
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
@@ -64,6 +85,7 @@ class Names:
     embedding_norm: of the embedding.
     input_norm, mlp_norm: before attention and before the MLP. attention_out_norm, mlp_out_norm:
     of their results, before the addition to the residual.
+    q, k, v: k and v may be one tensor; without k, the layer has only queries.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
     latent: in place of k and v, for latent attention.
@@ -90,12 +112,13 @@ class Names:
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_out_norm: str | None = None
     q: str = "self_attn.q_proj"
-    k: str = "self_attn.k_proj"
+    k: str | None = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     qkv: str | None = None
     grouped: bool = False
     latent: LatentNames = LatentNames()
     mixer: MixerNames = MixerNames()
+    additions: AdditionNames = AdditionNames()
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

@@ -11,6 +11,7 @@ from actors.stage.models import (
     families_deepseek,
     families_dense,
     families_gemma,
+    families_gemma4,
     families_gpt,
     families_granite,
     families_hybrid,
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_dense.FAMILIES,
     **families_deepseek.FAMILIES,
     **families_gemma.FAMILIES,
+    **families_gemma4.FAMILIES,
     **families_gpt.FAMILIES,
     **families_neox.FAMILIES,
     **families_alibi.FAMILIES,
@@ -167,14 +169,15 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
 def _check(config: DecoderConfig, keys: Keys, family: Family) -> None:
     if config.inner_size <= 0:
         keys.size("intermediate_size")  # raises if it is absent
-    if config.num_heads % config.num_kv_heads:
-        raise ValueError(
-            f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
-        )
-    for rope in config.ropes:
-        if rope.dim not in (0, config.head_dim) and not family.rotates_part:
+    for layer, rope in enumerate(config.ropes):
+        own = config.at(layer)
+        if own.num_heads % own.num_kv_heads:
             raise ValueError(
-                f"partial_rotary_factor, by which {rope.dim} of {config.head_dim} features are "
+                f"{own.num_heads} heads cannot share {own.num_kv_heads} key/value heads"
+            )
+        if rope.dim not in (0, own.head_dim) and not family.rotates_part:
+            raise ValueError(
+                f"partial_rotary_factor, by which {rope.dim} of {own.head_dim} features are "
                 f"rotated, is not supported for {config.architecture}"
             )
     stored = config.quantization_config

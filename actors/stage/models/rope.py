@@ -2,8 +2,9 @@
 
 Each kind turns the head dimension into inverse frequencies and an attention factor:
 default (Su et al., RoFormer, 2021), linear (position interpolation, Chen et al. 2023), dynamic
-(NTK-aware, base grown with the length), yarn (Peng et al. 2023), longrope (Ding et al. 2024) and
-llama3 (Llama 3.1). The stage keeps cos and sin of every position in one float32 table.
+(NTK-aware, base grown with the length), yarn (Peng et al. 2023), longrope (Ding et al. 2024),
+llama3 (Llama 3.1) and proportional (Gemma 4). The stage keeps cos and sin of every position in one
+float32 table.
 
 dynamic and longrope depend on the length of the sequence. Row p of the table is made for a
 sequence of p + 1 tokens, so a token's rotation depends on its position alone: whatever the chunk
@@ -28,7 +29,7 @@ from actors.stage.models.keys import is_neutral
 if TYPE_CHECKING:
     import torch  # within functions: who only reads configs need not wait for it
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 # Parameters that some kind reads, here as in transformers, and one that changes nothing.
 _PARAMETERS = frozenset((
     "attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor",
@@ -44,6 +45,7 @@ class Rope:
 
     dim: number of rotated features, the first of each head; 0 for kind "none".
     interleaved: pairs are neighbors, not one feature of each half.
+    num_turning: proportional: of the pairs, the first; the others have an angle of zero.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Rope:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     interleaved: bool = False
+    num_turning: int = 0
 
     @property
     def reach(self) -> int:
@@ -93,10 +96,13 @@ def read_rope(
     if kind not in KINDS:
         raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     part = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    if kind == "proportional":
+        factor, number = _factor(kind, {"factor": 1.0, **given}, 1.0), int(part * head_dim // 2)
+        return Rope(kind, head_dim, theta, max_positions, factor, num_turning=number)
     dim = int(head_dim * float(part))
     if dim % 2 or not 0 < dim <= head_dim:
         raise ValueError(f"partial_rotary_factor {part} rotates {dim} features of {head_dim}")
-    theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     length = "original_max_position_embeddings"
     # That of the whole config goes before, as in transformers; not where layers differ.
     outer = config.get(length) if layer_type is None else None
@@ -224,6 +230,9 @@ def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:
     match rope.kind:
         case "linear":
             return plain_F / rope.factor
+        case "proportional":
+            turns_F = torch.arange(rope.dim // 2) < rope.num_turning
+            return torch.where(turns_F, plain_F / rope.factor, 0.0)
         case "dynamic":
             return _dynamic(rope, exponents_F, num_positions)
         case "llama3":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.stage.models.config import DecoderConfig, LinearAttention, ModelError
@@ -56,31 +57,63 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[Range, ...]:
     return tuple(ranges)
 
 
-def split(config: DecoderConfig, spec: StageSpec) -> Split:
-    """The part of `spec`'s rank. Raises ModelError if heads or inner size do not divide."""
-    rank, ranks = spec.rank, spec.tensor_ranks
-    heads, kv_heads, inner = config.num_heads, config.num_kv_heads, config.inner_size
+def _check_stages(config: DecoderConfig, ranges: Sequence[Range]) -> None:
+    if config.layer_input_size and len(ranges) > 1:
+        raise ModelError(
+            f"hidden_size_per_layer_input {config.layer_input_size}: a model whose layers have "
+            f"inputs of their own cannot be split into {len(ranges)} pipeline stages"
+        )
+    for first, end in ranges:
+        for layer, kind in enumerate(config.kinds[first:end], first):
+            if kind.kv_source < first:
+                raise ModelError(
+                    f"num_kv_shared_layers: layer {layer} attends to the keys and values of layer "
+                    f"{kind.kv_source}, which is in another of {len(ranges)} pipeline stages"
+                )
+
+
+def _check_sizes(config: DecoderConfig, ranks: int) -> None:
+    heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % ranks:
         raise ModelError(f"{heads} attention heads cannot be split over {ranks} ranks")
     if kv_heads % ranks and ranks % kv_heads:
         raise ModelError(f"{kv_heads} key/value heads cannot be split over {ranks} ranks")
-    expert, shared = config.expert_size, config.shared_expert_size
-    for size in (inner, expert, shared):
+    for size in (config.inner_size, config.expert_size, config.shared_expert_size):
         if size % ranks:
             raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
-    units, width, unit = config.hidden_size, 1, "channels"
-    if isinstance(mixer := config.mixer, LinearAttention):
-        units, unit = mixer.num_key_heads, "key heads of linear attention"
-        width = mixer.values_per_key * mixer.value_dim
-    if mixer is not None and units % ranks:
+    units, unit = _mixer_units(config)
+    if config.mixer is not None and units % ranks:
         raise ModelError(f"{units} {unit} cannot be split over {ranks} ranks")
+
+
+def _mixer_units(config: DecoderConfig) -> tuple[int, str]:
+    """What a mixer is split by over ranks: how many, and their name."""
+    if isinstance(config.mixer, LinearAttention):
+        return config.mixer.num_key_heads, "key heads of linear attention"
+    return config.hidden_size, "channels"
+
+
+def split(config: DecoderConfig, spec: StageSpec) -> Split:
+    """The part of `spec`'s rank, of the sizes that are not a layer's own. Raises ModelError if
+    heads or inner size of any layer do not divide, or if a stage would need another's cache."""
+    rank, ranks = spec.rank, spec.tensor_ranks
+    heads, kv_heads, inner = config.num_heads, config.num_kv_heads, config.inner_size
+    expert, shared = config.expert_size, config.shared_expert_size
+    for one in (config, *map(config.at, range(len(config.kinds)))):
+        _check_sizes(one, ranks)
+    units, _ = _mixer_units(config)
     units_of_rank = (rank * units // ranks, (rank + 1) * units // ranks)
+    mixer, width = config.mixer, 1
+    if isinstance(mixer, LinearAttention):
+        width = mixer.values_per_key * mixer.value_dim
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
     first_kv = rank * kv_heads // ranks
     value_dim = config.head_dim if config.latent is None else config.latent.value_dim
     chunk = -(-config.vocab_size // ranks)
+    ranges = split_layers(config.num_layers, spec.num_stages)
+    _check_stages(config, ranges)
     return Split(
-        layers=split_layers(config.num_layers, spec.num_stages)[spec.stage],
+        layers=ranges[spec.stage],
         num_heads=local_heads,
         num_kv_heads=local_kv,
         q=(rank * local_heads * config.head_dim, (rank + 1) * local_heads * config.head_dim),

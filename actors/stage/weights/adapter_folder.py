@@ -154,7 +154,7 @@ def _module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     shapes: dict[str, tuple[int, int]] = {}
     for layer in range(config.num_layers):
         mixture = config.has_experts(layer)
-        for name, (shape, _) in linear_shapes(config, mixture).items():
+        for name, (shape, _) in linear_shapes(config.at(layer), mixture).items():
             if name in attention or not (mixture or name in ups):
                 shapes[layer_prefix(config, layer) + name] = shape
     return shapes

@@ -36,7 +36,21 @@ def load_experts(loader: LinearLoader, prefix: str) -> Experts:
         _correction_bias(loader, prefix),
         _shared_expert(loader, prefix),
         config.wide_router,
+        *_beside(loader, prefix),
     )
+
+
+def _beside(loader: LinearLoader, prefix: str) -> tuple[torch.Tensor | None, ...]:
+    """Of experts beside an MLP: norms of the router's input and of theirs, and their scales. The
+    former has no weights, but a scale in units of the hidden size."""
+    config, names = loader.config, loader.config.names.additions
+    if not config.experts_beside:
+        return ()
+    hidden, wide = config.hidden_size, torch.float32
+    scale_H = loader.fetch(prefix + names.router_scale, (hidden,), dtype=wide)
+    norm_H = loader.fetch(f"{prefix}{names.experts_input_norm}.weight", (hidden,), dtype=wide)
+    scales_E = loader.fetch(prefix + names.expert_scales, (config.num_experts,), dtype=wide)
+    return scale_H * hidden**-0.5, norm_H, scales_E
 
 
 def _expert(loader: LinearLoader, prefix: str, expert: str, inner: Range) -> tuple[Linear, Linear]:

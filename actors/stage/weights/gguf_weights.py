@@ -170,7 +170,7 @@ class GgufWeights:
         config, layer = self._config, name.rpartition(".")[0]
         if layer.endswith(config.names.q):
             heads = config.num_heads
-        elif layer.endswith(config.names.k):
+        elif config.names.k is not None and layer.endswith(config.names.k):
             heads = config.num_kv_heads
         else:
             return None

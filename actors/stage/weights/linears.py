@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.split import Range, Split
@@ -100,6 +101,16 @@ class LinearLoader:
             weight_OK = weight_OK[order]
         self.num_parameters += weight_OK.numel()
         return weight_OK.to(self.device).contiguous()
+
+    def vocabulary(self, name: str, width: int | None = None) -> torch.Tensor:
+        """This rank's rows of an embedding or head, padded with zeros to the common length. width:
+        of a row, if not that of the hidden state."""
+        size, (start, end) = self.config.vocab_size, self.split.vocab
+        rows = (min(start, size), min(end, size))
+        shape = (size, width or self.config.hidden_size)
+        part_VH = self.dense(name, shape, Shard(rows=rows))
+        missing = (end - start) - part_VH.shape[0]
+        return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
 
     def bias(self, prefix: str, name: str, piece: Piece | None) -> torch.Tensor | None:
         """GPTQ tools store a bias with every layer, whether or not the architecture has one."""

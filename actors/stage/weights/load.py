@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,8 @@ from torch.nn import functional
 
 from actors.stage.models.decoder import StageWeights
 from actors.stage.models.rope import cos_sin_table, feature_order
-from actors.stage.models.split import Range
+from actors.stage.models.split import Range, split
+from actors.stage.weights.additions import load_additions, load_layer_inputs
 from actors.stage.weights.experts import load_experts
 from actors.stage.weights.latent import load_latent
 from actors.stage.weights.linears import LinearLoader
@@ -45,20 +47,24 @@ class Loader(LinearLoader):
         names = config.names
         tied = config.tied_embeddings and not self._stores_head()
         vocabulary_VH = (
-            self._vocabulary(names.embedding) if spec.is_first or (tied and spec.is_last) else None
+            self.vocabulary(names.embedding) if spec.is_first or (tied and spec.is_last) else None
         )
         if spec.is_first:
             step()
+        dims = {config.ropes[layer]: config.at(layer).head_dim for layer in range(first, end)}
         tables = {
-            rope: cos_sin_table(rope, max_model_len, config.head_dim).to(self.device)
-            for rope in dict.fromkeys(config.ropes[first:end])
+            rope: cos_sin_table(rope, max_model_len, dim).to(self.device)
+            for rope, dim in dims.items()
         }
         usual = config.ropes[first]
-        layers = []
+        layers, additions = [], []
         for layer in range(first, end):
             rope = config.ropes[layer]
             table = None if rope == usual else tables[rope]
-            layers.append(self._layer(layer, table, max_model_len))
+            loader = self._at(layer)
+            layers.append(loader._layer(layer, table, max_model_len))
+            additions.append(load_additions(loader, config.kinds, layer))
+            self.num_parameters = loader.num_parameters
             step()
         first_norm = names.embedding_norm if spec.is_first else None
         norm_H, norm_bias_H, head = None, None, None
@@ -74,6 +80,8 @@ class Loader(LinearLoader):
             step()
         return StageWeights(
             layers=layers,
+            additions=additions,
+            layer_inputs=load_layer_inputs(self) if spec.is_first else None,
             embedding_VH=vocabulary_VH if spec.is_first else None,
             positions_PH=self._positions(max_model_len) if spec.is_first else None,
             embedding_norm_H=self._norm(first_norm),
@@ -87,6 +95,13 @@ class Loader(LinearLoader):
             dtype=self.dtype,
         )
 
+    def _at(self, layer: int) -> Loader:
+        """A loader of this layer, where layers are of several sizes."""
+        config = self.config.at(layer)
+        if config is self.config:
+            return self
+        return replace(self, config=config, split=split(config, self.spec))
+
     def _layer(
         self, layer: int, cos_sin_PD: torch.Tensor | None, max_model_len: int
     ) -> LayerWeights:
@@ -98,13 +113,14 @@ class Loader(LinearLoader):
         inputs = mixer_pieces(config, part) if mixed else qkv_pieces(config, part)
         out, results = (names.mixer.out, part.mixed) if mixed else (names.out, part.attended)
         gates = [gate_piece(config, part)] if config.attention_gate and not mixed else []
+        has_mlp = not mixture or config.experts_beside
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self.column_parallel(prefix, inputs),
             out=self.row_parallel(prefix, out, results),
             post_norm_H=norm(names.mlp_norm),
-            gate_up=None if mixture else self.column_parallel(prefix, gate_up_pieces(config, part)),
-            down=None if mixture else self.row_parallel(prefix, names.down, part.inner),
+            gate_up=self.column_parallel(prefix, gate_up_pieces(config, part)) if has_mlp else None,
+            down=self.row_parallel(prefix, names.down, part.inner) if has_mlp else None,
             experts=load_experts(self, prefix) if mixture else None,
             cos_sin_PD=cos_sin_PD,
             query_scales_P=self._query_scales(layer, max_model_len),
@@ -142,13 +158,15 @@ class Loader(LinearLoader):
 
     def _head_norm(self, layer: int, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
         """A norm of each head, in our feature order; or this rank's part of a norm of all heads."""
-        config, name = self.config, layer_prefix(self.config, layer) + name
-        if config.qk_norm == "none" or config.has_mixer(layer):
+        config = self.config
+        is_absent = name == config.names.k_norm and config.names.k is None
+        if config.qk_norm == "none" or is_absent or config.has_mixer(layer):
             return None
         if config.qk_norm == "unit":
             ones_D = torch.ones(config.head_dim, dtype=self.dtype, device=self.device)
             return ones_D if config.ropes[layer].dim else None
         order = feature_order(config.ropes, config.head_dim)
+        name = layer_prefix(config, layer) + name
         if config.qk_norm == "whole":
             size, held = num_heads * config.head_dim, (part[1] - part[0]) // config.head_dim
             order = heads_in_order(held, order)
@@ -166,7 +184,7 @@ class Loader(LinearLoader):
     def _offset(self, weight: torch.Tensor) -> torch.Tensor:
         offset = self.config.norm_offset
         if not offset:
-            return weight
+            return weight.float() if self.config.wide_norms else weight
         # 1 + w has no room in half precision, to which layer norms round it all the same.
         return (weight if self.config.norm == "layer" else weight.float()) + offset
 
@@ -177,14 +195,6 @@ class Loader(LinearLoader):
         first = config.position_offset
         shape = (config.max_positions + first, config.hidden_size)
         return self.fetch(f"{name}.weight", shape, Shard(rows=(first, first + max_model_len)))
-
-    def _vocabulary(self, name: str) -> torch.Tensor:
-        """This rank's rows of an embedding or head, padded with zeros to the common length."""
-        size, (start, end) = self.config.vocab_size, self.split.vocab
-        rows = (min(start, size), min(end, size))
-        part_VH = self.dense(name, (size, self.config.hidden_size), Shard(rows=rows))
-        missing = (end - start) - part_VH.shape[0]
-        return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
 
     def _head_bias(self) -> torch.Tensor | None:
         if not self.config.head_bias:
@@ -202,7 +212,7 @@ class Loader(LinearLoader):
         """The stored head, even if the config says that it is tied: tools that untie the two leave
         that key behind. One equal to the embedding takes no memory of its own."""
         before = self.num_parameters
-        head_VH = self._vocabulary(self.config.names.head)
+        head_VH = self.vocabulary(self.config.names.head)
         shared_VH = embedding_VH if self.config.tied_embeddings else None
         if shared_VH is None or not torch.equal(head_VH, shared_VH):
             return head_VH

@@ -10,6 +10,7 @@ import torch
 from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
+from actors.stage.weights.addition_shapes import addition_shapes, layer_addition_shapes
 from actors.stage.weights.mixer_names import LinearShapes, Shapes, mixer_linear_shapes, mixer_shapes
 from actors.stage.weights.stacked import stacked_shapes
 
@@ -48,7 +49,9 @@ def _attention_shapes(config: DecoderConfig) -> LinearShapes:
     if names.qkv is not None:
         inputs = {names.qkv: q + 2 * kv}
     else:
-        inputs = {names.q: q * (1 + config.attention_gate), names.k: kv, names.v: kv}
+        inputs = {names.q: q * (1 + config.attention_gate)}
+        if names.k is not None:
+            inputs |= {names.k: kv, names.v: kv}
     shapes = {name: ((size, hidden), biased) for name, size in inputs.items()}
     return {**shapes, names.out: ((hidden, q), config.out_bias)}
 
@@ -98,7 +101,8 @@ def linear_shapes(config: DecoderConfig, experts: bool, mixer: bool = False) -> 
             shapes[down] = ((hidden, size), biased)
         if names.shared_gate is not None:
             shapes[names.shared_gate] = ((1, hidden), False)
-        return shapes
+        if not config.experts_beside:
+            return shapes
     if names.gate_up is not None:
         mlp = {names.gate_up: 2 * inner}
     else:
@@ -145,6 +149,7 @@ def layer_shapes(config: DecoderConfig, experts: bool, mixer: bool) -> Shapes:
         shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
         if biased:
             shapes[f"{name}.bias"] = shape[:1]
+    shapes |= layer_addition_shapes(config, experts)
     norms = (names.input_norm, names.attention_out_norm, names.mlp_norm, names.mlp_out_norm)
     for norm in norms:
         if norm is not None:
@@ -162,7 +167,8 @@ def layer_shapes(config: DecoderConfig, experts: bool, mixer: bool) -> Shapes:
     if config.qk_norm in ("head", "whole"):
         whole = config.head_dim if config.qk_norm == "whole" else 0
         shapes[f"{names.q_norm}.weight"] = (config.num_heads * whole or config.head_dim,)
-        shapes[f"{names.k_norm}.weight"] = (config.num_kv_heads * whole or config.head_dim,)
+        if names.k is not None:
+            shapes[f"{names.k_norm}.weight"] = (config.num_kv_heads * whole or config.head_dim,)
     return shapes
 
 
@@ -186,11 +192,13 @@ def all_shapes(config: DecoderConfig) -> Shapes:
     if names.positions is not None:
         rows = config.max_positions + config.position_offset
         shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)
+    shapes |= addition_shapes(config)
     kinds = {kind: layer_shapes(config, *kind) for kind in product((False, True), repeat=2)}
     for layer in range(config.num_layers):
         prefix = layer_prefix(config, layer)
-        kind = kinds[config.has_experts(layer), config.has_mixer(layer)]
-        shapes |= {prefix + name: shape for name, shape in kind.items()}
+        kind = config.has_experts(layer), config.has_mixer(layer)
+        stored = layer_shapes(config.at(layer), *kind) if config.kinds else kinds[kind]
+        shapes |= {prefix + name: shape for name, shape in stored.items()}
     return shapes
 
 
@@ -199,7 +207,9 @@ def attention_inputs(config: DecoderConfig) -> tuple[str, ...]:
     names, latent = config.names, config.latent
     if latent is not None:
         return (names.latent.query_down if latent.query_rank else names.q, names.latent.down)
-    return (names.qkv,) if names.qkv is not None else (names.q, names.k, names.v)
+    if names.qkv is not None:
+        return (names.qkv,)
+    return (names.q,) if names.k is None else (names.q, names.k, names.v)
 
 
 def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
@@ -212,9 +222,11 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
     if names.qkv is not None and names.grouped:
         return [_grouped(config, part, features)]
     q_order = heads_in_order(part.num_heads, features)
+    if names.qkv is None and names.k is None:
+        return [Piece(names.q, part.q, q_order)]
     k_order = heads_in_order(part.num_kv_heads, features)
     if names.qkv is None:
-        places = [(names.q, 0), (names.k, 0), (names.v, 0)]
+        places = [(names.q, 0), (names.k or "", 0), (names.v, 0)]
     else:
         q, kv = config.num_heads * dim, config.num_kv_heads * dim
         places = [(names.qkv, 0), (names.qkv, q), (names.qkv, q + kv)]

@@ -52,6 +52,9 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
     """
     if keys.get("kv_lora_rank"):
         raise ValueError("latent attention (kv_lora_rank) has no published timings")
+    for key in ("global_head_dim", "per_layer_config"):  # Gemma 4's
+        if keys.get(key):
+            raise ValueError(f"layers whose heads differ in size ({key}) have no published timings")
     architecture = (keys.get("architectures") or [""])[0]
     hidden, heads = keys["hidden_size"], keys["num_attention_heads"]
     num_layers = keys["num_hidden_layers"]

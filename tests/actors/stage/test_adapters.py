@@ -136,6 +136,9 @@ def test_two_ranks(
         ("falcon-40b", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
         ("gpt2", ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]),
         ("gemma3", list(tiny_adapters.LLAMA_MODULES)),
+        pytest.param(  # k_proj is of values too
+            "gemma4-unified", list(tiny_adapters.LLAMA_MODULES), marks=pytest.mark.long
+        ),
         ("gemma3-images", list(tiny_adapters.LLAMA_MODULES)),  # some are the vision tower's too
         ("qwen3-moe", ["q_proj", "k_proj", "v_proj", "o_proj"]),
         ("youtu", ["q_a_proj", "kv_a_proj_with_mqa", "o_proj", "down_proj"]),

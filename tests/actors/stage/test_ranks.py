@@ -43,7 +43,8 @@ def test_two_ranks(
 # transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
 # (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of
 # the embedding (bloom), a shared expert (llama4, glm4-moe), with a gate (qwen2-moe), a
-# bias of the head (phi, gptj).
+# bias of the head (phi, gptj), sizes by layer and experts beside an MLP (gemma4), shared keys and
+# values (gemma4-unified), inputs of layers (gemma4-inputs).
 OTHER_FAMILIES = (
     "youtu-yarn", "minicpm3", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4",
     "yi", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "granite", "smollm3", "glm",
@@ -53,7 +54,8 @@ OTHER_FAMILIES = (
     "olmo3", "exaone4", "seed-oss-biased", "ernie4.5", "helium", "hunyuan", "arcee",
     "gpt-neox", "gptj", "gpt-bigcode", "phi", "stablelm", "nemotron-biased", "olmo", "vault-gemma",
     "minimax-m2", "ernie4-5-moe", "solar-open", "dots1", "exaone-moe",
-    "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe",
+    "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe", "gemma4",
+    "gemma4-inputs", "gemma4-unified",
     "qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2-adjusted", "lfm2-moe",
 )  # fmt: skip
 
@@ -66,7 +68,13 @@ def test_every_family_is_among_them() -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("variant", OTHER_FAMILIES)
+LONG = ("gemma4-unified",)  # all of which others show, too
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(v, marks=[pytest.mark.long] if v in LONG else []) for v in OTHER_FAMILIES],
+)
 def test_two_ranks_of_other_families(
     ranks: RankPool, tiny_model: Callable[..., Path], variant: str
 ) -> None:

@@ -25,7 +25,8 @@ LENGTHS = (17, 40, 63)
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "variant", ["llama", "qwen2-sliding", "qwen3", "bloom", "gemma2", "gemma3", "youtu"]
+    "variant",
+    ["llama", "qwen2-sliding", "qwen3", "bloom", "gemma2", "gemma3", "youtu", "gemma4-unified"],
 )
 def test_prompt_logprobs(
     tiny_model: Callable[..., Path], variant: str, dtype: torch.dtype, backend: str

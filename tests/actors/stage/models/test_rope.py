@@ -51,6 +51,18 @@ CASES: dict[str, dict[str, Any]] = {
             "finetuned": True,
         },
     },
+    "Gemma 4": {
+        "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1_000_000.0,
+        },
+    },
+    "Gemma 4, stretched": {
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "proportional", "rope_theta": 10_000.0, "factor": 8.0},
+    },
     "Vicuna 16k": {
         "max_position_embeddings": 4096,
         "rope_theta": 10_000.0,

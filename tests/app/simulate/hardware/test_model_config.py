@@ -115,6 +115,7 @@ def test_configs_that_lack_something_say_what(tmp_path: Path) -> None:
         ({"architectures": ["BloomForCausalLM"]}, "lacks the key 'hidden_size'"),
         (BASE | {"num_experts_per_tok": 2}, "lacks the key 'num_local_experts or"),
         (DEEP | {"kv_lora_rank": 512}, "latent attention"),
+        (BASE | {"global_head_dim": 512}, "heads differ in size"),
     ):
         path.write_text(json.dumps(config), "utf-8")
         with pytest.raises(ValueError, match=message):
