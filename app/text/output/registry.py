@@ -13,6 +13,7 @@ from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.deepseek import DeepSeekV3, DeepSeekV31
 from app.text.output.ernie import ErnieThink
 from app.text.output.forced import Forced
+from app.text.output.gemma4 import Gemma4, Gemma4Think
 from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
@@ -37,6 +38,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v31": DeepSeekV31,
     "kimi_k2": KimiK2,
     "minimax_m2": MiniMaxM2,
+    "gemma4": Gemma4,
     "seed_oss": SeedOss,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
@@ -56,6 +58,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
 REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,
     "cohere": CohereThink,
+    "gemma4": Gemma4Think,
     "granite": GraniteThink,
     "hunyuan": HunyuanThink,
     "ernie": ErnieThink,

@@ -75,6 +75,8 @@ ANSWERS = {
     "deepseek_v31": "<｜tool▁calls▁begin｜>"
     + "".join(f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{a}<｜tool▁call▁end｜>" for a in ARGUMENTS)
     + "<｜tool▁calls▁end｜>",
+    "gemma_4": "<|channel>thought\nTwo of them.\n<channel|>"
+    + "".join(f'<|tool_call>call:add{{a:{a},b:<|"|>xy<|"|>}}<tool_call|>' for a in NUMBERS),
     "minimax_m2": "Two of them.\n</think>\n\n<minimax:tool_call>\n"
     + "".join(
         f'<invoke name="add">\n<parameter name="a">{a}</parameter>\n<parameter name="b">xy'
@@ -90,7 +92,8 @@ ANSWERS = {
     ),
     "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
 }
-THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss", "minimax_m2", "seed_oss")
+THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss", "minimax_m2", "seed_oss",
+          "gemma_4")  # fmt: skip
 KEEPS = tuple(one for one in THINKS if one != "r1")  # the reasoning between calls
 RESULTS = ("result one", "result two")
 FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))

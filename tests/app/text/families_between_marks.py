@@ -58,7 +58,41 @@ SEED_OSS: Final = _tagged(
     LAST="",
     BEGUN="",
 )
-FAMILIES: Final = {"deepseek_v31": DEEPSEEK_V31, "minimax_m2": MINIMAX_M2, "seed_oss": SEED_OSS}
+# Calls and results are in one turn of the model, and so is what follows them.
+GEMMA_4: Final = (
+    "{% macro written(value) %}{% if value is string %}{{ '<|\"|>' + value + '<|\"|>' }}"
+    "{% elif value is mapping %}{{ '{' }}{% for key, one in value | dictsort %}"
+    "{{ ',' if not loop.first }}{{ key }}:{{ written(one) }}{% endfor %}{{ '}' }}"
+    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+    "{{ bos_token }}{% set ns = namespace(open=false) %}"
+    "{% if tools or messages[0].role == 'system' or enable_thinking %}<|turn>system\n"
+    "{{ '<|think|>\n' if enable_thinking }}{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content | trim }}{% endif %}{% for tool in tools or () %}<|tool>declaration:"
+    "{{ tool.function.name }}{parameters:{{ written(tool.function.parameters) }}}<tool|>"
+    "{% endfor %}<turn|>\n{% endif %}"
+    "{% for message in messages if message.role in ('user', 'assistant') %}"
+    "{% set content = message.content or '' %}{% if message.role == 'user' %}<|turn>user\n"
+    "{{ content | trim }}<turn|>\n{% set ns.open = false %}{% else %}"
+    "{% if not ns.open %}<|turn>model\n{% endif %}"
+    "{% set thought = message.get('reasoning') or message.get('reasoning_content') %}"
+    "{% if thought and message.tool_calls %}{{ '<|channel>thought\n' + thought + '\n<channel|>' }}"
+    "{% endif %}{% for call in message.tool_calls or () %}"
+    "{{ '<|tool_call>call:' + call.function.name + written(call.function.arguments) + "
+    "'<tool_call|>' }}{% endfor %}{% for call in message.tool_calls or () %}"
+    "{% for result in messages if result.role == 'tool' and result.tool_call_id == call.id %}"
+    "{{ '<|tool_response>response:' + call.function.name + '{value:' + written(result.content) + "
+    "'}<tool_response|>' }}{% endfor %}{% endfor %}{{ content | trim }}"
+    "{% set ns.open = message.tool_calls and not content %}"
+    "{{ '<turn|>\n' if not ns.open }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and not ns.open %}<|turn>model\n"
+    "{{ '<|channel>thought\n<channel|>' if not enable_thinking | default(true) }}{% endif %}"
+)
+FAMILIES: Final = {
+    "deepseek_v31": DEEPSEEK_V31,
+    "gemma_4": GEMMA_4,
+    "minimax_m2": MINIMAX_M2,
+    "seed_oss": SEED_OSS,
+}
 SPECIAL: Final = (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -71,4 +105,11 @@ SPECIAL: Final = (
     "</seed:tool_call>",
     "<seed:think>",
     "</seed:think>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|channel>",
+    "<channel|>",
+    "<|turn>",
+    "<turn|>",
 )

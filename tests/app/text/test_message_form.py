@@ -26,6 +26,7 @@ PLAIN = (
     "llama_4",
     "llama_4_json",
     "magistral",
+    "gemma_4",
     "minimax_m2",
     "seed_oss",
 )
@@ -97,7 +98,9 @@ def test_other_families_get_what_was_given(family: str) -> None:
     assert form.tools([ADD]) == [ADD]
 
 
-@pytest.mark.parametrize("family", ["command_r7b", "qwen3", "glm_45", "magistral", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["command_r7b", "qwen3", "glm_45", "magistral", "gpt_oss", "gemma_4"]
+)
 def test_reasoning_between_calls_is_kept(family: str) -> None:
     assert fitted(family, TURNS).count("Two of them.") == 1
 

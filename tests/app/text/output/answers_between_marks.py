@@ -147,6 +147,26 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("now", {"user id": "x"})],
     ),
+    (
+        "gemma4",
+        f'Yes.<|tool_call>call:add{{a:1,b:<|"|>{ADD[1]["b"]}<|"|>}}<tool_call|><|tool_call>'
+        "call:now{}<tool_call|>Done.",
+        "Yes.Done.",
+        [ADD, NOW],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>\ncall: plot {points: [[1, 2] , {<|"|>x<|"|>:[3.5]}], scale:0.5,grid:True,'
+        "title:None }\n<tool_call|><|tool_call>call:now{ }<tool_c",
+        "",
+        [PLOT, NOW],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:add{"a":1,"b":"x}\\\\\\"{ é"}<|tool_call>call:now{}',
+        "",
+        [ADD, NOW],
+    ),
     (  # a text is kept as it is
         "seed_oss",
         "<function=add>\n<parameter=a>\n1\n</parameter><parameter=b>\nx\n</parameter></function>",
@@ -182,6 +202,15 @@ MALFORMED_BETWEEN_MARKS = [
     ("minimax_m1", '<tool_calls>\n[{"name": "now", "arguments": {}}]\n</tool_calls>'),
     ("minimax_m1", '<tool_calls>\n{"name": "rm", "arguments": {}}\n</tool_calls>'),
     ("minimax_m1", "<tool_calls></tool_calls>"),
+    ("gemma4", "<|tool_call>call:rm{}<tool_call|>"),
+    ("gemma4", "<|tool_call>now{}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{a:}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{a:x}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{:1}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{a:1}so<tool_call|>"),
+    ("gemma4", '<|tool_call>call:add{b:<|"|>x'),
+    ("gemma4", f"<|tool_call>call:add{{a:{'[' * 200}"),
     ("olmo3", "<function_calls>\nrm()\n</function_calls>"),
     ("olmo3", "<function_calls>add(1)</function_calls>"),
     ("olmo3", "now()"),

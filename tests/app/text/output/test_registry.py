@@ -39,6 +39,7 @@ FORMATS_OF = {
     "magistral": ("mistral", "mistral"),
     "gpt_oss": ("harmony", "harmony"),
     "gemma_3": ("tool_code", None),
+    "gemma_4": ("gemma4", "gemma4"),
     "command_r7b": ("cohere", "cohere"),
     "phi_4_mini": ("phi4_mini", None),
     "granite_3": ("granite", "granite"),

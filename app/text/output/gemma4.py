@@ -1,0 +1,143 @@
+"""Gemma 4: bare keys, and texts between marks of their own; reasoning in a channel.
+
+<|tool_call>call:add{a:1,b:<|"|>xy<|"|>}<tool_call|>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from actors.scheduling.request import HeldCalls
+from app.text.output.interface import ToolFormat, ending
+from app.text.output.json_text import Calls, held_call, json_string, loads, valid
+from app.text.output.pieces import AnswerPieces
+from app.text.output.source import Broken, Reading, Source
+from app.text.output.thinking import Think
+
+_CALL, _CALL_END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_NAME: Final = re.compile(r"[^\s<>{}]+")
+_KEY: Final = re.compile(r"[^\s<>{}\[\]:,]+")
+_OTHER: Final = re.compile(r"[^<>{}\[\]:,]+")  # a number, or a word
+_CONSTANTS: Final = {"None": "null", "True": "true", "False": "false"}  # as in Python
+_MOST_NESTED: Final = 100
+
+
+class Gemma4Think(Think):
+    """The channel's name is part of its beginning."""
+
+    opening = "<|channel>thought"
+    closing = "<channel|>"
+    recognized_by = ("<|channel>",)
+    special_tokens = ("<|channel>", "<channel|>")
+
+
+class Gemma4(ToolFormat):
+    """Values are of JSON, but for texts and keys."""
+
+    recognized_by = ("<|tool_call>call:",)
+    special_tokens = (_CALL, _CALL_END, _QUOTE)
+    openings = (_CALL,)
+    closing = (_CALL_END,)
+
+    @staticmethod
+    def written(calls: Calls) -> str:
+        return "".join(f"{_CALL}call:{name}{_written(given)}{_CALL_END}" for name, given in calls)
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        """With arguments in JSON, which is read too: no grammar has the family's own values."""
+        calls = (
+            held_call(name, f"call:{name}", schema, _CALL_END) for name, schema in schemas.items()
+        )
+        return (HeldCalls(_CALL, "", tuple(calls), None, ""),)
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        yield from source.expect("call:")
+        yield from source.blanks()
+        draft = out.draft(source)
+        draft.begin((yield from source.run(_NAME)))
+        yield from source.blanks()
+        yield from _object(source, draft.argument, 0)
+        yield from ending(source, _CALL_END, _CALL)
+        draft.close()
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return f"{_QUOTE}{value}{_QUOTE}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{_key(key)}:{_written(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    return json.dumps(value)
+
+
+def _key(key: str) -> str:
+    return key if _KEY.fullmatch(key) else f"{_QUOTE}{key}{_QUOTE}"
+
+
+def _object(source: Source, member: Callable[[str, str], None], depth: int) -> Reading[None]:
+    """An object; `member` gets each key and the JSON text of its value."""
+
+    def read_member() -> Reading[None]:
+        if (yield from source.sees(_QUOTE, '"')):
+            key = loads((yield from _value(source, depth)))
+        else:
+            key = yield from source.run(_KEY)
+        yield from source.blanks()
+        yield from source.expect(":")
+        if not key:
+            raise Broken
+        member(key, (yield from _value(source, depth + 1)))
+
+    yield from _listed(source, "{", "}", read_member)
+
+
+def _listed(
+    source: Source, opening: str, closing: str, read: Callable[[], Reading[None]]
+) -> Reading[None]:
+    """What `read` reads, any number of times between two brackets, with commas between."""
+    yield from source.expect(opening)
+    yield from source.blanks()
+    if (yield from source.accept(closing)):
+        return
+    while True:
+        yield from read()
+        yield from source.blanks()
+        if (yield from source.expect(",", closing)) == closing:
+            return
+        yield from source.blanks()
+
+
+def _value(source: Source, depth: int) -> Reading[str]:
+    """A value's JSON text."""
+    if depth > _MOST_NESTED:
+        raise Broken
+    yield from source.blanks()
+    if (yield from source.accept(_QUOTE)):
+        text, _ = yield from source.until(_QUOTE)
+        return json.dumps(text)
+    items: list[str] = []
+    match (yield from source.peek()):
+        case '"':
+            return valid((yield from json_string(source)))
+        case "[":
+
+            def read_item() -> Reading[None]:
+                items.append((yield from _value(source, depth + 1)))
+
+            yield from _listed(source, "[", "]", read_item)
+            return f"[{', '.join(items)}]"
+        case "{":
+
+            def add(key: str, value: str) -> None:
+                items.append(f"{json.dumps(key)}: {value}")
+
+            yield from _object(source, add, depth)
+            return f"{{{', '.join(items)}}}"
+    word = (yield from source.run(_OTHER)).strip()
+    return valid(_CONSTANTS.get(word, word))
