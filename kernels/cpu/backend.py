@@ -22,6 +22,7 @@ from kernels.all_reduce import AllReduce, ShareFile
 from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
+from kernels.cpu import recurrence as recurrent
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, file_bytes
 from kernels.cpu.kv import ShapeView, as_cpu_layer, unsupported_head_dim, view_shape
 from kernels.cpu.library import FLOAT_CODES, check, check_norm
@@ -57,6 +58,8 @@ class CpuBackend(TorchBackend):
     name = "cpu"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8})
     quantizations: tuple[str, ...] = ("int8", "int4", "w8a8", "w4a8")
+    causal_conv = staticmethod(recurrent.causal_conv)
+    recurrence = staticmethod(recurrent.recurrence)
 
     def __init__(self) -> None:
         library.require()

@@ -39,6 +39,7 @@ struct Vec {
     return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p))};
   }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void stream(float* p) const { _mm512_stream_ps(p, v); }  // aligned, past the caches
   void store(bf16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16()); }
   void store(fp16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_fp16()); }
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
@@ -103,6 +104,7 @@ struct Vec {
   static Vec load(const bf16* p, int n) { return load_part(p, n); }
   static Vec load(const fp16* p, int n) { return load_part(p, n); }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void stream(float* p) const { _mm256_stream_ps(p, v); }  // aligned, past the caches
   void store(bf16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16()); }
   void store(fp16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_fp16()); }
   void store(float* p, int n) const { _mm256_maskstore_ps(p, mask(n), v); }
