@@ -11,7 +11,9 @@ from actors.stage.models.additions import (
     caches_of,
     norm_values,
 )
+from actors.stage.models.mixers import ShortConvMixer
 from kernels.interface import AttentionShape, KVLayer
+from kernels.layer_weights import LayerWeights
 from kernels.torch.backend import TorchBackend
 
 
@@ -22,7 +24,10 @@ def layer(source: int, has_cache: bool = True, ones: torch.Tensor | None = None)
 def test_a_layer_attends_to_its_own_cache_or_that_of_one_before() -> None:
     additions = [layer(0), None, layer(0, False), layer(3), layer(3, False), layer(0, False)]
     shapes = [AttentionShape(4, 2, 8 * (number + 1), 1.0) for number in range(6)]
-    assert cached(shapes, additions) == [shapes[0], shapes[1], shapes[3]]
+    layers = [LayerWeights(*[None] * 6) for _ in additions]  # type: ignore[arg-type]
+    assert cached(shapes, layers, additions) == [shapes[0], shapes[1], shapes[3]]
+    layers[1].mixer = ShortConvMixer(TorchBackend(), torch.zeros(3, 8), None, torch.float32)
+    assert cached(shapes, layers, additions) == [shapes[0], shapes[3]]
     caches: list[KVLayer] = ["first", "second", "third"]
     wanted = ["first", "second", "first", "third", "third", "first"]
     assert caches_of(additions, caches) == wanted
