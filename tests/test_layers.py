@@ -122,6 +122,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "bench": (
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration engine stage stage.spec"
+        " stage.model"
         " transport app.engine_client client telemetry settings installation simulate.inputs"
         " simulate.run simulate fleet fleet.picture fleet.routers app.fleet",
     ),

@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.scheduling.plan import RequestStart, Slice, SliceRow, StepPlan, StepShape
 from actors.scheduling.request import SamplingParams
+from actors.stage.models.read import load_config
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 
@@ -45,6 +46,7 @@ class LoadedStage:
         max_drafts: int = 0,
     ) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
+        self.description = load_config(model)
         self.spec = StageSpec(
             model_path=str(model),
             load_format=load_format,

@@ -12,12 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 from actors.scheduling.plan import StepShape
+from actors.stage.models.config import DecoderConfig
+from actors.stage.states import ROWS_OF_REQUEST
+from actors.stage.weights.names import linear_shapes
 from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import BLOCK_SIZE, DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
@@ -91,36 +94,40 @@ def measure_ceilings(floats: torch.Tensor) -> Ceilings:
 
 
 def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float, str]:
-    """(seconds, what binds): weights and KV read once, every multiply-add at the peak. Of a
-    mixture, the experts that tokens touch if they choose evenly."""
-    c = stage.config
-    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
-    head_dim = c.get("head_dim") or hidden // heads
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    head = hidden * c["vocab_size"]
-    weight_bytes = _WEIGHT_BYTES[stage.spec.quantization]
-    tokens = case.num_decodes + case.chunk
-    mlp = 3 * hidden * (c.get("moe_intermediate_size") or c["intermediate_size"])
-    touched, used = _mlps(c, tokens)
-    rows = case.num_decodes + (1 if case.chunk else 0)
-    kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
+    """(seconds, what binds): weights, KV and states read once, states written once, every
+    multiply-add of matrices and attention at the peak. Of a mixture, the experts that tokens touch
+    if they choose evenly."""
+    config, tokens = stage.description, case.num_decodes + case.chunk
+    num_slices = case.num_decodes + (1 if case.chunk else 0)
     pairs = case.num_decodes * case.context + case.chunk * (case.prefix + case.chunk / 2)
-    num_bytes = weight_bytes * (layers * (attention + touched * mlp) + head)
-    num_bytes += kv_tokens * layers * 2 * kv_heads * head_dim * 2
-    flops = 2.0 * tokens * layers * (attention + used * mlp) + 2.0 * rows * head
-    flops += 4.0 * pairs * layers * heads * head_dim
+    head = config.hidden_size * config.vocab_size
+    num_weights, flops = float(head), 2.0 * num_slices * head
+    for layer in range(config.num_layers):
+        read, used = _weights(config, layer, tokens)
+        num_weights += read
+        flops += 2.0 * tokens * used
+        if not config.has_mixer(layer):
+            flops += 4.0 * pairs * config.num_heads * config.at(layer).head_dim
+    num_bytes = _WEIGHT_BYTES[stage.spec.quantization] * num_weights
+    kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
+    num_bytes += kv_tokens * stage.info.kv_block_bytes / stage.spec.block_size
+    num_bytes += 2 * num_slices * stage.info.state_bytes / ROWS_OF_REQUEST
     return ceilings.limit_s(num_bytes, flops), ceilings.bound(num_bytes, flops)
 
 
-def _mlps(config: dict[str, Any], tokens: int) -> tuple[float, int]:
-    """MLPs of a layer that a step reads, and that a token passes."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    number = next((config[name] for name in names if config.get(name)), 0)
-    if not number:
-        return 1.0, 1
-    chosen = config["num_experts_per_tok"]
-    return experts_touched(number, chosen, tokens), chosen
+def _weights(config: DecoderConfig, layer: int, tokens: int) -> tuple[float, float]:
+    """Of a layer's matrices: weights that a step reads, and that a token passes."""
+    has_experts = config.has_experts(layer)
+    shapes = linear_shapes(config.at(layer), has_experts, config.has_mixer(layer))
+    sizes = {name: out * into for name, ((out, into), _) in shapes.items()}
+    prefixes = tuple(map(config.names.expert.format, range(config.num_experts)))
+    routed = sum(size for name, size in sizes.items() if name.startswith(prefixes))
+    others = sum(sizes.values()) - routed
+    if not has_experts:
+        return others, others
+    one, chosen = routed / config.num_experts, config.experts_per_token
+    touched = experts_touched(config.num_experts, chosen, tokens)
+    return others + touched * one, others + chosen * one
 
 
 def measure_steps(

@@ -85,7 +85,7 @@ def test_a_step_reads_its_weights_once_and_each_context(tiny_model: Callable[...
     more, _ = limit(stage, StepCase("", 2, 128), memory_bound)
     c = stage.config
     head_dim = c["hidden_size"] // c["num_attention_heads"]
-    kv_bytes = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # a token
+    kv_bytes = 2 * 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # a token
     assert bound == "memory"
     assert two - one == pytest.approx(64 * kv_bytes)
     assert more - two == pytest.approx(2 * 64 * kv_bytes)
@@ -105,9 +105,24 @@ def test_a_step_reads_only_the_experts_that_its_tokens_choose(
     c = stage.config
     expert = 3 * c["hidden_size"] * c["intermediate_size"]
     one, two = (limit(stage, StepCase("", n, 1), one_byte)[0] for n in (1, 2))
-    kv_bytes = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * 16
+    kv_bytes = 2 * 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * 16
     assert two - one - kv_bytes == pytest.approx(2 * c["num_hidden_layers"] * expert, rel=0.01)
     one, two = (limit(stage, StepCase("", n, 1), one_flop)[0] for n in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.01)
     assert one > 2 * 2 * c["num_hidden_layers"] * expert
+    stage.runner.close()
+
+
+@pytest.mark.tensors
+def test_a_step_reads_and_writes_the_states_of_its_requests(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """One of three layers has a KV cache; the two others have states of 2496 bytes."""
+    stage = LoadedStage(
+        tiny_model("qwen3-5"), backend="torch", dtype="float32", threads=1, max_requests=4,
+        kv_tokens=2048,
+    )  # fmt: skip
+    one_byte = Ceilings(1e-9, 1e9)
+    one, two = (limit(stage, StepCase("", n, 1), one_byte)[0] for n in (1, 2))
+    assert two - one == pytest.approx(2 * 2 * 2496 + 2 * 4 * 2 * 16)
     stage.runner.close()
