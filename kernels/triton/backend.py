@@ -20,11 +20,12 @@ from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
 from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.quantized import FLOAT8_ROUNDING, QuantizedWeight, quantize_rows
+from kernels.recurrence import Recurrence, StateLayer, StateRows
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.rope import rotated_queries
 from kernels.torch.sampling import gather_logprobs
-from kernels.triton import adapters, blocks, cache, logits, sampling
+from kernels.triton import adapters, blocks, cache, logits, recurrence, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import Attention, Variant, one_launch_is_faster, variant_of
@@ -204,6 +205,18 @@ class TritonBackend(TorchBackend):
         if one_launch is None:
             one_launch = self._is_faster.get(variant_of(shape), False)
         return self._attention(q_TND, batch, paged(layer), shape, one_launch)
+
+    def causal_conv(
+        self, x_TC: torch.Tensor, weight_JC: torch.Tensor, bias_C: torch.Tensor | None,
+        layer: StateLayer, rows: StateRows, silu: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        return recurrence.causal_conv(x_TC, weight_JC, bias_C, layer, rows, silu)
+
+    def recurrence(
+        self, qkv_TC: torch.Tensor, decays_TN: torch.Tensor, rates_TN: torch.Tensor,
+        layer: StateLayer, rows: StateRows, form: Recurrence,
+    ) -> torch.Tensor:  # fmt: skip
+        return recurrence.recurrence(qkv_TC, decays_TN, rates_TN, layer, rows, form)
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -40,13 +42,23 @@ _DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One variant. shared_bytes: static shared memory; ptx: its text."""
+    """One variant. shared_bytes: static shared memory; cubin: machine code; ptx: its text."""
 
     name: str
     constants: tuple[tuple[str, object], ...]
     shared_bytes: int
-    cubin_bytes: int
-    ptx: str
+    cubin: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+
+    @property
+    def stack_bytes(self) -> int:
+        """Of a thread: what it keeps in memory for want of registers."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", told)))
 
     @property
     def tensor_cores(self) -> str | None:
@@ -91,7 +103,7 @@ def compiling_for(arch: int, once: bool = False) -> Iterator[list[CompiledKernel
                 kernel.fn.__name__,
                 constants,
                 result.metadata.shared,
-                len(result.asm["cubin"]),
+                result.asm["cubin"],
                 result.asm["ptx"],
             )
         )

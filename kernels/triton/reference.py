@@ -14,6 +14,7 @@ from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Batch
 from kernels.layer_form import LayerForm
 from kernels.packing import PackedWeight
+from kernels.recurrence import Recurrence
 from kernels.torch.backend import TorchBackend
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.grouped import GroupedLinear
@@ -149,6 +150,50 @@ def adapters(
         added = [(a @ x_TK[t].double()) @ b for a, b in zip(a_MRK, b_parts, strict=True)]
         out[t] += torch.cat(added)
     return out
+
+
+def causal_conv(
+    x_LC: torch.Tensor,
+    weight_JC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    old_JC: torch.Tensor,
+    silu: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One slice of L tokens: (L, C), and the state that it leaves, in x's type."""
+    taps = len(weight_JC)
+    inputs = torch.cat((old_JC, x_LC))
+    y = torch.stack(
+        [(inputs[t : t + taps].double() * weight_JC.double()).sum(0) for t in range(len(x_LC))]
+    )
+    if bias_C is not None:
+        y = y + bias_C.double()
+    return y / (1 + torch.exp(-y)) if silu else y, inputs[len(x_LC) :]
+
+
+def recurrence(
+    qkv_LC: torch.Tensor,
+    decays_LN: torch.Tensor,
+    rates_LN: torch.Tensor,
+    old_NFD: torch.Tensor,
+    form: Recurrence,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One slice of L tokens: (L, N * D), and the matrices that it leaves."""
+    widths = [form.num_key_heads * form.key_dim] * 2 + [form.num_heads * form.value_dim]
+    q_LX, k_LX, v_LX = torch.split(qkv_LC.double(), widths, 1)
+    out, left = [], old_NFD.double().clone()
+    for t in range(len(qkv_LC)):
+        for n in range(form.num_heads):
+            first = n * form.num_key_heads // form.num_heads * form.key_dim
+            q, k = (x[t, first : first + form.key_dim] for x in (q_LX, k_LX))
+            u = v_LX[t, n * form.value_dim : (n + 1) * form.value_dim]
+            left[n] *= decays_LN[t, n].double()
+            if form.delta:
+                q, k = (x * torch.rsqrt(x.square().sum() + 1e-6) for x in (q, k))
+                q = q / math.sqrt(form.key_dim)
+                u = u - k @ left[n]
+            left[n] += torch.outer(k, rates_LN[t, n].double() * u)
+            out.append(q @ left[n])
+    return torch.cat(out).view(len(qkv_LC), -1), left
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -233,6 +233,15 @@ def adapter_tile(dtype: torch.dtype) -> AdapterTile:
     )
 
 
+def recurrence_block(key_dim: int, value_dim: int) -> tuple[int, int]:
+    """(F, D) of a matrix that a program of one warp holds in registers: 64 numbers a thread.
+
+    All features of a key, since each token's sums run over them; in one warp these need no barrier.
+    """
+    block_f = _power_of_two_at_least(key_dim)
+    return block_f, min(_power_of_two_at_least(value_dim), max(1, 2048 // block_f))
+
+
 @functools.cache
 def _num_multiprocessors() -> int:
     if torch.cuda.is_available():

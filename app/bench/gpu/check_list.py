@@ -12,6 +12,11 @@ from app.bench.gpu import checks
 from app.bench.gpu import product_checks as products
 from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
 from app.bench.gpu.hybrid_checks import check_one_launch, shares_launch
+from app.bench.gpu.recurrence_checks import (
+    FULL_RECURRENCES,
+    SMALL_RECURRENCES,
+    check_recurrence,
+)
 from app.bench.gpu.reduce_checks import check_reduce_norm
 from app.bench.gpu.worker import cuda_answers
 from app.bench.report import MeasurementError
@@ -104,6 +109,13 @@ def _of_adapters(backend: Backend, dtype: torch.dtype, device: torch.device) -> 
         yield title, partial(check_adapters, adapted, backend, dtype, device)
 
 
+def _of_states(backend: Backend, dtype: torch.dtype, device: torch.device) -> Iterator[Check]:
+    is_full = dtype == torch.bfloat16
+    for case in SMALL_RECURRENCES + (FULL_RECURRENCES if is_full else ()):
+        title = f"recurrence, {case.name}"
+        yield title, partial(check_recurrence, case, backend, dtype, device)
+
+
 def _of_sums(backend: Backend, dtype: torch.dtype, device: torch.device) -> Iterator[Check]:
     for num_ranks, tokens, width in ((2, 32, 4096), (8, 16, 8192), (3, 5, 1000)):
         sizes = (num_ranks, tokens, width)
@@ -134,5 +146,6 @@ _PARTS = {
     "products": _of_products,
     "one launch": _of_one_launch,
     "adapters": _of_adapters,
+    "states": _of_states,
     "sums of ranks": _of_sums,
 }

@@ -18,6 +18,7 @@ from app.bench.terminal import Json, Out, output, progress, table
 if TYPE_CHECKING:  # Triton is optional; the command says so where it is missing
     from app.bench.gpu.adapter_checks import AdapterCase
     from app.bench.gpu.checks import AttentionCase, ExpertCase
+    from app.bench.gpu.recurrence_checks import RecurrenceCase
     from kernels.triton.compile import CompiledKernel
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -72,6 +73,17 @@ def adapter_cases() -> list[AdapterCase]:
     ]
 
 
+def recurrence_cases() -> list[RecurrenceCase]:
+    """Qwen3-Next's layers, and the longest keys."""
+    from app.bench.gpu.recurrence_checks import RecurrenceCase
+    from kernels.recurrence import Recurrence
+
+    return [
+        RecurrenceCase("qwen3-next", Recurrence(16, 32, 128, 128, delta=True), (1, 70), plain=True),
+        RecurrenceCase("keys of 256", Recurrence(4, 4, 256, 256, delta=True), (1, 70)),
+    ]
+
+
 def compile_all(
     arch: int, dtype: torch.dtype = torch.bfloat16, *, once: bool = False
 ) -> list[CompiledKernel]:
@@ -93,6 +105,7 @@ def compile_all(
         check_rounded,
         check_stored,
     )
+    from app.bench.gpu.recurrence_checks import recurrence_inputs, run_recurrence
     from app.bench.gpu.reduce_checks import draw, make_ranks
     from kernels.sampling import Adjustment
     from kernels.triton import blocks, logits, sampling
@@ -120,6 +133,8 @@ def compile_all(
             check_experts(mixture, backend, dtype, cpu)
         for adapted in adapter_cases():
             check_adapters(adapted, backend, dtype, cpu)
+        for recurrent in recurrence_cases():
+            run_recurrence(recurrent, recurrence_inputs(recurrent, dtype, cpu), backend)
         for tokens in DENSE_TILES:
             check_dense(dtype, cpu, tokens, (512, 256), biased=True)
         for tokens in (1, 40, 80, 200):
@@ -163,7 +178,8 @@ def command(
             "arch": arch,
             "kernel": kernel.name,
             "shared_bytes": kernel.shared_bytes,
-            "cubin_bytes": kernel.cubin_bytes,
+            "cubin_bytes": len(kernel.cubin),
+            "stack_bytes": kernel.stack_bytes,
             "tensor_cores": kernel.tensor_cores,
             "operands": kernel.operands,
         }
@@ -175,9 +191,9 @@ def command(
         rows = [
             (
                 *(str(k["kernel"]), str(k["tensor_cores"] or ""), str(k["arch"])),
-                *(str(k["shared_bytes"]), str(k["cubin_bytes"])),
+                *(str(k[f"{what}_bytes"]) for what in ("shared", "cubin", "stack")),
             )
             for k in kernels
         ]
-        columns = ("kernel", "tensor cores", "arch", "shared bytes", "cubin bytes")
+        columns = ("kernel", "tensor cores", "arch", "shared bytes", "cubin bytes", "stack bytes")
         output.print(table("compiled", columns, rows, num_words=2))

@@ -15,7 +15,9 @@ import torch
 from app.bench.gpu import checks
 from app.bench.gpu.adapter_checks import AdapterCase, check_adapters
 from app.bench.gpu.checks import AttentionCase, ExpertCase
+from app.bench.gpu.recurrence_checks import RecurrenceCase, recurrence_inputs, run_recurrence
 from app.bench.gpu.reduce_checks import draw, make_ranks
+from kernels.recurrence import Recurrence
 from kernels.sampling import Adjustment
 from kernels.triton import blocks, logits, sampling
 from kernels.triton.backend import TritonBackend
@@ -47,6 +49,15 @@ def main() -> None:
         for tokens in (1, 2, 16, 33):
             (part_TH, _), residual_TH, weight_H = draw(2, tokens, 4096, dtype, device)
             backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
+        form = Recurrence(num_key_heads=2, num_heads=4, key_dim=16, value_dim=16, delta=True)
+        for lengths, pad in (
+            ((1,), (0, 0)),
+            ((1, 2), (5, 3)),
+            ((1,) * 16, (0, 0)),
+            ((70,), (0, 3)),
+        ):
+            recurrent = RecurrenceCase("", form, lengths, pad=pad)
+            run_recurrence(recurrent, recurrence_inputs(recurrent, dtype, device), backend)
         dense = backend.pack_linear(torch.zeros(64, 256, dtype=dtype), None)
         for tokens in (1, 2, 8, 16):
             dense(torch.zeros(tokens, 256, dtype=dtype))

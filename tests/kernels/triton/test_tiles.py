@@ -20,10 +20,12 @@ from triton.runtime.interpreter import InterpretedFunction
 from app.bench.gpu import checks
 from app.bench.gpu.adapter_checks import AdapterCase, adapter_inputs
 from app.bench.gpu.checks import AttentionCase, ExpertCase
+from app.bench.gpu.recurrence_checks import RecurrenceCase, recurrence_inputs, run_recurrence
 from app.bench.gpu.reduce_checks import draw, make_ranks
 from kernels.all_reduce import PEER_ROWS
 from kernels.packing import QUANTIZATIONS, pack_weight
 from kernels.quantized import QuantizedWeight
+from kernels.recurrence import Recurrence
 from kernels.sampling import Adjustment
 from kernels.triton import blocks, logits, sampling, tiles
 from kernels.triton.backend import TritonBackend
@@ -98,6 +100,9 @@ def launch_layers(backend: TritonBackend) -> None:
         ExpertCase("", TOKENS // 64, (512, 10, 32, 32)), backend, torch.float32, CPU
     )
     backend.moe(x_TH, experts, ExpertCase("", 0, (0, 0, 0, 0)).form)
+    form = Recurrence(num_key_heads=1, num_heads=1, key_dim=1, value_dim=1, delta=True)
+    recurrent = RecurrenceCase("", form, (*(1,) * (REQUESTS - 1), TOKENS))
+    run_recurrence(recurrent, recurrence_inputs(recurrent, torch.float16, CPU), backend)
     adapted = AdapterCase("", (0,) * 16, (64,), 64, 28_672, (VOCABULARY // 4, 8))
     module, x_TK, y_TO, runs = adapter_inputs(adapted, torch.float32, CPU)
     backend.add_adapters(module, x_TK, y_TO, runs)

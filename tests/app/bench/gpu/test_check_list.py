@@ -54,7 +54,8 @@ def test_every_kind_of_kernel_is_checked() -> None:
     titles = [title for part in listed.values() for title, _ in part]
     kinds = {title.partition(",")[0] for title in titles}
     assert kinds == {
-        "attention", "rope", "elementwise", "experts", "adapters", "sums of ranks", "linear",
+        "attention", "rope", "elementwise", "experts", "adapters", "recurrence",
+        "sums of ranks", "linear",
     }  # fmt: skip
     assert sum("one launch" in title for title in titles) > 0
     assert sum("fp8_w8a8" in title for title in titles) > 0
