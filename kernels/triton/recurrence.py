@@ -2,7 +2,7 @@
 
 Which slice a program has, and how long it is, are read on the device: grids depend on the shapes of
 a batch alone, and a launch can be captured. Slices of no tokens are padding, whose states stay as
-they are. The tokens of a slice are computed one by one, also in chunks of prompts.
+they are. The tokens of a slice are computed one by one; of long ones, in chunks (`chunkwise.py`).
 
 Shape suffixes as in `kernels.recurrence`.
 """
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.recurrence import Recurrence, StateLayer, StateRows
+from kernels.triton import chunkwise
 from kernels.triton.tiles import recurrence_block
 
 _EPS = tl.constexpr(1e-6)  # of the lengths of queries and keys
@@ -118,7 +119,10 @@ def _token(
     return q_F, k_F, v_D, tl.load(decay_ptr + n), tl.load(rate_ptr + n)
 
 
-@triton.jit(do_not_specialize_on_alignment=[*_ROWS, "decays_ptr", "rates_ptr"])
+@triton.jit(
+    do_not_specialize=["longest"],
+    do_not_specialize_on_alignment=[*_ROWS, "decays_ptr", "rates_ptr"],
+)
 def _recurrence_kernel(
     qkv_ptr: tl.tensor,
     decays_ptr: tl.tensor,
@@ -128,6 +132,7 @@ def _recurrence_kernel(
     reads_ptr: tl.tensor,
     writes_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    longest: tl.tensor,
     qkv_stride: tl.tensor,
     decays_stride: tl.tensor,
     rates_stride: tl.tensor,
@@ -140,12 +145,13 @@ def _recurrence_kernel(
     BLOCK_F: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """BLOCK_D columns of one head's matrix, over the tokens of a slice. G heads of keys."""
+    """BLOCK_D columns of one head's matrix, over the tokens of a slice; longer slices than
+    `longest` are left out. G heads of keys."""
     n = tl.program_id(1)
     s = tl.program_id(2)
     begin = tl.load(query_starts_ptr + s)
     end = tl.load(query_starts_ptr + s + 1)
-    if begin >= end:
+    if (begin >= end) | (end - begin > longest):
         return
     f = tl.arange(0, BLOCK_F)
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -233,11 +239,16 @@ def recurrence(
     """See `Recurrent.recurrence`. Rows of padding tokens (captured batches) are undefined."""
     if layer.matrix_RNFD is None:
         raise ValueError("a recurrence needs a layer with matrices")
-    T, N, D = len(qkv_TC), form.num_heads, form.value_dim
+    T, S, N, D = len(qkv_TC), rows.reads_S.shape[0], form.num_heads, form.value_dim
     out_TX = torch.empty((T, N * D), dtype=qkv_TC.dtype, device=qkv_TC.device)
+    # No launch for chunks in the graphs of decodes, which have the shape T == S.
+    least = chunkwise.LEAST_TOKENS
+    in_chunks = T > S > 0 and chunkwise.computes(T, qkv_TC.dtype, form)
+    if in_chunks:
+        chunkwise.long_slices(qkv_TC, decays_TN, rates_TN, layer, rows, form, out_TX)
     if T:
         block_f, block_d = recurrence_block(form.key_dim, D)
-        _recurrence_kernel[(triton.cdiv(D, block_d), N, rows.reads_S.shape[0])](
+        _recurrence_kernel[(triton.cdiv(D, block_d), N, S)](
             qkv_TC,
             decays_TN,
             rates_TN,
@@ -246,6 +257,7 @@ def recurrence(
             rows.reads_S,
             rows.writes_S,
             out_TX,
+            least - 1 if in_chunks else T,
             qkv_TC.stride(0),
             decays_TN.stride(0),
             rates_TN.stride(0),

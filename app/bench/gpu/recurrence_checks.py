@@ -40,11 +40,15 @@ SMALL_RECURRENCES = (
     RecurrenceCase("two taps", _ODD, (1, 2, 9), taps=2),
     RecurrenceCase("one tap", _ODD, (1, 2), taps=1, plain=True),
     RecurrenceCase("two heads to a key", Recurrence(1, 2, 3, 20, delta=False), (4,)),
+    RecurrenceCase("chunks", _ODD, (1, 63, 65, 130), pad=(2, 2), plain=True),
+    RecurrenceCase("chunks of two halves", Recurrence(1, 1, 100, 17, delta=True), (2, 64)),
+    RecurrenceCase("chunks without the rule", Recurrence(1, 2, 20, 16, delta=False), (70,)),
     RecurrenceCase("key of 256", Recurrence(1, 1, 256, 9, delta=True), (1, 2), plain=True),
 )
 _QWEN3_NEXT = Recurrence(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, delta=True)
 FULL_RECURRENCES = (
     RecurrenceCase("140 decodes", _QWEN3_NEXT, (1,) * 140),
+    RecurrenceCase("2000 tokens", _QWEN3_NEXT, (2000,)),
     RecurrenceCase("chunk of 500 and 12 decodes", _QWEN3_NEXT, (*(1,) * 12, 500), pad=(0, 51)),
 )
 

@@ -55,6 +55,7 @@ def main() -> None:
             ((1, 2), (5, 3)),
             ((1,) * 16, (0, 0)),
             ((70,), (0, 3)),
+            ((1, 2, 200), (53, 16)),
         ):
             recurrent = RecurrenceCase("", form, lengths, pad=pad)
             run_recurrence(recurrent, recurrence_inputs(recurrent, dtype, device), backend)

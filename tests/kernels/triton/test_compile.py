@@ -26,6 +26,7 @@ MATRIX_INSTRUCTION = {90: "wgmma.mma_async", 100: "tcgen05.mma"}  # of others: m
 KERNELS = {
     "_bin_kernel",
     "_causal_conv_kernel",
+    "_chunk_kernel",
     "_count_kernel",
     "_decode_kernel",
     "_draw_kernel",
@@ -44,6 +45,7 @@ KERNELS = {
     "_place_kernel",
     "_plan_kernel",
     "_prefill_kernel",
+    "_prepare_kernel",
     "_quantized_linear_kernel",
     "_recurrence_kernel",
     "_reduce_norm_kernel",
@@ -69,11 +71,11 @@ def test_nothing_compiles_while_serving() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
     assert set(counts["variants"]) == {
-        "_bin_kernel", "_causal_conv_kernel", "_count_kernel", "_decode_kernel", "_draw_kernel",
-        "_edit_kernel",
-        "_expand_kernel", "_expert_linear_kernel", "_few_tokens_kernel", "_finish_kernel",
-        "_hybrid_kernel", "_interval_kernel", "_list_kernel", "_mask_kernel", "_merge_kernel",
-        "_move_kernel", "_place_kernel", "_plan_kernel", "_prefill_kernel",
+        "_bin_kernel", "_causal_conv_kernel", "_chunk_kernel", "_count_kernel", "_decode_kernel",
+        "_draw_kernel", "_edit_kernel", "_expand_kernel", "_expert_linear_kernel",
+        "_few_tokens_kernel", "_finish_kernel", "_hybrid_kernel", "_interval_kernel",
+        "_list_kernel", "_mask_kernel", "_merge_kernel", "_move_kernel", "_place_kernel",
+        "_plan_kernel", "_prefill_kernel", "_prepare_kernel",
         "_recurrence_kernel", "_reduce_norm_kernel", "_rope_and_cache_kernel", "_shrink_kernel",
         "_sum_experts_kernel",
     }  # fmt: skip
@@ -173,6 +175,7 @@ def test_every_kernel_compiles(arch: int, options: list[str]) -> None:
     assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[arch]
     for kernel in (
         "_prefill_kernel", "_hybrid_kernel", "_expert_linear_kernel", "_rounded_linear_kernel",
+        "_prepare_kernel", "_chunk_kernel",
     ):  # fmt: skip
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION.get(arch, "mma.sync")}, kernel
@@ -183,7 +186,8 @@ def test_every_kernel_compiles(arch: int, options: list[str]) -> None:
     for kernel in ("_shrink_kernel", "_expand_kernel"):  # 16 rows: no group of warps' instruction
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {"mma.sync"}, kernel
-    for kernel in ("_causal_conv_kernel", "_recurrence_kernel"):  # the state stays in registers
+    for kernel in ("_causal_conv_kernel", "_recurrence_kernel", "_prepare_kernel", "_chunk_kernel"):
+        # States stay in registers.
         assert {row["stack_bytes"] for row in rows if row["kernel"] == kernel} == {0}, kernel
     rounded = [row for row in rows if row["kernel"] == "_rounded_linear_kernel"]
     if arch != 100:  # whose instruction does not name the types
