@@ -15,6 +15,8 @@ import triton.language as tl
 
 from kernels.recurrence import Recurrence, StateLayer, StateRows
 from kernels.triton import chunkwise
+from kernels.triton.prepared_chunks import LEAST_TOKENS
+from kernels.triton.saved_states import save_of, saves_of
 from kernels.triton.tiles import recurrence_block
 
 _EPS = tl.constexpr(1e-6)  # of the lengths of queries and keys
@@ -23,10 +25,38 @@ _BLOCK_T, _BLOCK_C_BYTES, _BLOCK_S = 8, 256, 128
 
 
 # Read number by number, so that their alignment, which batches may change, makes no variants.
-_ROWS = ["query_starts_ptr", "reads_ptr", "writes_ptr"]
+_ROWS = ["query_starts_ptr", "reads_ptr", "writes_ptr", "saves_ptr", "save_lengths_ptr"]
 
 
-@triton.jit(do_not_specialize=["num_slices"], do_not_specialize_on_alignment=_ROWS)
+@triton.jit
+def _leave_inputs(
+    row_T1: tl.tensor,
+    own_TC: tl.tensor,
+    old_T1: tl.tensor,
+    is_old: tl.tensor,
+    t: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    leaves: tl.tensor,
+    c: tl.tensor,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+) -> None:
+    """The last inputs are the new state: each token leaves its own there, and a slice's first one
+    those before it that a short slice keeps."""
+    row = TAPS - 1 + t - end
+    is_last = leaves & (row >= 0) & (row < TAPS - 1)
+    own_TC = own_TC.to(row_T1.dtype.element_ty)
+    tl.store(row_T1 + row[:, None] * C + c, own_TC, mask=is_last[:, None] & (c < C))
+    for tap in tl.static_range(TAPS - 1):
+        row = tap + begin - end
+        is_kept = leaves & (t == begin) & (row >= 0)
+        mask_TC = (is_kept & is_old)[:, None] & (c < C)
+        old_TC = tl.load(old_T1 + tap * C + c, mask=mask_TC, other=0.0)
+        tl.store(row_T1 + row[:, None] * C + c, old_TC, mask=is_kept[:, None] & (c < C))
+
+
+@triton.jit(do_not_specialize=["num_slices", "num_saves"], do_not_specialize_on_alignment=_ROWS)
 def _causal_conv_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -35,8 +65,11 @@ def _causal_conv_kernel(
     query_starts_ptr: tl.tensor,
     reads_ptr: tl.tensor,
     writes_ptr: tl.tensor,
+    saves_ptr: tl.tensor,
+    save_lengths_ptr: tl.tensor,
     out_ptr: tl.tensor,
     num_slices: tl.tensor,
+    num_saves: tl.tensor,
     x_stride: tl.tensor,
     row_stride: tl.tensor,
     C: tl.constexpr,
@@ -62,7 +95,6 @@ def _causal_conv_kernel(
     read = tl.load(reads_ptr + s, mask=is_token, other=-1)
     write = tl.load(writes_ptr + s, mask=is_token, other=0)
     old_T1 = state_ptr + read.to(tl.int64)[:, None] * row_stride
-    new_T1 = state_ptr + write.to(tl.int64)[:, None] * row_stride
     x_T1 = x_ptr + t.to(tl.int64)[:, None] * x_stride
     sum_TC = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     for tap in tl.static_range(TAPS):
@@ -70,7 +102,7 @@ def _causal_conv_kernel(
         own_TC = tl.load(
             x_T1 - (TAPS - 1 - tap) * x_stride + c, mask=is_own[:, None] & (c < C), other=0.0
         )
-        is_old = is_token & ~is_own & (read >= 0)
+        is_old = is_token & ~is_own & (read >= 0)  # else zeros
         old_TC = tl.load(
             old_T1 + (tap + t - begin)[:, None] * C + c,
             mask=is_old[:, None] & (c < C),
@@ -79,23 +111,18 @@ def _causal_conv_kernel(
         input_TC = tl.where(is_own[:, None], own_TC, old_TC)
         weight_C = tl.load(weight_ptr + tap * C + c, mask=c < C, other=0.0)
         sum_TC += input_TC.to(tl.float32) * weight_C
-        # The last inputs are the new state: each token leaves its own there, and a slice's first
-        # one those before it that a short slice keeps.
-        row = tap + t - end
-        leaves = is_token & (row >= 0)
-        if tap < TAPS - 1:
-            leaves &= t == begin
-        tl.store(
-            new_T1 + row[:, None] * C + c,
-            input_TC.to(state_ptr.dtype.element_ty),
-            mask=leaves[:, None] & (c < C),
-        )
     if BIASED:
         sum_TC += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     if SILU:
         sum_TC *= tl.sigmoid(sum_TC)
     out_TC = out_ptr + t.to(tl.int64)[:, None] * C + c
     tl.store(out_TC, sum_TC.to(out_ptr.dtype.element_ty), mask=is_token[:, None] & (c < C))
+    new_T1 = state_ptr + write.to(tl.int64)[:, None] * row_stride
+    _leave_inputs(new_T1, own_TC, old_T1, read >= 0, t, begin, end, is_token, c, C, TAPS)
+    save = tl.load(saves_ptr + s, mask=s < num_saves, other=-1)
+    saved = begin + tl.load(save_lengths_ptr + s, mask=s < num_saves, other=0)
+    save_T1 = state_ptr + save.to(tl.int64)[:, None] * row_stride
+    _leave_inputs(save_T1, own_TC, old_T1, read >= 0, t, begin, saved, save >= 0, c, C, TAPS)
 
 
 @triton.jit
@@ -120,7 +147,7 @@ def _token(
 
 
 @triton.jit(
-    do_not_specialize=["longest"],
+    do_not_specialize=["longest", "num_saves"],
     do_not_specialize_on_alignment=[*_ROWS, "decays_ptr", "rates_ptr"],
 )
 def _recurrence_kernel(
@@ -131,8 +158,11 @@ def _recurrence_kernel(
     query_starts_ptr: tl.tensor,
     reads_ptr: tl.tensor,
     writes_ptr: tl.tensor,
+    saves_ptr: tl.tensor,
+    save_lengths_ptr: tl.tensor,
     out_ptr: tl.tensor,
     longest: tl.tensor,
+    num_saves: tl.tensor,
     qkv_stride: tl.tensor,
     decays_stride: tl.tensor,
     rates_stride: tl.tensor,
@@ -157,6 +187,7 @@ def _recurrence_kernel(
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     is_number = (f < F)[:, None] & (d < D)[None, :]
     place = (n * F + f[:, None]) * D + d[None, :]
+    save, saved = save_of(saves_ptr, save_lengths_ptr, s, begin, end, num_saves)
     read = tl.load(reads_ptr + s).to(tl.int64)
     write = tl.load(writes_ptr + s).to(tl.int64)
     state_FD = tl.zeros((BLOCK_F, BLOCK_D), tl.float32)
@@ -188,6 +219,8 @@ def _recurrence_kernel(
         tl.store(out_ptr + d, out_D.to(out_ptr.dtype.element_ty), mask=d < D)
         out_ptr += N * D
         q_F, k_F, v_D, decay, rate = next_q_F, next_k_F, next_v_D, next_decay, next_rate
+        if (t + 1 == saved) & (save >= 0):
+            tl.store(state_ptr + save * row_stride + place, state_FD, mask=is_number)
     tl.store(state_ptr + write * row_stride + place, state_FD, mask=is_number)
 
 
@@ -201,6 +234,7 @@ def causal_conv(
 ) -> torch.Tensor:
     """See `Recurrent.causal_conv`. Rows of padding tokens (captured batches) are undefined."""
     T, C = x_TC.shape
+    *saves, num_saves = saves_of(rows)
     out_TC = torch.empty((T, C), dtype=x_TC.dtype, device=x_TC.device)
     if T:
         block_c = _BLOCK_C_BYTES // x_TC.element_size()
@@ -212,8 +246,10 @@ def causal_conv(
             rows.query_starts_S1,
             rows.reads_S,
             rows.writes_S,
+            *saves,
             out_TC,
             rows.reads_S.shape[0],
+            num_saves,
             x_TC.stride(0),
             layer.conv_RJC.stride(0),
             C=C,
@@ -240,9 +276,10 @@ def recurrence(
     if layer.matrix_RNFD is None:
         raise ValueError("a recurrence needs a layer with matrices")
     T, S, N, D = len(qkv_TC), rows.reads_S.shape[0], form.num_heads, form.value_dim
+    *saves, num_saves = saves_of(rows)
     out_TX = torch.empty((T, N * D), dtype=qkv_TC.dtype, device=qkv_TC.device)
     # No launch for chunks in the graphs of decodes, which have the shape T == S.
-    least = chunkwise.LEAST_TOKENS
+    least = LEAST_TOKENS.value
     in_chunks = T > S > 0 and chunkwise.computes(T, qkv_TC.dtype, form)
     if in_chunks:
         chunkwise.long_slices(qkv_TC, decays_TN, rates_TN, layer, rows, form, out_TX)
@@ -256,8 +293,10 @@ def recurrence(
             rows.query_starts_S1,
             rows.reads_S,
             rows.writes_S,
+            *saves,
             out_TX,
             least - 1 if in_chunks else T,
+            num_saves,
             qkv_TC.stride(0),
             decays_TN.stride(0),
             rates_TN.stride(0),

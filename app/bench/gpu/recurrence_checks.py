@@ -18,13 +18,15 @@ from kernels.triton import reference
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceCase:
-    """lengths: of the slices. pad: (tokens, slices) added, as a captured graph does."""
+    """lengths: of the slices. pad: (tokens, slices) added, as a captured graph does. saves: after
+    how many tokens each slice saves its state; 0 for none."""
 
     name: str
     form: Recurrence
     lengths: tuple[int, ...]
     taps: int = 4
     pad: tuple[int, int] = (0, 0)
+    saves: tuple[int, ...] | None = None
     plain: bool = False  # a convolution without bias and SiLU
 
 
@@ -37,11 +39,14 @@ SMALL_RECURRENCES = (
     RecurrenceCase("padded decodes", _HEADS, (1, 1), pad=(2, 2)),
     RecurrenceCase("padded hybrid", _ODD, _HYBRID, pad=(7, 4)),
     RecurrenceCase("only padding", _ODD, (), pad=(3, 3)),
-    RecurrenceCase("two taps", _ODD, (1, 2, 9), taps=2),
+    RecurrenceCase("saved", _ODD, _HYBRID, pad=(1, 1), saves=(1, 0, 1, 3, 4)),
+    RecurrenceCase("two taps", _ODD, (1, 2, 9), taps=2, saves=(0, 1, 2)),
     RecurrenceCase("one tap", _ODD, (1, 2), taps=1, plain=True),
     RecurrenceCase("two heads to a key", Recurrence(1, 2, 3, 20, delta=False), (4,)),
     RecurrenceCase("chunks", _ODD, (1, 63, 65, 130), pad=(2, 2), plain=True),
+    RecurrenceCase("saved chunks", _ODD, (65, 70, 129, 64), pad=(9, 2), saves=(64, 2, 70, 0)),
     RecurrenceCase("chunks of two halves", Recurrence(1, 1, 100, 17, delta=True), (2, 64)),
+    RecurrenceCase("saved halves", Recurrence(1, 1, 100, 9, delta=True), (65,), saves=(9,)),
     RecurrenceCase("chunks without the rule", Recurrence(1, 2, 20, 16, delta=False), (70,)),
     RecurrenceCase("key of 256", Recurrence(1, 1, 256, 9, delta=True), (1, 2), plain=True),
 )
@@ -78,8 +83,8 @@ def recurrence_inputs(
     x_TX, qkv_TX = torch.randn(2, T, channels + 16, device=device).to(dtype)
     *gates, _ = torch.rand(3, T, form.num_heads + 1, device=device).to(torch.float32)
     decays_TN, rates_TN = (gate[:, : form.num_heads] for gate in gates)
-    row_R = torch.randperm(2 * num_slices + 1, device=device)
-    reads_S, writes_S = row_R[:num_slices].clone(), row_R[num_slices:-1]
+    row_R = torch.randperm(3 * num_slices + 1, device=device)
+    reads_S, writes_S, saves_S = row_R[:-1].view(3, -1).clone().unbind()
     reads_S[::3] = -1
     sizes = (form.num_heads, form.key_dim, form.value_dim)
     conv_RJC = torch.full((len(row_R), case.taps - 1, channels), torch.nan, device=device)
@@ -95,6 +100,11 @@ def recurrence_inputs(
         torch.cat((writes_S, nowhere)).to(torch.int32),
         num_decodes=[*(length == 1 for length in case.lengths), False].index(False),
     )
+    if case.saves is not None:
+        lengths_S = torch.tensor(case.saves, dtype=torch.int64, device=device)
+        saves_S = torch.where(lengths_S > 0, saves_S, -1)
+        rows.saves_S = torch.cat((saves_S, nowhere)).to(torch.int32)
+        rows.save_lengths_S = torch.cat((lengths_S, nowhere)).to(torch.int32)
     return RecurrenceInputs(
         x_TX[:, 8 : channels + 8],
         torch.randn(case.taps, channels, device=device),
@@ -134,21 +144,27 @@ def check_recurrence(
     }  # fmt: skip
     written = torch.zeros(len(conv_RJC), dtype=torch.bool, device=device)
     starts, reads = rows.query_starts_S1.tolist(), rows.reads_S.tolist()
-    for s in range(len(case.lengths)):
-        tokens, read, write = slice(starts[s], starts[s + 1]), reads[s], int(rows.writes_S[s])
-        written[write] = True
-        y_LC, left_JC = reference.causal_conv(
-            given.x_TC[tokens], given.weight_JC, given.bias_C,
-            conv_RJC[read] if read >= 0 else torch.zeros_like(conv_RJC[0]), silu=not case.plain,
-        )  # fmt: skip
-        out_LX, left_NFD = reference.recurrence(
-            given.qkv_TC[tokens], given.decays_TN[tokens], given.rates_TN[tokens],
-            matrix_RNFD[read] if read >= 0 else torch.zeros_like(matrix_RNFD[0]), case.form,
-        )  # fmt: skip
-        pairs["convolution"].append((mixed_TC[tokens], y_LC))
-        pairs["its state"].append((layer.conv_RJC[write], left_JC))
-        pairs["recurrence"].append((out_TX[tokens], out_LX))
-        pairs["its matrix"].append((layer.matrix_RNFD[write], left_NFD))
+    for s, length in enumerate(case.lengths):
+        read, begin = reads[s], starts[s]
+        ends = {int(rows.writes_S[s]): length}
+        if rows.saves_S is not None and case.saves is not None and case.saves[s]:
+            ends[int(rows.saves_S[s])] = case.saves[s]
+        for row, count in ends.items():
+            tokens = slice(begin, begin + count)
+            written[row] = True
+            y_LC, left_JC = reference.causal_conv(
+                given.x_TC[tokens], given.weight_JC, given.bias_C,
+                conv_RJC[read] if read >= 0 else torch.zeros_like(conv_RJC[0]),
+                silu=not case.plain,
+            )  # fmt: skip
+            out_LX, left_NFD = reference.recurrence(
+                given.qkv_TC[tokens], given.decays_TN[tokens], given.rates_TN[tokens],
+                matrix_RNFD[read] if read >= 0 else torch.zeros_like(matrix_RNFD[0]), case.form,
+            )  # fmt: skip
+            pairs["convolution"].append((mixed_TC[tokens], y_LC))
+            pairs["its state"].append((layer.conv_RJC[row], left_JC))
+            pairs["recurrence"].append((out_TX[tokens], out_LX))
+            pairs["its matrix"].append((layer.matrix_RNFD[row], left_NFD))
     kept = all(
         torch.equal(now[~written].nan_to_num(123.0), before[~written].nan_to_num(123.0))
         for now, before in ((layer.conv_RJC, conv_RJC), (layer.matrix_RNFD, matrix_RNFD))

@@ -50,14 +50,14 @@ def main() -> None:
             (part_TH, _), residual_TH, weight_H = draw(2, tokens, 4096, dtype, device)
             backend.reduce_add_rms_norm(part_TH, residual_TH, weight_H, 1e-5, mine)
         form = Recurrence(num_key_heads=2, num_heads=4, key_dim=16, value_dim=16, delta=True)
-        for lengths, pad in (
-            ((1,), (0, 0)),
-            ((1, 2), (5, 3)),
-            ((1,) * 16, (0, 0)),
-            ((70,), (0, 3)),
-            ((1, 2, 200), (53, 16)),
+        for recurrent in (
+            RecurrenceCase("", form, (1,)),
+            RecurrenceCase("", form, (1, 2), pad=(5, 3)),
+            RecurrenceCase("", form, (1,) * 16),
+            RecurrenceCase("", form, (70,), pad=(0, 3)),
+            RecurrenceCase("", form, (1, 2, 200), pad=(53, 16)),
+            RecurrenceCase("", form, (1, 2, 200), pad=(53, 16), saves=(1, 0, 70)),
         ):
-            recurrent = RecurrenceCase("", form, lengths, pad=pad)
             run_recurrence(recurrent, recurrence_inputs(recurrent, dtype, device), backend)
         dense = backend.pack_linear(torch.zeros(64, 256, dtype=dtype), None)
         for tokens in (1, 2, 8, 16):
