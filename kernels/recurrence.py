@@ -7,6 +7,7 @@ of a convolution, and a matrix per head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,9 +79,15 @@ class Mixer(Protocol):
     def allocate(self, num_rows: int, device: torch.device) -> StateLayer: ...
 
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows
+        self,
+        projected_TX: torch.Tensor,
+        x_TH: torch.Tensor,
+        layer: StateLayer,
+        rows: StateRows,
+        all_reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """The layer's input, and its projection by `LayerWeights.qkv` -> what `out` projects."""
+        """The layer's input, and its projection by `LayerWeights.qkv` -> what `out` projects.
+        all_reduce: the sum over the ranks of a layer."""
         ...
 
 

@@ -33,6 +33,21 @@ _CONV: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+}
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+    "shared_intermediate_size": 48,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**_DELTA, **_EXPERTS, "mlp_only_layers": [1]}),
     "qwen3-5": ("Qwen3_5", {**_DELTA, **_MROPE, "tie_word_embeddings": True}),
@@ -56,6 +71,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
             "routed_scaling_factor": 1.5,
+        },
+    ),
+    "granite-4": ("GraniteMoeHybrid", {**_GRANITE, **_MAMBA, "num_local_experts": 4}),
+    "granite-4-dense": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE, **_MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
+            "mamba_n_groups": 2, "mamba_d_head": "auto", "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "mamba_d_conv": 3, "tie_word_embeddings": True,
+            "position_embedding_type": "rope",
         },
     ),
 }  # fmt: skip

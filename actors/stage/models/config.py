@@ -8,6 +8,7 @@ is read as plain JSON, so no code in a model folder is executed.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,35 @@ class LinearAttention:
     @property
     def value_size(self) -> int:
         return self.num_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Layers of Mamba-2 (Dao and Gu, 2024): a convolution of `taps` tokens, then a recurrence whose
+    keys and queries, of state_dim features, are those of a group of heads. Results are gated, then
+    normed by group.
+
+    step_limits: of the length of a step. bias: of both projections; conv_bias: of the convolution.
+    norm_eps: of the norm of results.
+    """
+
+    taps: int
+    num_groups: int
+    num_heads: int
+    state_dim: int
+    head_dim: int
+    norm_eps: float
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def key_size(self) -> int:
+        return self.num_groups * self.state_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +204,7 @@ class DecoderConfig:
     alibi: Alibi | None = None
     latent: Latent | None = None
     attention_gate: bool = False
-    mixer: LinearAttention | ShortConv | None = None
+    mixer: LinearAttention | Mamba2 | ShortConv | None = None
     mixer_layers: tuple[bool, ...] = ()
     position_offset: int = 0
     embedding_scale: float = 1.0

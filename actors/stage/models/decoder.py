@@ -170,7 +170,7 @@ class Decoder:
         if w.mixer is not None:
             if batch.states is None or not isinstance(kv, StateLayer):
                 raise RuntimeError("a layer with a state needs the rows of states")
-            return w.mixer(qkv_TX, x_TH, kv, batch.states)
+            return w.mixer(qkv_TX, x_TH, kv, batch.states, self._group.all_reduce)
         if w.latent is not None:
             qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
         if own is not None:

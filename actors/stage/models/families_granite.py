@@ -1,4 +1,4 @@
-"""Granite with mixtures of experts, alone or beside a shared one, and Granite 4 without Mamba."""
+"""Granite with mixtures of experts, alone or beside a shared one, and Granite 4."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import granite
-from actors.stage.models.family import FULL, Family, experts, without_positions
+from actors.stage.models.families_mamba import MAMBA_2, mamba2_by_width
+from actors.stage.models.family import Family, experts, without_positions
 from actors.stage.models.keys import JsonObject, Keys
-from actors.stage.models.names import Names, StackedNames
+from actors.stage.models.names import MAMBA, Names, StackedNames
 
 
 def granite_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -24,16 +25,14 @@ def granite_moe_shared(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def granite_moe_hybrid(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Granite 4 whose layers are all attention, without Mamba: its shared expert stands beside the
+    """Granite 4: attention in all layers, or Mamba-2 in most. Its shared expert stands beside the
     others, or is the only MLP."""
-    for kind in keys.get("layer_types", ["mamba"]):
-        if kind not in ("attention", FULL):
-            raise ValueError(f"layer_types {kind!r} is not supported; supported: 'attention'")
+    kinds = keys.get("layer_types") or keys.get("layers_block_type")
+    base = mamba2_by_width(base, keys, kinds or [MAMBA_2] * base.num_layers)
     keys.only("mlp_bias", False)
     keys.only("normalization_function", "rmsnorm")
     keys.only("position_embedding_type", None, "nope", "rope")
-    keys.ignore("init_method", *(key for key in keys.values if key.startswith("mamba_")))
-    keys.ignore("time_step_limit", "time_step_max", "time_step_min", "time_step_floor")
+    keys.ignore("init_method")
     size = keys.size("shared_intermediate_size", 1024)
     if keys.get("num_local_experts"):
         config = replace(granite_moe(base, keys), shared_expert_size=size)
@@ -54,6 +53,7 @@ def granite_moe_hybrid(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 _NAMES = Names(
+    mixer=MAMBA,
     router="block_sparse_moe.router.layer",
     stacked=StackedNames(
         "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"

@@ -5,32 +5,30 @@ Shape suffixes as in `kernels.recurrence`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from kernels.interface import Backend
 from kernels.layer_weights import Linear
 from kernels.recurrence import Recurrence, StateLayer, StateRows
 
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
-@dataclass(slots=True)
-class LinearAttentionMixer:
-    """Linear attention by the gated delta rule (Qwen3-Next, 2025).
 
-    gates: of the hidden state -> a rate and a decay of every head, before their functions.
+@dataclass(slots=True, kw_only=True)
+class _WithMatrices:
+    """A convolution, then a recurrence.
+
     log_decay_N: below 0, of a step of length 1; step_bias_N: of its length. Both float32.
-    norm_D: of every head's result.
     """
 
     backend: Backend
     form: Recurrence
-    gates: Linear
     conv_JC: torch.Tensor
     log_decay_N: torch.Tensor
     step_bias_N: torch.Tensor
-    norm_D: torch.Tensor
     eps: float
     dtype: torch.dtype
 
@@ -49,21 +47,76 @@ class LinearAttentionMixer:
             torch.zeros(matrices, dtype=torch.float32, device=device),
         )
 
+
+@dataclass(slots=True, kw_only=True)
+class LinearAttentionMixer(_WithMatrices):
+    """Linear attention by the gated delta rule (Qwen3-Next, 2025).
+
+    gates: of the hidden state -> a rate and a decay of every head, before their functions.
+    norm_D: of every head's result.
+    """
+
+    gates: Linear
+    norm_D: torch.Tensor
+
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows
-    ) -> torch.Tensor:
+        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
+        all_reduce: AllReduce,
+    ) -> torch.Tensor:  # fmt: skip
         """See `kernels.recurrence.Mixer`."""
         form, backend = self.form, self.backend
         qkv_TC, z_TX = projected_TX.tensor_split((form.num_channels,), dim=1)
         qkv_TC = backend.causal_conv(qkv_TC, self.conv_JC, None, layer, rows, silu=True)
         rates_TN, steps_TN = self.gates(x_TH).chunk(2, dim=1)
-        steps_TN = functional.softplus(steps_TN.float() + self.step_bias_N)
+        steps_TN = softplus(steps_TN.float() + self.step_bias_N)
         decays_TN = (self.log_decay_N * steps_TN).exp()
-        rates_TN = rates_TN.sigmoid().float()  # rounded to the model's type
+        rates_TN = sigmoid(rates_TN.float()).to(self.dtype).float()  # rounded to the model's type
         out_TX = backend.recurrence(qkv_TC, decays_TN, rates_TN, layer, rows, form)
         normed_RD = backend.rms_norm(out_TX.view(-1, form.value_dim), self.norm_D, self.eps)
-        gated_TX = normed_RD.view(out_TX.shape).float() * functional.silu(z_TX.float())
-        return gated_TX.to(self.dtype)
+        return (normed_RD.view(out_TX.shape).float() * silu(z_TX.float())).to(self.dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class Mamba2Mixer(_WithMatrices):
+    """Mamba-2 (Dao and Gu, 2024). The projection gives queries, keys, values, gates of results and
+    the lengths of steps, which are rates too.
+
+    conv_bias_C, norm_X: float32; the norm is of num_norms equal parts of this rank's features, or
+    one of all ranks' features. skip_N: float32, factors by which values are added to results.
+    """
+
+    conv_bias_C: torch.Tensor | None
+    step_limits: tuple[float, float]
+    skip_N: torch.Tensor
+    norm_X: torch.Tensor
+    num_norms: int
+    num_ranks: int  # which share a norm
+
+    def __call__(
+        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
+        all_reduce: AllReduce,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `kernels.recurrence.Mixer`."""
+        form, backend = self.form, self.backend
+        widths = [form.num_channels, len(self.norm_X), form.num_heads]
+        qkv_TC, z_TX, steps_TN = torch.split(projected_TX, widths, dim=1)
+        qkv_TC = backend.causal_conv(qkv_TC, self.conv_JC, self.conv_bias_C, layer, rows, silu=True)
+        steps_TN = softplus(steps_TN.float() + self.step_bias_N).clamp(*self.step_limits)
+        decays_TN = (self.log_decay_N * steps_TN).exp()
+        out_TX = backend.recurrence(qkv_TC, decays_TN, steps_TN, layer, rows, form)
+        skip_X = self.skip_N.repeat_interleave(form.value_dim)
+        out_TX = out_TX.float() + skip_X * qkv_TC[:, -len(skip_X) :].float()
+        return self._normed(out_TX * silu(z_TX.float()), all_reduce).to(self.dtype)
+
+    def _normed(self, x_TX: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        if self.num_ranks == 1:
+            x_RX = x_TX.view(len(x_TX) * self.num_norms, -1)
+            ones_X = self.norm_X.new_ones(x_RX.shape[1])
+            normed_RX = self.backend.rms_norm(x_RX, ones_X, self.eps)
+            return normed_RX.view(x_TX.shape) * self.norm_X
+        squares_T1 = all_reduce(x_TX.square().sum(-1, keepdim=True))
+        mean_T1 = squares_T1 / (self.num_ranks * x_TX.shape[1])
+        return x_TX * torch.rsqrt(mean_T1 + self.eps) * self.norm_X
 
 
 @dataclass(slots=True)
@@ -86,11 +139,28 @@ class ShortConvMixer:
         return StateLayer(torch.zeros(size, dtype=self.dtype, device=device))
 
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows
-    ) -> torch.Tensor:
+        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
+        all_reduce: AllReduce,
+    ) -> torch.Tensor:  # fmt: skip
         """See `kernels.recurrence.Mixer`."""
         before_TC, after_TC, value_TC = projected_TX.chunk(3, dim=1)
         inputs_TC = before_TC * value_TC
         return after_TC * self.backend.causal_conv(
             inputs_TC, self.conv_JC, self.conv_bias_C, layer, rows, silu=False
         )
+
+
+# torch's own round the last elements of a tensor otherwise than those before, so that a token's
+# bits would depend on the batch.
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-x).exp())
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0) + (-x.abs()).exp().log1p()

@@ -39,8 +39,8 @@ class MixerNames:
 
     inputs: of linear attention, grouped by key head: queries, keys, values and gates of results; or
     queries, keys and values, with the gates in `z`. Of a short convolution, its two gates and its
-    input. rates, decays: of the recurrence, or both in `rates`, grouped by key head. decay_log,
-    step_bias: named whole. norm: of results.
+    input. Of Mamba-2, gates, values, keys, queries and steps. rates, decays: of the recurrence, or
+    both in `rates`, grouped by key head. decay_log, step_bias, skip: named whole. norm: of results.
     """
 
     inputs: str = "linear_attn.in_proj_qkvz"
@@ -50,8 +50,19 @@ class MixerNames:
     conv: str = "linear_attn.conv1d"
     decay_log: str = "linear_attn.A_log"
     step_bias: str = "linear_attn.dt_bias"
+    skip: str = "mamba.D"
     norm: str = "linear_attn.norm"
     out: str = "linear_attn.out_proj"
+
+
+MAMBA = MixerNames(
+    inputs="mamba.in_proj",
+    conv="mamba.conv1d",
+    decay_log="mamba.A_log",
+    step_bias="mamba.dt_bias",
+    norm="mamba.norm",
+    out="mamba.out_proj",
+)
 
 
 @dataclass(frozen=True, slots=True)

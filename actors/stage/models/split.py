@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.stage.models.config import DecoderConfig, LinearAttention, ModelError
+from actors.stage.models.config import DecoderConfig, LinearAttention, Mamba2, ModelError
 from actors.stage.spec import StageSpec
 
 Range = tuple[int, int]
@@ -18,7 +18,7 @@ class Split:
     q and kv are feature rows (heads times head_dim), attended those of the heads' results. kv heads
     are replicated if there are fewer of them than ranks. Every rank's `vocab` range has the same
     length; the last one may extend past the vocabulary, where rows are zero. mixer: key heads of
-    linear attention, or channels of a convolution; mixed: features of its results.
+    linear attention, heads of Mamba-2 or channels of a convolution; mixed: features of its results.
     """
 
     layers: Range
@@ -81,6 +81,9 @@ def _check_sizes(config: DecoderConfig, ranks: int) -> None:
     for size in (config.inner_size, config.expert_size, config.shared_expert_size):
         if size % ranks:
             raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
+    groups = config.mixer.num_groups if isinstance(config.mixer, Mamba2) else 1
+    if groups > 1 and groups % ranks:
+        raise ModelError(f"{groups} groups of Mamba-2's heads cannot be split over {ranks} ranks")
     units, unit = _mixer_units(config)
     if config.mixer is not None and units % ranks:
         raise ModelError(f"{units} {unit} cannot be split over {ranks} ranks")
@@ -90,6 +93,8 @@ def _mixer_units(config: DecoderConfig) -> tuple[int, str]:
     """What a mixer is split by over ranks: how many, and their name."""
     if isinstance(config.mixer, LinearAttention):
         return config.mixer.num_key_heads, "key heads of linear attention"
+    if isinstance(config.mixer, Mamba2):
+        return config.mixer.num_heads, "heads of Mamba-2"
     return config.hidden_size, "channels"
 
 
@@ -106,6 +111,8 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
     mixer, width = config.mixer, 1
     if isinstance(mixer, LinearAttention):
         width = mixer.values_per_key * mixer.value_dim
+    elif isinstance(mixer, Mamba2):
+        width = mixer.head_dim
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
     first_kv = rank * kv_heads // ranks
     value_dim = config.head_dim if config.latent is None else config.latent.value_dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.stage.models.config import DecoderConfig, LinearAttention, ShortConv
+from actors.stage.models.config import DecoderConfig, LinearAttention, Mamba2, ShortConv
 
 Shapes = dict[str, tuple[int, ...]]
 LinearShapes = dict[str, tuple[tuple[int, int], bool]]
@@ -19,6 +19,11 @@ def mixer_linear_shapes(config: DecoderConfig) -> LinearShapes:
             names.out: ((hidden, hidden), mixer.bias),
         }
     keys, values, heads = mixer.key_size, mixer.value_size, mixer.num_heads
+    if isinstance(mixer, Mamba2):
+        return {
+            names.inputs: ((2 * values + 2 * keys + heads, hidden), mixer.bias),
+            names.out: ((hidden, values), mixer.bias),
+        }
     inputs = {names.inputs: 2 * keys + 2 * values, names.rates: 2 * heads}
     if names.z is not None and names.decays is not None:
         inputs = {
@@ -38,11 +43,16 @@ def mixer_shapes(config: DecoderConfig) -> Shapes:
         size = config.hidden_size
         biases = {f"{names.conv}.bias": (size,)} if mixer.bias else {}
         return {f"{names.conv}.weight": (size, 1, mixer.taps), **biases}
+    if mixer is None:
+        return {}
+    channels, heads = 2 * mixer.key_size + mixer.value_size, (mixer.num_heads,)
+    shapes: Shapes = {
+        f"{names.conv}.weight": (channels, 1, mixer.taps),
+        names.decay_log: heads,
+        names.step_bias: heads,
+    }
     if isinstance(mixer, LinearAttention):
-        return {
-            f"{names.conv}.weight": (2 * mixer.key_size + mixer.value_size, 1, mixer.taps),
-            names.decay_log: (mixer.num_heads,),
-            names.step_bias: (mixer.num_heads,),
-            f"{names.norm}.weight": (mixer.value_dim,),
-        }
-    return {}
+        return {**shapes, f"{names.norm}.weight": (mixer.value_dim,)}
+    if mixer.conv_bias:
+        shapes[f"{names.conv}.bias"] = (channels,)
+    return {**shapes, names.skip: heads, f"{names.norm}.weight": (mixer.value_size,)}

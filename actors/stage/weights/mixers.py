@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from actors.stage.models.config import DecoderConfig, LinearAttention, ShortConv
-from actors.stage.models.mixers import LinearAttentionMixer, ShortConvMixer
+from actors.stage.models.config import DecoderConfig, LinearAttention, Mamba2, ShortConv
+from actors.stage.models.mixers import LinearAttentionMixer, Mamba2Mixer, ShortConvMixer
 from actors.stage.models.split import Range, Split
 from actors.stage.weights.linears import LinearLoader
 from actors.stage.weights.mixer_names import mixer_shapes
 from actors.stage.weights.names import Piece
 from actors.stage.weights.source import Shard
 from kernels.recurrence import Mixer, Recurrence
+
+Fetch = Callable[..., torch.Tensor]  # (name, *rows), these rows one below another
 
 
 def mixer_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
@@ -24,6 +28,8 @@ def mixer_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
             return [*(Piece(names.inputs, rows) for rows in inputs), Piece(names.z, gates)]
         heads, key, values = mixer.values_per_key, mixer.key_dim, mixer.value_dim
         return [_grouped(names.inputs, part.mixer, (key, key, heads * values, heads * values))]
+    if isinstance(mixer, Mamba2):
+        return [Piece(names.inputs, rows) for rows in _mamba_ranges(mixer, part.mixer)]
     size, (begin, end) = config.hidden_size, part.mixer
     return [Piece(names.inputs, (i * size + begin, i * size + end)) for i in range(3)]
 
@@ -48,6 +54,8 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
             conv_bias_C=fetch(bias, part) if mixer.bias else None,
             dtype=loader.dtype,
         )
+    if isinstance(mixer, Mamba2):
+        return _mamba(loader, mixer, prefix, fetch)
     if mixer is None:
         raise RuntimeError("the layer has attention")
 
@@ -75,6 +83,52 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
         eps=config.norm_eps,
         dtype=loader.dtype,
     )
+
+
+def _mamba(loader: LinearLoader, mixer: Mamba2, prefix: str, fetch: Fetch) -> Mamba2Mixer:
+    names, heads, ranks = loader.config.names.mixer, loader.split.mixer, loader.spec.tensor_ranks
+    first, last = _groups(mixer, heads)
+    start = mixer.value_size  # gates, which are before the convolution's channels
+    ranges = [(begin - start, end - start) for begin, end in _mamba_ranges(mixer, heads)[:3]]
+    conv = f"{names.conv}.bias"
+    return Mamba2Mixer(
+        backend=loader.backend,
+        form=Recurrence(
+            last - first, heads[1] - heads[0], mixer.state_dim, mixer.head_dim, delta=False
+        ),
+        conv_JC=fetch(f"{names.conv}.weight", *ranges)[:, 0].T.contiguous(),
+        conv_bias_C=fetch(conv, *ranges) if mixer.conv_bias else None,
+        log_decay_N=-fetch(names.decay_log, heads).exp(),
+        step_bias_N=fetch(names.step_bias, heads),
+        step_limits=mixer.step_limits,
+        skip_N=fetch(names.skip, heads),
+        norm_X=fetch(f"{names.norm}.weight", loader.split.mixed),
+        num_norms=last - first,
+        num_ranks=1 if mixer.num_groups > 1 else ranks,
+        eps=mixer.norm_eps,
+        dtype=loader.dtype,
+    )
+
+
+def _mamba_ranges(mixer: Mamba2, heads: Range) -> list[Range]:
+    """Rows of queries, keys, values, gates and steps of these heads. Stored are gates, values,
+    keys, queries and steps, of which all but the gates and the steps are the convolution's."""
+    values, keys = mixer.value_size, mixer.key_size
+    groups = _groups(mixer, heads)
+    parts = (
+        (2 * values + keys, mixer.state_dim, groups),
+        (2 * values, mixer.state_dim, groups),
+        (values, mixer.head_dim, heads),
+        (0, mixer.head_dim, heads),
+        (2 * values + 2 * keys, 1, heads),
+    )
+    return [(start + begin * width, start + end * width) for start, width, (begin, end) in parts]
+
+
+def _groups(mixer: Mamba2, heads: Range) -> Range:
+    """The groups of these heads."""
+    each = mixer.num_heads // mixer.num_groups
+    return heads[0] // each, -(-heads[1] // each)
 
 
 def _ranges(mixer: LinearAttention, heads: Range) -> list[Range]:

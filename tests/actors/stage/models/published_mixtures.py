@@ -67,6 +67,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 80,
         },
     ),
+    "Granite-4.0-H-Tiny": (
+        "GraniteMoeHybridForCausalLM",
+        _ALL | _GRANITE | _MOE | {
+            "init_method": "mup", "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4,
+            "mamba_d_head": 32, "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_groups": 1,
+            "mamba_n_heads": 4, "mamba_proj_bias": False, "model_type": "granitemoehybrid",
+            "normalization_function": "rmsnorm", "num_local_experts": 4,
+            "position_embedding_type": "nope", "shared_intermediate_size": 80,
+        },
+    ),
     "Hunyuan-A13B": (
         "HunYuanMoEV1ForCausalLM",
         _ALL | {

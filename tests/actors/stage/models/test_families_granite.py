@@ -1,4 +1,4 @@
-"""What config.json files of Granite 4 say: its MLPs, its positions, and that Mamba is refused."""
+"""What config.json files of Granite 4 say: its MLPs, its positions, its layers of Mamba-2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.stage.models.config import ModelError
+from actors.stage.models.config import Mamba2, ModelError
 from tests.actors.stage.models.published_mixtures import described
 
 NAME = "Granite-4.0-1B"
@@ -27,7 +27,16 @@ def test_positions_are_rotated_where_it_says_so(tmp_path: Path, kind: str | None
     assert {rope.dim for rope in found.ropes} == {dim}
 
 
-@pytest.mark.parametrize("kinds", [None, ["mamba"] + ["attention"] * 3])
-def test_layers_of_mamba_are_refused(tmp_path: Path, kinds: list[str] | None) -> None:
-    with pytest.raises(ModelError, match="layer_types 'mamba' is not supported"):
-        described(tmp_path, NAME, layer_types=kinds)
+def test_which_layers_are_mamba(tmp_path: Path) -> None:
+    assert described(tmp_path, NAME).mixer is None
+    found = described(tmp_path, "Granite-4.0-H-Tiny")
+    assert found.mixer_layers == (True, True, False, True)
+    assert described(tmp_path, "Granite-4.0-H-Tiny", layer_types=None).mixer_layers == (True,) * 4
+    with pytest.raises(ModelError, match="must be linear_attention or mamba or full_attention"):
+        described(tmp_path, NAME, layer_types=["mamba2"] + ["attention"] * 3)
+
+
+def test_the_norm_of_results_does_not_count_in_units_of_the_residual(tmp_path: Path) -> None:
+    found = described(tmp_path, "Granite-4.0-H-Tiny")
+    assert isinstance(found.mixer, Mamba2)
+    assert found.norm_eps == pytest.approx(found.mixer.norm_eps / 0.22**2)

@@ -33,7 +33,7 @@ def read_by(config: DecoderConfig, num_ranks: int) -> list[list[tuple[str, int]]
 
 
 def test_ranks_read_every_row_once(tiny_model: Callable[..., Path]) -> None:
-    for variant in ("qwen3-next", "qwen3-5", "lfm2"):
+    for variant in ("qwen3-next", "qwen3-5", "lfm2", "granite-4-dense"):
         config = load_config(tiny_model(variant))
         names = config.names.mixer
         wanted = {names.inputs, names.z or names.inputs}
@@ -52,3 +52,13 @@ def test_heads_stored_in_groups_come_apart(tiny_model: Callable[..., Path]) -> N
     queries, keys, values, gates = torch.split(numbers, [16, 16, 48, 48])
     for part, start, size in ((queries, 0, 8), (keys, 8, 8), (values, 16, 24), (gates, 40, 24)):
         assert part.tolist() == [64 * g + start + i for g in range(2) for i in range(size)]
+
+
+def test_ranks_share_a_group_of_mamba(tiny_model: Callable[..., Path]) -> None:
+    """Of 128 gates, 128 values, 12 keys, 12 queries and 4 steps."""
+    first, second = (
+        [row for _, row in rank] for rank in read_by(load_config(tiny_model("granite-4")), 2)
+    )
+    group = [*range(268, 280), *range(256, 268)]
+    assert first == [*group, *range(128, 192), *range(64), 280, 281]
+    assert second == [*group, *range(192, 256), *range(64, 128), 282, 283]
