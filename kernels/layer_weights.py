@@ -114,6 +114,7 @@ class LayerWeights:
     rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
     query_scales_P: float32, of queries by position, after the rotation. latent: where it has one.
     attention_gate: its sigmoid multiplies the result of attention. mixer: in place of attention.
+    A layer may lack its MLP.
     """
 
     input_norm_H: torch.Tensor | None
@@ -137,3 +138,12 @@ class LayerWeights:
     mixer: Mixer | None = None
     experts: Experts | None = None  # in place of gate_up and down, or beside them
     adapters: LayerAdapters = NO_ADAPTERS
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.down is not None or self.experts is not None
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether it is among those that `DecoderStack` is made of."""
+        return self.has_mlp and not (self.latent or self.mixer or self.attention_gate)

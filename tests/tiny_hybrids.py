@@ -47,6 +47,15 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 3.0,
     "shared_intermediate_size": 48,
 }
+_NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": None,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**_DELTA, **_EXPERTS, "mlp_only_layers": [1]}),
@@ -81,6 +90,40 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_groups": 2, "mamba_d_head": "auto", "mamba_conv_bias": False,
             "mamba_proj_bias": True, "mamba_d_conv": 3, "tie_word_embeddings": True,
             "position_embedding_type": "rope",
+        },
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**_NEMOTRON, "hybrid_override_pattern": "M-MM*-*"},
+    ),
+    "nemotron-h-biased": (
+        "NemotronH",
+        {
+            **_NEMOTRON, "hybrid_override_pattern": "M-*-M", "use_bias": True, "mlp_bias": True,
+            "use_conv_bias": False, "conv_kernel": 3, "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron-3": (
+        "NemotronH",
+        {
+            **_NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"],
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
+        },
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 12,
+            "mamba_chunk_size": 8, "mamba_n_groups": 2,
+        },
+    ),
+    "bamba-biased": (
+        "Bamba",
+        {
+            "attn_layer_indices": [0], "mamba_n_heads": 4, "mamba_d_state": 12,
+            "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+            "num_hidden_layers": 2,
         },
     ),
 }  # fmt: skip

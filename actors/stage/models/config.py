@@ -141,6 +141,8 @@ class DecoderConfig:
     """Sizes and choices of one decoder; lengths in tokens, windows as in `AttentionShape`. The
     choices default to Llama's.
 
+    stored_at: of checkpoints that number attention (or mixer) and MLP apart, each with its norm:
+    the numbers of both of each layer; None: it has no MLP. Empty: a layer is stored as one.
     ropes, sliding_windows: one entry per layer; window None: a token attends to all before it.
     chunked_windows: windows are chunks, as in `AttentionShape`.
     norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_weights: stored, else 1.
@@ -173,6 +175,7 @@ class DecoderConfig:
 
     architecture: str
     names: Names = LLAMA
+    stored_at: tuple[tuple[int, int | None], ...] = ()
     hidden_size: int
     inner_size: int
     num_layers: int
@@ -231,6 +234,10 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...] = ()
     quantization_config: JsonObject | None = None
     quantization_key: str = "quantization_config"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Or experts."""
+        return not self.stored_at or self.stored_at[layer][1] is not None
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and self.expert_layers[layer]

@@ -93,8 +93,7 @@ class Decoder:
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
-        plain = not any(one.latent or one.mixer or one.attention_gate for one in w.layers)
-        fuses = fuses and plain and not any(w.additions)
+        fuses = fuses and all(layer.may_fuse for layer in w.layers) and not any(w.additions)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
                 w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
@@ -122,10 +121,8 @@ class Decoder:
         return x_TH
 
     def layers(self, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """All layers of this stage -> (x, residual), whose sum is the hidden state.
-
-        x_TH may be overwritten.
-        """
+        """All layers of this stage -> (x, residual), whose sum is the hidden state. x_TH may be
+        overwritten."""
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
         part_TH, out_norm_H, all_of = None, None, self._weights
@@ -137,6 +134,9 @@ class Decoder:
             )
             attended_TX = self._attend(w, own, input_TH, batch, kv, shape)
             attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
+            if not w.has_mlp:
+                part_TH, out_norm_H = attended_TH, w.attention_out_norm_H
+                continue
             if self._form.parallel:
                 if w.post_norm_H is not None:
                     input_TH = self._normed(residual_TH, w.post_norm_H, w.post_norm_bias_H)

@@ -75,15 +75,18 @@ def deepseek_v3_experts(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     with a shared expert. Layers that predict further tokens are left out."""
     keys.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 says the latter
     keys.only("topk_method", "noaux_tc")
+    return deepseek_experts(base, keys, deepseek_v3_routing(keys))
+
+
+def deepseek_v3_routing(keys: Keys) -> Routing:
     groups, kept = keys.size("n_group", 1), keys.size("topk_group", 1)
-    routing = Routing(
+    return Routing(
         scores="sigmoid",
         num_groups=groups,
         kept_groups=kept,
         least_sum=1e-20,
         scale=keys.number("routed_scaling_factor", 1.0),
     )
-    return deepseek_experts(base, keys, routing)
 
 
 def deepseek_experts(base: DecoderConfig, keys: Keys, routing: Routing) -> DecoderConfig:
@@ -93,7 +96,7 @@ def deepseek_experts(base: DecoderConfig, keys: Keys, routing: Routing) -> Decod
     first = int(keys.number("first_k_dense_replace", 0))
     width = keys.size("moe_intermediate_size")
     config = experts(base, keys, keys.size("n_routed_experts"))
-    _check_groups(config, routing)
+    check_groups(config, routing)
     return replace(
         without_next_token_layers(config, keys),
         routing=routing,
@@ -115,7 +118,7 @@ def without_next_token_layers(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(base, names=replace(base.names, stored_prefixes=stored_prefixes))
 
 
-def _check_groups(config: DecoderConfig, routing: Routing) -> None:
+def check_groups(config: DecoderConfig, routing: Routing) -> None:
     size, rest = divmod(config.num_experts, routing.num_groups)
     kept = routing.kept_groups
     if rest or size < routing.best_of_group or kept > routing.num_groups:

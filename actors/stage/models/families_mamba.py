@@ -8,12 +8,104 @@ from dataclasses import replace
 from typing import Any
 
 from actors.stage.models.config import DecoderConfig, Mamba2
-from actors.stage.models.family import FULL
-from actors.stage.models.keys import Keys
+from actors.stage.models.families_deepseek import check_groups, deepseek_v3_routing
+from actors.stage.models.family import FULL, Family, experts, without_positions
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import MAMBA, MixerNames, Names
 
 MAMBA_2 = "mamba"
 # Names of kinds of layers since 2026, and before.
 _KINDS = {"linear_attention": MAMBA_2, MAMBA_2: MAMBA_2, FULL: FULL, "attention": FULL}
+_LETTERS = {"M": MAMBA_2, "*": FULL, "-": "mlp", "E": "moe"}
+
+
+def nemotron_h(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Nemotron-H, Nemotron Nano 2 and 3: Mamba-2, attention without positions, MLPs and mixtures of
+    experts are stored as layers of their own; here, a layer has the MLP that follows it."""
+    stored = _stored_kinds(keys)
+    places, kinds, mlps = _with_their_mlps(stored)
+    base = without_positions(replace(base, num_layers=len(kinds), stored_at=places))
+    keys.only("attention_bias", False)
+    keys.only("mamba_hidden_act", "silu", "swish")
+    keys.only("residual_in_fp32", False)
+    keys.only("sliding_window", None)
+    # What follows from other keys, is of initialization, or of how other implementations compute.
+    keys.ignore("chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap")
+    keys.ignore("norm_eps", "num_logits_to_keep", "rescale_prenorm_residual", "time_step_floor")
+    keys.ignore("time_step_max", "time_step_min", "time_step_rank", "use_mamba_kernels")
+    # Of layers that predict further tokens.
+    keys.ignore("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_nextn_predict_layers")
+    config = replace(
+        base,
+        sliding_windows=(None,) * base.num_layers,
+        wide_norms=True,
+        mlp_bias=keys.flag("mlp_bias"),
+    )
+    layers = tuple(kind == MAMBA_2 for kind in kinds)
+    if not any(layers):
+        raise ValueError("a model without layers of Mamba is not supported")
+    config = with_mamba2(config, keys, layers, keys.size("mamba_head_dim", 64))
+    if "moe" in mlps:
+        return _nemotron_experts(config, keys, tuple(mlp == "moe" for mlp in mlps))
+    keys.ignore(*_OF_EXPERTS)
+    return config
+
+
+def _nemotron_experts(base: DecoderConfig, keys: Keys, layers: tuple[bool, ...]) -> DecoderConfig:
+    keys.only("mlp_bias", False)
+    keys.only("moe_latent_size", None)
+    keys.only("n_shared_experts", 1)
+    config = replace(
+        experts(base, keys, keys.size("n_routed_experts", 8)),
+        routing=deepseek_v3_routing(keys),
+        wide_router=True,
+        expert_size=keys.size("moe_intermediate_size", 7688),
+        expert_layers=layers,
+        shared_expert_size=keys.size("moe_shared_expert_intermediate_size", 7688),
+    )
+    check_groups(config, config.routing)
+    return config
+
+
+def _stored_kinds(keys: Keys) -> list[str]:
+    kinds = keys.get("layers_block_type") or keys.get("layer_types")
+    letters = keys.get("hybrid_override_pattern")
+    if kinds is None:
+        kinds = [_LETTERS.get(letter, letter) for letter in letters or "ME*-"]
+    known = {**_KINDS, "mlp": "mlp", "moe": "moe"}
+    for kind in kinds:
+        if kind not in known:
+            supported = ", ".join(known)
+            raise ValueError(f"a layer of {kind!r} is not supported; supported: {supported}")
+    return [known[kind] for kind in kinds]
+
+
+def _with_their_mlps(
+    stored: Sequence[str],
+) -> tuple[tuple[tuple[int, int | None], ...], list[str], list[str | None]]:
+    """Of each layer: where its parts are stored, as in `DecoderConfig.stored_at`; the kind of the
+    first, and of its MLP."""
+    places: list[tuple[int, int | None]] = []
+    for number, kind in enumerate(stored):
+        if kind in (MAMBA_2, FULL):
+            places.append((number, None))
+        elif places and places[-1] == (number - 1, None):
+            places[-1] = (number - 1, number)
+        else:
+            raise ValueError(f"layer {number}, of {kind}, does not follow Mamba or attention")
+    mlps = [None if mlp is None else stored[mlp] for _, mlp in places]
+    return tuple(places), [stored[first] for first, _ in places], mlps
+
+
+def bamba(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Bamba: Mamba-2 in most layers, attention in others, of whose heads half is rotated."""
+    attending = keys.get("attn_layer_indices") or ()
+    kinds = [FULL if layer in attending else MAMBA_2 for layer in range(base.num_layers)]
+    keys.only("attn_rotary_emb", base.ropes[0].dim)  # as the part of each head says that is rotated
+    keys.ignore("layer_types", "layers_block_type", "num_logits_to_keep", "z_loss_coefficient")
+    bias = keys.flag("attention_bias")
+    config = replace(base, qkv_bias=bias, out_bias=bias, mlp_bias=keys.flag("mlp_bias"))
+    return mamba2_by_width(config, keys, kinds)
 
 
 def mamba2_by_width(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:
@@ -27,6 +119,7 @@ def mamba2_by_width(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> De
     keys.ignore("time_step_max", "time_step_min", "time_step_floor")
     if not any(layers):
         return base
+    keys.only("hidden_act", "silu", "swish")  # also that of the convolutions
     width = keys.size("mamba_expand", 2) * base.hidden_size
     heads, head_dim = keys.size("mamba_n_heads", 128), keys.get("mamba_d_head", "auto")
     head_dim = width // heads if head_dim == "auto" else keys.size("mamba_d_head")
@@ -39,7 +132,6 @@ def with_mamba2(
     base: DecoderConfig, keys: Keys, layers: tuple[bool, ...], head_dim: int
 ) -> DecoderConfig:
     """Mamba-2 in these layers."""
-    keys.only("hidden_act", "silu", "swish")  # also that of the convolutions
     heads, groups = keys.size("mamba_n_heads", 128), keys.size("mamba_n_groups", 1)
     if heads % groups:
         raise ValueError(f"{heads} heads of Mamba-2 are no multiple of {groups} groups")
@@ -63,3 +155,90 @@ def _step_limits(given: Sequence[Any]) -> tuple[float, float]:
     if not least <= most:
         raise ValueError(f"time_step_limit {given} is no range")
     return least, most
+
+
+_OF_EXPERTS = (
+    "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "n_group",
+    "n_routed_experts", "n_shared_experts", "norm_topk_prob", "num_experts_per_tok",
+    "routed_scaling_factor", "topk_group",
+)  # fmt: skip
+_NEMOTRON_NAMES = Names(
+    embedding="backbone.embeddings",
+    final_norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    input_norm="norm",
+    mlp_norm="norm",
+    q="mixer.q_proj",
+    k="mixer.k_proj",
+    v="mixer.v_proj",
+    out="mixer.o_proj",
+    mixer=MixerNames(
+        inputs="mixer.in_proj",
+        conv="mixer.conv1d",
+        decay_log="mixer.A_log",
+        step_bias="mixer.dt_bias",
+        skip="mixer.D",
+        norm="mixer.norm",
+        out="mixer.out_proj",
+    ),
+    gate=None,
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+    router="mixer.gate",
+    correction_bias="mixer.gate.e_score_correction_bias",
+    expert="mixer.experts.{}.",
+    expert_gate=None,
+    shared_expert="mixer.shared_experts.",
+    stored_prefixes=(("mtp.", None),),
+)
+_NEMOTRON: JsonObject = {
+    "head_dim": 128,
+    "intermediate_size": 21504,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 4096,
+    "mlp_hidden_act": "relu2",
+    "n_groups": 8,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,  # follows from the kinds of layers
+    "num_key_value_heads": 8,
+    "ssm_state_size": 128,
+}
+
+FAMILIES: dict[str, Family] = {
+    "NemotronHForCausalLM": Family(
+        nemotron_h,
+        _NEMOTRON_NAMES,
+        _NEMOTRON,
+        {
+            "head_dim": "attention_head_dim",
+            "hidden_act": "mlp_hidden_act",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_proj_bias": "use_bias",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+    ),
+    "BambaForCausalLM": Family(
+        bamba,
+        Names(
+            final_norm="model.final_layernorm",
+            mlp_norm="pre_ff_layernorm",
+            mixer=MAMBA,
+            gate="feed_forward.gate_proj",
+            up="feed_forward.up_proj",
+            down="feed_forward.down_proj",
+        ),
+        {
+            "intermediate_size": 14336,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+        },
+        rotates_part=True,
+    ),
+}

@@ -91,7 +91,7 @@ class Names:
     """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
     The names determine a layer's parts: a norm without a name does not exist, and an MLP without
-    `gate` and `gate_up` has no gate.
+    `gate` and `gate_up` has no gate, nor have experts, which then lack `expert_gate`.
 
     embedding_norm: of the embedding.
     input_norm, mlp_norm: before attention and before the MLP. attention_out_norm, mlp_out_norm:
@@ -146,7 +146,7 @@ class Names:
     shared_gate: str | None = None
     correction_bias: str | None = None
     correction_bias_row: bool = False
-    expert_gate: str = "gate_proj"
+    expert_gate: str | None = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
     stacked: StackedNames | None = None
@@ -157,6 +157,10 @@ class Names:
     def optional_prefix(self) -> str:
         """Prefix of all names but the head's, which checkpoints of a model without a head omit."""
         return self.embedding.partition(".")[0] + "."
+
+    @property
+    def expert_inputs(self) -> list[str]:
+        return [name for name in (self.expert_gate, self.expert_up) if name is not None]
 
     @property
     def gated(self) -> bool:

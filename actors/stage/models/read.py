@@ -18,6 +18,7 @@ from actors.stage.models import (
     families_latent,
     families_llama,
     families_llama4,
+    families_mamba,
     families_moe,
     families_neox,
     families_vision,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_latent.FAMILIES,
     **families_vision.FAMILIES,
     **families_hybrid.FAMILIES,
+    **families_mamba.FAMILIES,
 }
 
 IGNORED = "model.ignore_config_keys"  # the setting

@@ -55,7 +55,7 @@ def _beside(loader: LinearLoader, prefix: str) -> tuple[torch.Tensor | None, ...
 
 def _expert(loader: LinearLoader, prefix: str, expert: str, inner: Range) -> tuple[Linear, Linear]:
     names = loader.config.names
-    pieces = [Piece(expert + name, inner) for name in (names.expert_gate, names.expert_up)]
+    pieces = [Piece(expert + name, inner) for name in names.expert_inputs]
     gate_up = loader.column_parallel(prefix, pieces)
     return gate_up, loader.row_parallel(prefix, expert + names.expert_down, inner)
 

@@ -15,7 +15,7 @@ from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.gguf_weights import GgufWeights
 from actors.stage.weights.mixer_names import Shapes
-from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.names import all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8, read_scheme
@@ -26,6 +26,15 @@ from kernels.quantized import FLOAT8_ROUNDING
 _log = logging.getLogger(__name__)
 
 LOAD_FORMATS = ("auto", "dummy")
+# Buffers in old checkpoints; computed from the config instead.
+IGNORED_ENDINGS: tuple[str, ...] = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "masked_bias",
+    "attn.bias",
+    "attention.bias",
+)
 
 
 @contextlib.contextmanager

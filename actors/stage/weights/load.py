@@ -22,6 +22,7 @@ from actors.stage.weights.names import (
     gate_up_pieces,
     heads_in_order,
     layer_prefix,
+    mlp_prefix,
     qkv_pieces,
 )
 from actors.stage.weights.source import WHOLE, Shard
@@ -110,18 +111,19 @@ class Loader(LinearLoader):
 
         norm, bias = partial(self._norm, prefix=prefix), partial(self._norm_bias, prefix=prefix)
         mixture, mixed = config.has_experts(layer), config.has_mixer(layer)
+        mlp = mlp_prefix(config, layer) if config.has_mlp(layer) else None
+        dense = mlp if not mixture or config.experts_beside else None
         inputs = mixer_pieces(config, part) if mixed else qkv_pieces(config, part)
         out, results = (names.mixer.out, part.mixed) if mixed else (names.out, part.attended)
         gates = [gate_piece(config, part)] if config.attention_gate and not mixed else []
-        has_mlp = not mixture or config.experts_beside
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self.column_parallel(prefix, inputs),
             out=self.row_parallel(prefix, out, results),
-            post_norm_H=norm(names.mlp_norm),
-            gate_up=self.column_parallel(prefix, gate_up_pieces(config, part)) if has_mlp else None,
-            down=self.row_parallel(prefix, names.down, part.inner) if has_mlp else None,
-            experts=load_experts(self, prefix) if mixture else None,
+            post_norm_H=self._norm(names.mlp_norm, mlp) if mlp else None,
+            gate_up=self.column_parallel(dense, gate_up_pieces(config, part)) if dense else None,
+            down=self.row_parallel(dense, names.down, part.inner) if dense else None,
+            experts=load_experts(self, mlp) if mlp and mixture else None,
             cos_sin_PD=cos_sin_PD,
             query_scales_P=self._query_scales(layer, max_model_len),
             q_norm_D=self._head_norm(layer, names.q_norm, config.num_heads, part.q),

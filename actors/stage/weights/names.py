@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 
@@ -11,18 +10,9 @@ from actors.stage.models.config import DecoderConfig, Latent
 from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
 from actors.stage.weights.addition_shapes import addition_shapes, layer_addition_shapes
-from actors.stage.weights.mixer_names import LinearShapes, Shapes, mixer_linear_shapes, mixer_shapes
+from actors.stage.weights.attention_names import attending_linear_shapes
+from actors.stage.weights.mixer_names import LinearShapes, Shapes, mixer_shapes
 from actors.stage.weights.stacked import stacked_shapes
-
-# Buffers in old checkpoints; computed from the config instead.
-IGNORED_ENDINGS: tuple[str, ...] = (
-    "rotary_emb.inv_freq",
-    "rotary_emb.cos_cached",
-    "rotary_emb.sin_cached",
-    "masked_bias",
-    "attn.bias",
-    "attention.bias",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,56 +30,29 @@ def num_rows(piece: Piece) -> int:
 
 
 def layer_prefix(config: DecoderConfig, layer: int) -> str:
-    return config.names.layer.format(layer)
+    """Of attention, or a mixer, and its norms."""
+    return config.names.layer.format(config.stored_at[layer][0] if config.stored_at else layer)
 
 
-def _attention_shapes(config: DecoderConfig) -> LinearShapes:
-    names, hidden, biased = config.names, config.hidden_size, config.qkv_bias
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    if names.qkv is not None:
-        inputs = {names.qkv: q + 2 * kv}
-    else:
-        inputs = {names.q: q * (1 + config.attention_gate)}
-        if names.k is not None:
-            inputs |= {names.k: kv, names.v: kv}
-    shapes = {name: ((size, hidden), biased) for name, size in inputs.items()}
-    return {**shapes, names.out: ((hidden, q), config.out_bias)}
-
-
-def _latent_shapes(config: DecoderConfig, latent: Latent) -> LinearShapes:
-    names, hidden, heads = config.names, config.hidden_size, config.num_heads
-    queries = heads * latent.query_dim
-    shapes: LinearShapes = {names.q: ((queries, hidden), False)}
-    if latent.query_rank:
-        shapes = {
-            names.latent.query_down: ((latent.query_rank, hidden), config.qkv_bias),
-            names.latent.query_up: ((queries, latent.query_rank), False),
-        }
-    keys_and_values = heads * (latent.plain_dim + latent.value_dim)
-    return {
-        **shapes,
-        names.latent.down: ((latent.rank + latent.rotated_dim, hidden), config.qkv_bias),
-        names.latent.up: ((keys_and_values, latent.rank), False),
-        names.out: ((hidden, heads * latent.value_dim), config.out_bias),
-    }
+def mlp_prefix(config: DecoderConfig, layer: int) -> str:
+    return config.names.layer.format(config.stored_at[layer][1] if config.stored_at else layer)
 
 
 def linear_shapes(config: DecoderConfig, experts: bool, mixer: bool = False) -> LinearShapes:
     """Linear layers of one layer. experts: its MLP is a mixture of experts. mixer: it has one in
     place of attention."""
+    return attending_linear_shapes(config, mixer) | _mlp_shapes(config, experts)
+
+
+def _mlp_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
-    if mixer:
-        shapes = mixer_linear_shapes(config)
-    elif config.latent is None:
-        shapes = _attention_shapes(config)
-    else:
-        shapes = _latent_shapes(config, config.latent)
+    shapes: LinearShapes = {}
     if experts:
         biased = config.expert_bias
         shapes[names.router] = ((config.num_experts, hidden), biased)
         size = config.expert_size
         for expert in expert_prefixes(config):
-            for name in (names.expert_gate, names.expert_up):
+            for name in names.expert_inputs:
                 shapes[expert + name] = ((size, hidden), biased)
             shapes[expert + names.expert_down] = ((hidden, size), biased)
         size = config.shared_expert_size
@@ -127,7 +90,7 @@ def shared_expert_pieces(config: DecoderConfig, rows: Range) -> tuple[list[Piece
     names, prefix = config.names, config.names.shared_expert or ""
     down = prefix + (names.shared_down or names.expert_down)
     if names.shared_gate_up is None:
-        return [Piece(prefix + name, rows) for name in (names.expert_gate, names.expert_up)], down
+        return [Piece(prefix + name, rows) for name in names.expert_inputs], down
     size, whole = config.shared_expert_size, prefix + names.shared_gate_up
     return [Piece(whole, rows), Piece(whole, (size + rows[0], size + rows[1]))], down
 
@@ -136,26 +99,40 @@ def correction_bias_shape(config: DecoderConfig) -> tuple[int, ...]:
     return (1, config.num_experts) if config.names.correction_bias_row else (config.num_experts,)
 
 
-def layer_shapes(config: DecoderConfig, experts: bool, mixer: bool) -> Shapes:
-    """Tensors of one layer as stored, named without `layer_prefix`."""
-    names, hidden = config.names, config.hidden_size
+def _stored_mlp(config: DecoderConfig, experts: bool) -> Shapes:
+    """Tensors of one layer's MLP and its norms as stored, named without `mlp_prefix`."""
+    names = config.names
+    linears = _mlp_shapes(config, experts)
     shapes: Shapes = {}
-    stacked = names.stacked if experts else None
-    if stacked is not None:
-        shapes |= stacked_shapes(config, stacked)
-    for name, (shape, biased) in linear_shapes(config, experts, mixer).items():
-        if stacked is not None and name.startswith(names.expert.partition("{}")[0]):
-            continue
-        shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
-        if biased:
-            shapes[f"{name}.bias"] = shape[:1]
+    if experts and names.stacked is not None:
+        shapes = stacked_shapes(config, names.stacked)
+        prefix = names.expert.partition("{}")[0]
+        linears = {name: found for name, found in linears.items() if not name.startswith(prefix)}
+    shapes |= _stored(config, linears, names.mlp_norm, names.mlp_out_norm)
     shapes |= layer_addition_shapes(config, experts)
-    norms = (names.input_norm, names.attention_out_norm, names.mlp_norm, names.mlp_out_norm)
-    for norm in norms:
-        if norm is not None:
-            shapes |= norm_shapes(config, norm, hidden)
     if experts and names.correction_bias is not None:
         shapes[names.correction_bias] = correction_bias_shape(config)
+    return shapes
+
+
+def _stored(config: DecoderConfig, linears: LinearShapes, *norms: str | None) -> Shapes:
+    shapes: Shapes = {}
+    for name, (shape, biased) in linears.items():
+        shapes[f"{name}.weight"] = shape[::-1] if config.names.transposed else shape
+        if biased:
+            shapes[f"{name}.bias"] = shape[:1]
+    for norm in norms:
+        if norm is not None:
+            shapes |= norm_shapes(config, norm, config.hidden_size)
+    return shapes
+
+
+def _stored_attention(config: DecoderConfig, mixer: bool) -> Shapes:
+    """Tensors of one layer's attention or mixer and its norms as stored, named without
+    `layer_prefix`."""
+    names = config.names
+    linears = attending_linear_shapes(config, mixer)
+    shapes = _stored(config, linears, names.input_norm, names.attention_out_norm)
     if mixer:
         return shapes | mixer_shapes(config)
     if names.sinks is not None:
@@ -193,12 +170,20 @@ def all_shapes(config: DecoderConfig) -> Shapes:
         rows = config.max_positions + config.position_offset
         shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)
     shapes |= addition_shapes(config)
-    kinds = {kind: layer_shapes(config, *kind) for kind in product((False, True), repeat=2)}
+    attentions, mlps = (
+        {kind: stored(config, kind) for kind in (False, True)}
+        for stored in (_stored_attention, _stored_mlp)
+    )
     for layer in range(config.num_layers):
-        prefix = layer_prefix(config, layer)
-        kind = config.has_experts(layer), config.has_mixer(layer)
-        stored = layer_shapes(config.at(layer), *kind) if config.kinds else kinds[kind]
-        shapes |= {prefix + name: shape for name, shape in stored.items()}
+        one, mixer, experts = config.at(layer), config.has_mixer(layer), config.has_experts(layer)
+        own = one is not config
+        attention = _stored_attention(one, mixer) if own else attentions[mixer]
+        parts = [(layer_prefix(config, layer), attention)]
+        if config.has_mlp(layer):
+            mlp = _stored_mlp(one, experts) if own else mlps[experts]
+            parts.append((mlp_prefix(config, layer), mlp))
+        for prefix, part in parts:
+            shapes |= {prefix + name: shape for name, shape in part.items()}
     return shapes
 
 

@@ -62,7 +62,7 @@ class StackedExperts:
         self._checkpoint = checkpoint
         self._stacked = names.stacked
         expert = re.escape(names.expert).replace(r"\{\}", r"(\d+)")
-        parts = "|".join(map(re.escape, (names.expert_gate, names.expert_up, names.expert_down)))
+        parts = "|".join(map(re.escape, (*names.expert_inputs, names.expert_down)))
         self._name = re.compile(rf"(.+\.){expert}({parts})\.(weight|bias)")
         self._up, self._down = names.expert_up, names.expert_down
         self._dtype = dtype

@@ -17,8 +17,8 @@ LENGTHS = (1, 2, 5, 16, 17, 40, 63)
 # Their angles depend on the longest sequence, their chunks begin at the first column, or their
 # biases make states of padding: their prompts are computed one at a time.
 BY_LENGTH = (
-    "granite-4-dense", "lfm2-adjusted", "llama-dynamic", "llama-longrope", "phi3-longrope",
-    "llama4", "llama4-images",
+    "bamba-biased", "granite-4-dense", "lfm2-adjusted", "llama-dynamic", "llama-longrope",
+    "llama4", "llama4-images", "nemotron-h-biased", "phi3-longrope",
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ OTHER_FAMILIES = (
     "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe", "gemma4",
     "gemma4-inputs", "gemma4-unified",
     "qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2-adjusted", "lfm2-moe",
-    "granite-4", "granite-4-dense",
+    "granite-4", "granite-4-dense", "nemotron-h", "nemotron-3", "bamba",
 )  # fmt: skip
 
 

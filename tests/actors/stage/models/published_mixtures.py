@@ -19,6 +19,16 @@ _DEEPSEEK_V3_EXPERTS = {
     "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2,
     "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "topk_group": 1,
 }  # fmt: skip
+_NEMOTRON_H = {
+    "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2,
+    "hidden_dropout": 0.0, "layer_norm_epsilon": 1e-5, "mamba_head_dim": 32,
+    "mamba_hidden_act": "silu", "mamba_num_heads": 4, "mamba_proj_bias": False, "mlp_bias": False,
+    "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 2, "num_logits_to_keep": 1,
+    "pad_token_id": 0, "rescale_prenorm_residual": True, "residual_in_fp32": False,
+    "sliding_window": None, "ssm_state_size": 16, "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001,
+    "use_bias": False, "use_conv_bias": True, "use_mamba_kernels": True,
+}  # fmt: skip
 _GRANITE = {
     "attention_bias": False, "attention_multiplier": 0.0078125, "embedding_multiplier": 12,
     "logits_scaling": 8, "pad_token_id": 0, "residual_multiplier": 0.22, "rope_scaling": None,
@@ -76,6 +86,35 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 4, "mamba_proj_bias": False, "model_type": "granitemoehybrid",
             "normalization_function": "rmsnorm", "num_local_experts": 4,
             "position_embedding_type": "nope", "shared_intermediate_size": 80,
+        },
+    ),
+    "Nemotron-H-8B": (
+        "NemotronHForCausalLM",
+        _ALL | _NEMOTRON_H | {
+            "attention_head_dim": 16, "hybrid_override_pattern": "M-M*-M", "num_hidden_layers": 6,
+            "time_step_rank": 256,
+        },
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        "NemotronHForCausalLM",
+        _ALL | _NEMOTRON_H | {
+            "head_dim": 16, "hybrid_override_pattern": "MEM*EME",
+            "mamba_ssm_cache_dtype": "float32", "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48, "n_group": 1, "n_routed_experts": 8,
+            "n_shared_experts": 1, "norm_eps": 1e-5,
+            "norm_topk_prob": True, "num_experts_per_tok": 2, "num_hidden_layers": 7,
+            "partial_rotary_factor": 1.0, "routed_scaling_factor": 2.5, "topk_group": 1,
+        },
+    ),
+    "Bamba-9B": (
+        "BambaForCausalLM",
+        _ALL | {
+            "attention_bias": False, "attn_layer_indices": [2], "attn_rotary_emb": 8,
+            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4,
+            "mamba_d_head": 32, "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_groups": 1,
+            "mamba_n_heads": 4, "mamba_proj_bias": False, "mlp_bias": False,
+            "model_type": "bamba", "num_logits_to_keep": 1, "pad_token_id": 0,
+            "rope_scaling": None,
         },
     ),
     "Hunyuan-A13B": (

@@ -14,6 +14,7 @@ from actors.stage.spec import StageSpec
 from tests.actors.stage.models.published_mixtures import described
 
 GRANITE = "Granite-4.0-H-Tiny"
+NEMOTRON_H, NEMOTRON_3 = "Nemotron-H-8B", "Nemotron-3-Nano-30B-A3B"
 SIZES: dict[str, Any] = {
     "taps": 4, "num_groups": 1, "num_heads": 4, "state_dim": 16, "head_dim": 32, "norm_eps": 1e-5,
 }  # fmt: skip
@@ -29,6 +30,56 @@ def test_sizes(tmp_path: Path) -> None:
 def test_limits_of_steps(tmp_path: Path, most: object) -> None:
     found = described(tmp_path, GRANITE, time_step_limit=[0.01, most], rms_norm_eps=1e-5).mixer
     assert found == Mamba2(**SIZES, step_limits=(0.01, math.inf))
+
+
+def test_a_layer_of_nemotron_has_the_mlp_that_follows_it(tmp_path: Path) -> None:
+    found = described(tmp_path, NEMOTRON_H)
+    assert found.stored_at == ((0, 1), (2, None), (3, 4), (5, None))
+    assert found.mixer_layers == (True, True, False, True)
+    assert [found.has_mlp(layer) for layer in range(4)] == [True, False, True, False]
+    assert (found.num_layers, found.head_dim, {rope.dim for rope in found.ropes}) == (4, 16, {0})
+    assert found.mixer == Mamba2(**SIZES | {"num_groups": 2})
+    kinds = ["mamba", "mlp", "linear_attention", "full_attention", "mlp", "mamba"]
+    for key in ("layers_block_type", "layer_types"):
+        assert (
+            described(tmp_path, NEMOTRON_H, **{key: kinds}, hybrid_override_pattern=None) == found
+        )
+
+
+def test_experts_of_nemotron(tmp_path: Path) -> None:
+    found = described(tmp_path, NEMOTRON_3)
+    assert found.stored_at == ((0, 1), (2, None), (3, 4), (5, 6))
+    assert found.expert_layers == (True, False, True, True)
+    assert (found.num_experts, found.expert_size, found.shared_expert_size) == (8, 32, 48)
+    assert (found.names.gated, found.activation, found.routing.scale) == (False, "relu2", 2.5)
+
+
+def test_bamba(tmp_path: Path) -> None:
+    found = described(tmp_path, "Bamba-9B")
+    assert found.mixer_layers == (True, True, False, True)
+    assert {rope.dim for rope in found.ropes} == {8}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        (NEMOTRON_H, {"hybrid_override_pattern": "-M"}, "layer 0, of mlp, does not follow Mamba"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "M--"}, "layer 2, of mlp, does not follow Mamba"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "*-"}, "a model without layers of Mamba"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "MX"}, "a layer of 'X' is not supported"),
+        (NEMOTRON_H, {"attention_bias": True}, "attention_bias True is not supported"),
+        (NEMOTRON_3, {"moe_latent_size": 32}, "moe_latent_size 32 is not supported"),
+        (NEMOTRON_3, {"mlp_bias": True}, "mlp_bias True is not supported"),
+        (NEMOTRON_3, {"n_shared_experts": 2}, "n_shared_experts 2 is not supported"),
+        (NEMOTRON_3, {"n_group": 3}, "n_group 3, topk_group 1 do not fit 8 experts"),
+        ("Bamba-9B", {"attn_rotary_emb": 16}, "attn_rotary_emb 16 is not supported"),
+    ],
+)
+def test_what_other_families_refuse(
+    tmp_path: Path, name: str, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        described(tmp_path, name, **changed)
 
 
 @pytest.mark.parametrize(
