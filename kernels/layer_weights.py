@@ -106,6 +106,15 @@ class Experts:
 
 
 @dataclass(slots=True)
+class MixerBeside:
+    """A mixer beside attention, which reads the same, and its linear layers."""
+
+    inputs: Linear
+    mixer: Mixer
+    out: Linear
+
+
+@dataclass(slots=True)
 class LayerWeights:
     """One decoder layer, packed. Norms that a model lacks are None.
 
@@ -114,7 +123,7 @@ class LayerWeights:
     rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
     query_scales_P: float32, of queries by position, after the rotation. latent: where it has one.
     attention_gate: its sigmoid multiplies the result of attention. mixer: in place of attention.
-    A layer may lack its MLP.
+    beside: added to the result of `out`. A layer may lack its MLP.
     """
 
     input_norm_H: torch.Tensor | None
@@ -136,6 +145,7 @@ class LayerWeights:
     latent: LatentWeights | None = None
     attention_gate: Linear | None = None
     mixer: Mixer | None = None
+    beside: MixerBeside | None = None
     experts: Experts | None = None  # in place of gate_up and down, or beside them
     adapters: LayerAdapters = NO_ADAPTERS
 
@@ -146,4 +156,5 @@ class LayerWeights:
     @property
     def may_fuse(self) -> bool:
         """Whether it is among those that `DecoderStack` is made of."""
-        return self.has_mlp and not (self.latent or self.mixer or self.attention_gate)
+        others = (self.latent, self.mixer, self.beside, self.attention_gate)
+        return self.has_mlp and not any(others)

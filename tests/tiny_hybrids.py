@@ -56,6 +56,22 @@ _NEMOTRON: dict[str, Any] = {
     "n_groups": 2,
     "chunk_size": 8,
 }
+_FALCON_H1: dict[str, Any] = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "mamba_norm_before_gate": False,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "embedding_multiplier": 5.0,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.8,
+    "mlp_multipliers": [0.8, 0.6],
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.7, 1.3, 0.8, 0.9, 1.1],
+    "ssm_out_multiplier": 0.7,
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**_DELTA, **_EXPERTS, "mlp_only_layers": [1]}),
@@ -109,6 +125,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **_NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"],
             "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
             "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
+        },
+    ),
+    "falcon-h1": ("FalconH1", {**_FALCON_H1, "mamba_rms_norm": False, "mamba_n_groups": 2}),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {
+            **_FALCON_H1, "mamba_rms_norm": True, "mamba_d_ssm": None, "mlp_bias": True,
+            "tie_word_embeddings": True,
         },
     ),
     "bamba": (

@@ -58,7 +58,10 @@ class LoadedModel:
 
     @property
     def _mixers(self) -> list[Mixer]:
-        return [layer.mixer for layer in self.weights.layers if layer.mixer is not None]
+        found = (
+            layer.beside.mixer if layer.beside else layer.mixer for layer in self.weights.layers
+        )
+        return [mixer for mixer in found if mixer is not None]
 
     def make_cache(
         self, num_blocks: int, num_host_blocks: int = 0, num_requests: int = 0
@@ -79,7 +82,9 @@ class LoadedModel:
             return cache, None
         states = RecurrentStates(self._mixers, num_requests, self.decoder.device)
         kv, state = iter(cache.layers), iter(states.layers)
-        self.decoder.attach([next(state if w.mixer else kv) for w in self.weights.layers])
+        layers = self.weights.layers
+        caches = [next(state if w.mixer else kv) for w in layers]
+        self.decoder.attach(caches, [next(state) for w in layers if w.beside])
         return cache, states
 
 

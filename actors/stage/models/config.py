@@ -76,7 +76,7 @@ class Mamba2:
     normed by group.
 
     step_limits: of the length of a step. bias: of both projections; conv_bias: of the convolution.
-    norm_eps: of the norm of results.
+    normed: with norm_eps; else results are gated alone.
     """
 
     taps: int
@@ -84,6 +84,7 @@ class Mamba2:
     num_heads: int
     state_dim: int
     head_dim: int
+    normed: bool = True
     norm_eps: float
     step_limits: tuple[float, float] = (0.0, math.inf)
     bias: bool = False
@@ -121,6 +122,18 @@ class LayerKind:
     kv_source: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Of results of linear layers: of those after attention and its mixer, of a mixer's queries,
+    keys, values, gates and steps, of an MLP's gate, and of an MLP."""
+
+    attention: float
+    mixer: float
+    mixer_inputs: tuple[float, ...]
+    gate: float
+    mlp: float
+
+
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
@@ -156,6 +169,7 @@ class DecoderConfig:
     alibi: of all heads and layers, or None.
     attention_gate: q is stored with a gate of each head's result, which its sigmoid multiplies.
     mixer: what layers have in place of attention where `mixer_layers` says so; None: none have.
+    mixer_beside: all have it, beside attention, to whose result its own is added.
     latent: of all layers, or None. Then num_kv_heads is 1 and head_dim what the cache holds: the
     rotated key with the latent.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
@@ -209,6 +223,8 @@ class DecoderConfig:
     attention_gate: bool = False
     mixer: LinearAttention | Mamba2 | ShortConv | None = None
     mixer_layers: tuple[bool, ...] = ()
+    mixer_beside: bool = False
+    multipliers: Multipliers | None = None
     position_offset: int = 0
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
@@ -243,7 +259,8 @@ class DecoderConfig:
         return self.num_experts > 0 and self.expert_layers[layer]
 
     def has_mixer(self, layer: int) -> bool:
-        return self.mixer is not None and self.mixer_layers[layer]
+        """In place of attention."""
+        return self.mixer is not None and not self.mixer_beside and self.mixer_layers[layer]
 
     def at(self, layer: int) -> DecoderConfig:
         """A model whose layers all have the sizes and names of this one."""

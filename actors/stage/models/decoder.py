@@ -17,6 +17,7 @@ from actors.stage.models import additions
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.embedding import LayerInputs, look_up
 from actors.stage.models.latent import latent_qkv, latent_values
+from actors.stage.models.mixers import mixed, mixed_beside
 from actors.transport.group import RankGroup
 from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLayer
@@ -75,6 +76,7 @@ class Decoder:
         )
         self._group = group
         self._kv: Sequence[KVLayer | StateLayer] = ()
+        self._beside: Sequence[StateLayer | None] = ()
         self._stack: DecoderStack | None = None
         self.shapes = additions.shapes_of(shape, weights.layers, weights.additions)
         self.cached_shapes = additions.cached(self.shapes, weights.layers, weights.additions)
@@ -85,11 +87,12 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.shard_width = -(-config.vocab_size // group.size)  # of each rank's logits
 
-    def attach(self, kv: Sequence[KVLayer | StateLayer]) -> None:
-        """Use these caches and states, one entry per layer that has one of its own; fuses the
-        layers if the backend can."""
+    def attach(self, kv: Sequence[KVLayer | StateLayer], beside: Sequence[StateLayer] = ()) -> None:
+        """Use these caches and states, one entry per layer that has one of its own, and those of
+        mixers beside attention; fuses the layers if the backend can."""
         w = self._weights
         self._kv = additions.caches_of(w.additions, kv)
+        self._beside = beside or [None] * len(w.layers)
         sums = self._group.sums
         # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
@@ -125,15 +128,17 @@ class Decoder:
         overwritten."""
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
-        part_TH, out_norm_H, all_of = None, None, self._weights
-        residual_TH = x_TH[:, : all_of.hidden_size].contiguous()
-        layers = zip(all_of.layers, all_of.additions, self._kv, self.shapes, strict=True)
-        for w, own, kv, shape in layers:
+        part_TH, out_norm_H, ours = None, None, self._weights
+        residual_TH = x_TH[:, : ours.hidden_size].contiguous()
+        layers = zip(ours.layers, ours.additions, self._kv, self._beside, self.shapes, strict=True)
+        for w, own, kv, state, shape in layers:
             input_TH = self._reduced_normed(
                 part_TH, out_norm_H, residual_TH, w.input_norm_H, w.input_norm_bias_H
             )
             attended_TX = self._attend(w, own, input_TH, batch, kv, shape)
             attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
+            if w.beside is not None:
+                attended_TH += mixed_beside(w.beside, input_TH, state, batch, self._group)
             if not w.has_mlp:
                 part_TH, out_norm_H = attended_TH, w.attention_out_norm_H
                 continue
@@ -168,9 +173,7 @@ class Decoder:
     ) -> torch.Tensor:  # fmt: skip
         qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
         if w.mixer is not None:
-            if batch.states is None or not isinstance(kv, StateLayer):
-                raise RuntimeError("a layer with a state needs the rows of states")
-            return w.mixer(qkv_TX, x_TH, kv, batch.states, self._group.all_reduce)
+            return mixed(w.mixer, qkv_TX, x_TH, kv, batch, self._group)
         if w.latent is not None:
             qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
         if own is not None:
@@ -291,12 +294,9 @@ class Decoder:
         self, sharded_RV: torch.Tensor, place_RV: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """The shards of all ranks joined, as `logits` returns them."""
-        if self._group.size == 1:
-            return self._scaled(sharded_RV[:, : self.vocab_size], place_RV)
-        gathered_RV = self._group.gather_columns(sharded_RV)
-        if gathered_RV is None:
-            return None
-        return self._scaled(gathered_RV[:, : self.vocab_size], place_RV)
+        alone = self._group.size == 1
+        whole_RV = sharded_RV if alone else self._group.gather_columns(sharded_RV)
+        return None if whole_RV is None else self._scaled(whole_RV[:, : self.vocab_size], place_RV)
 
     def local_logits(self, sharded_RV: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The logits of this rank's shard, and the token id of its first column."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.stage.models.config import DecoderConfig, Mamba2
+from actors.stage.models.config import DecoderConfig, Mamba2, Multipliers
 from actors.stage.models.families_deepseek import check_groups, deepseek_v3_routing
 from actors.stage.models.family import FULL, Family, experts, without_positions
 from actors.stage.models.keys import JsonObject, Keys
@@ -108,9 +108,11 @@ def bamba(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return mamba2_by_width(config, keys, kinds)
 
 
-def mamba2_by_width(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:
-    """Mamba-2 in the layers that kinds marks, whose values are `mamba_expand` times as wide as the
-    hidden state, and attention in the others."""
+def mamba2_by_width(
+    base: DecoderConfig, keys: Keys, kinds: Sequence[str], width: int | None = None
+) -> DecoderConfig:
+    """Mamba-2 in the layers that kinds marks, whose values are of this width, by default
+    `mamba_expand` times the hidden state's, and attention in the others."""
     if len(kinds) != base.num_layers or set(kinds) - set(_KINDS):
         raise ValueError(f"kinds of layers must be {' or '.join(_KINDS)} {base.num_layers}x")
     layers = tuple(_KINDS[kind] == MAMBA_2 for kind in kinds)
@@ -120,7 +122,7 @@ def mamba2_by_width(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> De
     if not any(layers):
         return base
     keys.only("hidden_act", "silu", "swish")  # also that of the convolutions
-    width = keys.size("mamba_expand", 2) * base.hidden_size
+    width = width or keys.size("mamba_expand", 2) * base.hidden_size
     heads, head_dim = keys.size("mamba_n_heads", 128), keys.get("mamba_d_head", "auto")
     head_dim = width // heads if head_dim == "auto" else keys.size("mamba_d_head")
     if head_dim * heads != width:
@@ -141,6 +143,7 @@ def with_mamba2(
         num_heads=heads,
         state_dim=keys.size("mamba_d_state", 256),
         head_dim=head_dim,
+        normed=keys.flag("mamba_rms_norm", True),
         norm_eps=base.norm_eps,
         step_limits=_step_limits(keys.get("time_step_limit", (0.0, math.inf))),
         bias=keys.flag("mamba_proj_bias"),
@@ -155,6 +158,44 @@ def _step_limits(given: Sequence[Any]) -> tuple[float, float]:
     if not least <= most:
         raise ValueError(f"time_step_limit {given} is no range")
     return least, most
+
+
+def falcon_h1(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Falcon-H1: attention and Mamba-2 side by side in every layer, and multipliers of what comes
+    into and out of both, of the MLP, of the embedding and the logits."""
+    for key in ("attention_bias", "mamba_proj_bias", "projectors_bias"):
+        keys.only(key, False)
+    keys.only("mamba_use_mlp", True)
+    keys.only("attn_layer_indices", None)
+    keys.ignore("layer_types", "layers_block_type", "num_logits_to_keep")
+    width = keys.get("mamba_d_ssm")
+    kinds = [MAMBA_2] * base.num_layers
+    config = mamba2_by_width(base, keys, kinds, None if width is None else int(width))
+    if keys.flag("mamba_rms_norm") and keys.flag("mamba_norm_before_gate"):
+        raise ValueError("mamba_norm_before_gate True is not supported with mamba_rms_norm")
+    attention_in, mixer_in = (
+        keys.number(f"{part}_in_multiplier", 1.0) for part in ("attention", "ssm")
+    )
+    gates, values, mixer_keys, queries, steps = keys.get("ssm_multipliers", [1.0] * 5)
+    mlp_gate, mlp = keys.get("mlp_multipliers", (1.0, 1.0))
+    inputs = (queries, mixer_keys, values, gates, steps)
+    return replace(
+        config,
+        mixer_layers=(),
+        mixer_beside=True,
+        mlp_bias=keys.flag("mlp_bias"),
+        # Scores are products of two inputs.
+        attention_scale=base.attention_scale * attention_in**2 * keys.number("key_multiplier", 1.0),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        logit_scale=keys.number("lm_head_multiplier", 1.0),
+        multipliers=Multipliers(
+            attention=attention_in * keys.number("attention_out_multiplier", 1.0),
+            mixer=keys.number("ssm_out_multiplier", 1.0),
+            mixer_inputs=tuple(mixer_in * float(factor) for factor in inputs),
+            gate=float(mlp_gate),
+            mlp=float(mlp),
+        ),
+    )
 
 
 _OF_EXPERTS = (
@@ -191,6 +232,14 @@ _NEMOTRON_NAMES = Names(
     shared_expert="mixer.shared_experts.",
     stored_prefixes=(("mtp.", None),),
 )
+_BAMBA_NAMES = Names(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    mixer=MAMBA,
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+)
 _NEMOTRON: JsonObject = {
     "head_dim": 128,
     "intermediate_size": 21504,
@@ -222,16 +271,22 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": "layer_norm_epsilon",
         },
     ),
+    "FalconH1ForCausalLM": Family(
+        falcon_h1,
+        _BAMBA_NAMES,
+        {
+            "intermediate_size": 14336,
+            "mamba_d_ssm": 1024,
+            "mamba_norm_before_gate": True,
+            "mamba_rms_norm": False,
+            "max_position_embeddings": 8192,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "BambaForCausalLM": Family(
         bamba,
-        Names(
-            final_norm="model.final_layernorm",
-            mlp_norm="pre_ff_layernorm",
-            mixer=MAMBA,
-            gate="feed_forward.gate_proj",
-            up="feed_forward.up_proj",
-            down="feed_forward.down_proj",
-        ),
+        _BAMBA_NAMES,
         {
             "intermediate_size": 14336,
             "max_position_embeddings": 262144,

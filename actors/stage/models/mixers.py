@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface import Backend
-from kernels.layer_weights import Linear
-from kernels.recurrence import Recurrence, StateLayer, StateRows
+from actors.transport.group import RankGroup
+from kernels.interface import Backend, Batch
+from kernels.layer_weights import Linear, MixerBeside
+from kernels.recurrence import Mixer, Recurrence, StateLayer, StateRows
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -81,14 +82,15 @@ class Mamba2Mixer(_WithMatrices):
     """Mamba-2 (Dao and Gu, 2024). The projection gives queries, keys, values, gates of results and
     the lengths of steps, which are rates too.
 
-    conv_bias_C, norm_X: float32; the norm is of num_norms equal parts of this rank's features, or
-    one of all ranks' features. skip_N: float32, factors by which values are added to results.
+    conv_bias_C, norm_X: float32; the norm, if there is one, is of num_norms equal parts of this
+    rank's features, or one of all ranks' features. skip_N: float32, factors by which values are
+    added to results.
     """
 
     conv_bias_C: torch.Tensor | None
     step_limits: tuple[float, float]
     skip_N: torch.Tensor
-    norm_X: torch.Tensor
+    norm_X: torch.Tensor | None
     num_norms: int
     num_ranks: int  # which share a norm
 
@@ -98,7 +100,7 @@ class Mamba2Mixer(_WithMatrices):
     ) -> torch.Tensor:  # fmt: skip
         """See `kernels.recurrence.Mixer`."""
         form, backend = self.form, self.backend
-        widths = [form.num_channels, len(self.norm_X), form.num_heads]
+        widths = [form.num_channels, form.num_heads * form.value_dim, form.num_heads]
         qkv_TC, z_TX, steps_TN = torch.split(projected_TX, widths, dim=1)
         qkv_TC = backend.causal_conv(qkv_TC, self.conv_JC, self.conv_bias_C, layer, rows, silu=True)
         steps_TN = softplus(steps_TN.float() + self.step_bias_N).clamp(*self.step_limits)
@@ -106,17 +108,21 @@ class Mamba2Mixer(_WithMatrices):
         out_TX = backend.recurrence(qkv_TC, decays_TN, steps_TN, layer, rows, form)
         skip_X = self.skip_N.repeat_interleave(form.value_dim)
         out_TX = out_TX.float() + skip_X * qkv_TC[:, -len(skip_X) :].float()
-        return self._normed(out_TX * silu(z_TX.float()), all_reduce).to(self.dtype)
+        gated_TX = out_TX * silu(z_TX.float())
+        if self.norm_X is not None:
+            gated_TX = self._normed(gated_TX, self.norm_X, all_reduce)
+        return gated_TX.to(self.dtype)
 
-    def _normed(self, x_TX: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+    def _normed(
+        self, x_TX: torch.Tensor, norm_X: torch.Tensor, all_reduce: AllReduce
+    ) -> torch.Tensor:
         if self.num_ranks == 1:
             x_RX = x_TX.view(len(x_TX) * self.num_norms, -1)
-            ones_X = self.norm_X.new_ones(x_RX.shape[1])
-            normed_RX = self.backend.rms_norm(x_RX, ones_X, self.eps)
-            return normed_RX.view(x_TX.shape) * self.norm_X
+            ones_X = norm_X.new_ones(x_RX.shape[1])
+            return self.backend.rms_norm(x_RX, ones_X, self.eps).view(x_TX.shape) * norm_X
         squares_T1 = all_reduce(x_TX.square().sum(-1, keepdim=True))
         mean_T1 = squares_T1 / (self.num_ranks * x_TX.shape[1])
-        return x_TX * torch.rsqrt(mean_T1 + self.eps) * self.norm_X
+        return x_TX * torch.rsqrt(mean_T1 + self.eps) * norm_X
 
 
 @dataclass(slots=True)
@@ -148,6 +154,24 @@ class ShortConvMixer:
         return after_TC * self.backend.causal_conv(
             inputs_TC, self.conv_JC, self.conv_bias_C, layer, rows, silu=False
         )
+
+
+def mixed(
+    mixer: Mixer, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: object, batch: Batch,
+    ranks: RankGroup,
+) -> torch.Tensor:  # fmt: skip
+    """Raises RuntimeError where the batch or the layer has no states."""
+    if batch.states is None or not isinstance(layer, StateLayer):
+        raise RuntimeError("a layer with a state needs the rows of states")
+    return mixer(projected_TX, x_TH, layer, batch.states, ranks.all_reduce)
+
+
+def mixed_beside(
+    beside: MixerBeside, x_TH: torch.Tensor, layer: object, batch: Batch, ranks: RankGroup
+) -> torch.Tensor:
+    """What is added to the result of attention of the same input."""
+    projected_TX = beside.inputs(x_TH)
+    return beside.out(mixed(beside.mixer, projected_TX, x_TH, layer, batch, ranks))
 
 
 # torch's own round the last elements of a tensor otherwise than those before, so that a token's

@@ -11,7 +11,8 @@ def attending_linear_shapes(config: DecoderConfig, mixer: bool) -> LinearShapes:
     if mixer:
         return mixer_linear_shapes(config)
     if config.latent is None:
-        return _attention_shapes(config)
+        beside = mixer_linear_shapes(config) if config.mixer_beside else {}
+        return _attention_shapes(config) | beside
     return _latent_shapes(config, config.latent)
 
 

@@ -16,7 +16,8 @@ from actors.stage.weights.additions import load_additions, load_layer_inputs
 from actors.stage.weights.experts import load_experts
 from actors.stage.weights.latent import load_latent
 from actors.stage.weights.linears import LinearLoader
-from actors.stage.weights.mixers import load_mixer, mixer_pieces
+from actors.stage.weights.mixers import load_beside, load_mixer, mixer_pieces
+from actors.stage.weights.multipliers import multiplied
 from actors.stage.weights.names import (
     gate_piece,
     gate_up_pieces,
@@ -116,7 +117,7 @@ class Loader(LinearLoader):
         inputs = mixer_pieces(config, part) if mixed else qkv_pieces(config, part)
         out, results = (names.mixer.out, part.mixed) if mixed else (names.out, part.attended)
         gates = [gate_piece(config, part)] if config.attention_gate and not mixed else []
-        return LayerWeights(
+        weights = LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self.column_parallel(prefix, inputs),
             out=self.row_parallel(prefix, out, results),
@@ -130,6 +131,7 @@ class Loader(LinearLoader):
             k_norm_D=self._head_norm(layer, names.k_norm, config.num_kv_heads, part.kv),
             attention_gate=self.column_parallel(prefix, gates) if gates else None,
             mixer=load_mixer(self, prefix) if mixed else None,
+            beside=load_beside(self, prefix) if config.mixer_beside else None,
             sliding_window=config.sliding_windows[layer],
             sinks_N=self._sinks(prefix),
             latent=None if mixed else load_latent(self, prefix),
@@ -138,6 +140,7 @@ class Loader(LinearLoader):
             attention_out_norm_H=norm(names.attention_out_norm),
             mlp_out_norm_H=norm(names.mlp_out_norm),
         )
+        return multiplied(weights, config.multipliers) if config.multipliers else weights
 
     def _norm(self, name: str | None, prefix: str = "") -> torch.Tensor | None:
         if name is None:

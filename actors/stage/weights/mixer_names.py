@@ -55,4 +55,5 @@ def mixer_shapes(config: DecoderConfig) -> Shapes:
         return {**shapes, f"{names.norm}.weight": (mixer.value_dim,)}
     if mixer.conv_bias:
         shapes[f"{names.conv}.bias"] = (channels,)
-    return {**shapes, names.skip: heads, f"{names.norm}.weight": (mixer.value_size,)}
+    norm = {f"{names.norm}.weight": (mixer.value_size,)} if mixer.normed else {}
+    return {**shapes, names.skip: heads, **norm}

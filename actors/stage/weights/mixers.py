@@ -13,6 +13,7 @@ from actors.stage.weights.linears import LinearLoader
 from actors.stage.weights.mixer_names import mixer_shapes
 from actors.stage.weights.names import Piece
 from actors.stage.weights.source import Shard
+from kernels.layer_weights import MixerBeside
 from kernels.recurrence import Mixer, Recurrence
 
 Fetch = Callable[..., torch.Tensor]  # (name, *rows), these rows one below another
@@ -85,6 +86,15 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
     )
 
 
+def load_beside(loader: LinearLoader, prefix: str) -> MixerBeside:
+    """One layer's."""
+    return MixerBeside(
+        loader.column_parallel(prefix, mixer_pieces(loader.config, loader.split)),
+        load_mixer(loader, prefix),
+        loader.row_parallel(prefix, loader.config.names.mixer.out, loader.split.mixed),
+    )
+
+
 def _mamba(loader: LinearLoader, mixer: Mamba2, prefix: str, fetch: Fetch) -> Mamba2Mixer:
     names, heads, ranks = loader.config.names.mixer, loader.split.mixer, loader.spec.tensor_ranks
     first, last = _groups(mixer, heads)
@@ -102,7 +112,7 @@ def _mamba(loader: LinearLoader, mixer: Mamba2, prefix: str, fetch: Fetch) -> Ma
         step_bias_N=fetch(names.step_bias, heads),
         step_limits=mixer.step_limits,
         skip_N=fetch(names.skip, heads),
-        norm_X=fetch(f"{names.norm}.weight", loader.split.mixed),
+        norm_X=fetch(f"{names.norm}.weight", loader.split.mixed) if mixer.normed else None,
         num_norms=last - first,
         num_ranks=1 if mixer.num_groups > 1 else ranks,
         eps=mixer.norm_eps,

@@ -133,8 +133,10 @@ def _stored_attention(config: DecoderConfig, mixer: bool) -> Shapes:
     names = config.names
     linears = attending_linear_shapes(config, mixer)
     shapes = _stored(config, linears, names.input_norm, names.attention_out_norm)
+    if mixer or config.mixer_beside:
+        shapes |= mixer_shapes(config)
     if mixer:
-        return shapes | mixer_shapes(config)
+        return shapes
     if names.sinks is not None:
         shapes[names.sinks] = (config.num_heads,)
     if config.latent is not None:

@@ -38,7 +38,8 @@ def test_two_ranks(
 
 # Latent attention without and with a latent of queries (youtu-yarn, minicpm3). States of a rank's
 # heads, stored in groups (qwen3-next) and apart (qwen3-5), or channels (lfm2-adjusted). Heads of
-# Mamba-2 of one group, whose norm spans the ranks (granite-4), and of two (granite-4-dense).
+# Mamba-2 of one group, whose norm spans the ranks (granite-4), and of two (nemotron-h); beside
+# attention (falcon-h1).
 # One key/value head for two ranks (yi, falcon-7b), a tied odd vocabulary (qwen2, qwen3), windows
 # (mistral), fused tensors (phi3, glm4), whole q/k norm (olmo2, olmoe), groups (falcon-40b), stored
 # transposed (gpt2), learned positions (opt), experts (qwen3-moe, mixtral), in one tensor
@@ -58,7 +59,7 @@ OTHER_FAMILIES = (
     "flex-olmo", "granite-moe-shared", "granite-moe-hybrid", "hunyuan-moe", "gemma4",
     "gemma4-inputs", "gemma4-unified",
     "qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2-adjusted", "lfm2-moe",
-    "granite-4", "granite-4-dense", "nemotron-h", "nemotron-3", "bamba",
+    "granite-4", "nemotron-h", "nemotron-3", "bamba", "falcon-h1",
 )  # fmt: skip
 
 

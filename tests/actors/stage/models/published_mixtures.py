@@ -117,6 +117,24 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": None,
         },
     ),
+    "Falcon-H1-0.5B": (
+        "FalconH1ForCausalLM",
+        _ALL | {
+            "attention_bias": False, "attention_in_multiplier": 1.0,
+            "attention_out_multiplier": 0.9375, "attn_layer_indices": None,
+            "embedding_multiplier": 5.656854249492381, "head_dim": 16,
+            "key_multiplier": 0.390625, "lm_head_multiplier": 0.0390625,
+            "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4,
+            "mamba_d_head": 16, "mamba_d_ssm": 96, "mamba_d_state": 16, "mamba_expand": 2,
+            "mamba_n_groups": 1, "mamba_n_heads": 6, "mamba_norm_before_gate": False,
+            "mamba_proj_bias": False, "mamba_rms_norm": False, "mamba_use_mlp": True,
+            "mlp_bias": False, "mlp_multipliers": [0.8838834764831844, 0.5859375],
+            "model_type": "falcon_h1", "num_logits_to_keep": 1, "pad_token_id": 0,
+            "projectors_bias": False, "rope_scaling": None, "rope_theta": 100000000000.0,
+            "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.37],
+            "ssm_out_multiplier": 0.23570226039551587,
+        },
+    ),
     "Hunyuan-A13B": (
         "HunYuanMoEV1ForCausalLM",
         _ALL | {

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from actors.stage.models.config import Mamba2, ModelError
+from actors.stage.models.config import Mamba2, ModelError, Multipliers
 from actors.stage.models.split import split
 from actors.stage.spec import StageSpec
 from tests.actors.stage.models.published_mixtures import described
 
 GRANITE = "Granite-4.0-H-Tiny"
+FALCON = "Falcon-H1-0.5B"
 NEMOTRON_H, NEMOTRON_3 = "Nemotron-H-8B", "Nemotron-3-Nano-30B-A3B"
 SIZES: dict[str, Any] = {
     "taps": 4, "num_groups": 1, "num_heads": 4, "state_dim": 16, "head_dim": 32, "norm_eps": 1e-5,
@@ -60,6 +61,21 @@ def test_bamba(tmp_path: Path) -> None:
     assert {rope.dim for rope in found.ropes} == {8}
 
 
+def test_multipliers_of_falcon(tmp_path: Path) -> None:
+    found = described(tmp_path, FALCON, attention_in_multiplier=2.0)
+    assert (found.mixer_beside, found.has_mixer(0)) == (True, False)
+    assert isinstance(found.mixer, Mamba2)
+    assert (found.mixer.value_size, found.mixer.normed) == (96, False)
+    assert found.attention_scale == 16**-0.5 * 4 * 0.390625
+    assert found.multipliers == Multipliers(
+        attention=1.875,
+        mixer=0.23570226039551587,
+        mixer_inputs=(1.25 * 0.5, 1.25 * 0.36, 1.25 * 0.25, 1.25 * 0.35, 1.25 * 0.37),
+        gate=0.8838834764831844,
+        mlp=0.5859375,
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
@@ -73,6 +89,12 @@ def test_bamba(tmp_path: Path) -> None:
         (NEMOTRON_3, {"n_shared_experts": 2}, "n_shared_experts 2 is not supported"),
         (NEMOTRON_3, {"n_group": 3}, "n_group 3, topk_group 1 do not fit 8 experts"),
         ("Bamba-9B", {"attn_rotary_emb": 16}, "attn_rotary_emb 16 is not supported"),
+        (FALCON, {"projectors_bias": True}, "projectors_bias True is not supported"),
+        (
+            FALCON,
+            {"mamba_rms_norm": True, "mamba_norm_before_gate": True},
+            "mamba_norm_before_gate True is not supported with mamba_rms_norm",
+        ),
     ],
 )
 def test_what_other_families_refuse(
