@@ -63,7 +63,7 @@ class MessageForm:
         def shows(pattern: str) -> bool:
             return re.search(pattern, code) is not None
 
-        fields = (_REASONING, "thinking", "reasoning", "tool_plan")
+        fields = (_REASONING, "thinking", "reasoning", "thought", "tool_plan")
         read = next((name for name in fields if shows(_FIELD.format(name))), None)
         return cls(
             reasoning=read or _REASONING,

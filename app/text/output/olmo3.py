@@ -8,9 +8,7 @@ now()
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final
 
 from actors.scheduling.request import HeldCalls
 from app.text.output.interface import maybe_end
@@ -20,7 +18,6 @@ from app.text.output.pythonic import Pythonic
 from app.text.output.source import Reading, Source
 
 _ALL, _ALL_END = "<function_calls>", "</function_calls>"
-_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 class Olmo3(Pythonic):
@@ -45,15 +42,5 @@ class Olmo3(Pythonic):
         return (HeldCalls(_ALL, "\n", listed.calls, "\n", f"\n{_ALL_END}"),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        yield from source.blanks()
-        while True:
-            draft = out.draft(source)
-            draft.begin((yield from source.run(_NAME)))
-            yield from self._arguments(source, draft)
-            draft.close()
-            yield from source.blanks()
-            yield from source.accept(",")
-            yield from source.blanks()
-            if (yield from source.peek()) in ("", "<"):
-                break
+        yield from self._calls(source, out, is_list=False)
         yield from maybe_end(source, _ALL_END)

@@ -76,6 +76,12 @@ class Pythonic(ToolFormat):
         is_list = bool((yield from source.accept("[")))
         if not is_list and (self.needs_list or not opening):
             raise Broken
+        yield from self._calls(source, out, is_list=is_list)
+        yield from source.blanks()
+        yield from source.accept(*self.closing)
+
+    def _calls(self, source: Source, out: AnswerPieces, *, is_list: bool) -> Reading[None]:
+        """Calls of a list behind its bracket, or one a line up to a closing mark."""
         while True:
             yield from source.blanks()
             draft = out.draft(source)
@@ -83,12 +89,14 @@ class Pythonic(ToolFormat):
             yield from self._arguments(source, draft)
             draft.close()
             yield from source.blanks()
-            if is_list and (yield from _ends(source, "]")):
-                break
-            if not is_list and (yield from source.peek()) in ("", "`"):
-                break
-        yield from source.blanks()
-        yield from source.accept(*self.closing)
+            if is_list:
+                if (yield from _ends(source, "]")):
+                    return
+                continue
+            yield from source.accept(",")
+            yield from source.blanks()
+            if (yield from source.peek()) in ("", "`", "<"):
+                return
 
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         yield from source.expect("(")

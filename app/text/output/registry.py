@@ -21,15 +21,18 @@ from app.text.output.hermes import Hermes
 from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
 from app.text.output.kimi_k2 import KimiK2
+from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
 from app.text.output.llama3_json import Llama3Json
 from app.text.output.minimax_m2 import MiniMaxM2
 from app.text.output.mistral import Mistral
+from app.text.output.nemotron import Nemotron
 from app.text.output.olmo3 import Olmo3
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
 from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.seed_oss import SeedOss, SeedThink
+from app.text.output.solar_open import SolarOpen, SolarThink
 from app.text.output.thinking import GraniteThink, MistralThink, Think
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
@@ -40,6 +43,10 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "minimax_m2": MiniMaxM2,
     "gemma4": Gemma4,
     "seed_oss": SeedOss,
+    "solar_open": SolarOpen,
+    "minicpm3": MiniCPM3,
+    "lfm2": Lfm2,
+    "nemotron": Nemotron,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
     "minimax_m1": MiniMaxM1,
@@ -64,6 +71,8 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "ernie": ErnieThink,
     "mistral": MistralThink,
     "seed_oss": SeedThink,
+    "solar_open": SolarThink,
+    "minicpm3": MiniCPM3Think,
     "think": Think,
 }
 AUTO, NONE = "auto", "none"

@@ -105,6 +105,14 @@ def test_reasoning_between_calls_is_kept(family: str) -> None:
     assert fitted(family, TURNS).count("Two of them.") == 1
 
 
+@pytest.mark.parametrize("field", ["message.reasoning", "message.thought", "message['thinking']"])
+def test_reasoning_has_the_name_that_the_template_reads(field: str) -> None:
+    (message,) = MessageForm.of(f"{{{{ {field} }}}}").messages([TURNS[2]])
+    name = re.findall(r"\w+", field)[-1]
+    assert message[name] == "Two of them."
+    assert "reasoning_content" not in message
+
+
 def test_reasoning_and_text_before_a_call_are_one_where_there_is_room_for_one() -> None:
     told = {**TURNS[2], "content": "I add."}
     text = fitted("gpt_oss", [*TURNS[:2], told, *TURNS[3:]])

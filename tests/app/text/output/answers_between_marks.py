@@ -14,6 +14,9 @@ KIMI, KIMI_SEP, KIMI_END = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
+LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+SOLAR, SOLAR_ID = "<|tool_calls|>", "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>"
+SOLAR_SEP, SOLAR_END = "<|tool_call:args|>", "<|tool_call:end|>"
 
 WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
@@ -142,6 +145,46 @@ WELL_FORMED_BETWEEN_MARKS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         ],
     ),
     (
+        "lfm2",
+        f"Yes.{LFM}[add(a=1, b='x}}\\\\\"{{ é'), now(),\n"
+        f'plot(points=[[1, 2], {{"x": [3.5]}}], scale=0.5, grid=true, title=None)]{LFM_END}Done.',
+        "Yes.Done.",
+        [ADD, NOW, PLOT],
+    ),
+    (  # as a prompt may ask for
+        "lfm2",
+        f'{LFM}[{{"name": "add", "arguments": {WRITTEN}}}, {{"name": "now", "arguments": {{}}}}]'
+        f"{LFM_END}Done.",
+        "Done.",
+        [ADD, NOW],
+    ),
+    ("lfm2", f"{LFM}[now()]{LFM_END}\n{LFM}now()<|tool_c", "", [NOW, NOW]),
+    (
+        "minicpm3",
+        f"{LFM}\n```python\nadd(a=1,b='x}}\\\\\"{{ é')\nnow()\n"
+        'plot(points=[[1, 2], {"x": [3.5]}],scale=0.5,grid=true,title=null)\n'
+        f"```\n{LFM_END}\nDone.",
+        "Done.",
+        [ADD, NOW, PLOT],
+    ),
+    ("minicpm3", f"Yes.{LFM}\nnow()\n{LFM_END}", "Yes.", [NOW]),
+    (
+        "nemotron",
+        f'Yes.<TOOLCALL>[{{"name": "add", "arguments": {WRITTEN}}}, '
+        f'{{"name": "plot", "arguments": {PLOTTED}}}]</TOOLCALL>Done.',
+        "Yes.Done.",
+        [ADD, PLOT],
+    ),
+    ("nemotron", '<TOOLCALL>\n[{"name": "now", "arguments": "{}"}]\n</TOOLC', "", [NOW]),
+    (
+        "solar_open",
+        f"Yes.{SOLAR}{SOLAR_ID}add{SOLAR_SEP}{WRITTEN}{SOLAR_END}{SOLAR_ID}plot{SOLAR_SEP}{PLOTTED}"
+        f"{SOLAR_END}<|calls|>",
+        "Yes.",
+        [ADD, PLOT],
+    ),
+    ("solar_open", f"{SOLAR_ID}now{SOLAR_SEP}{{}}", "", [NOW]),
+    (
         "seed_oss",
         "<function=now>\n<parameter=user id>x</parameter></function>",
         "",
@@ -216,4 +259,17 @@ MALFORMED_BETWEEN_MARKS = [
     ("olmo3", "now()"),
     ("olmo3", "<function_calls>\nadd(a=1"),
     ("kimi_k2", f'{KIMI}add:0{KIMI_SEP}{{"a": 1'),
+    ("lfm2", f"{LFM}[rm()]{LFM_END}Done."),
+    ("lfm2", f"{LFM}[add(1)]{LFM_END}"),
+    ("lfm2", f"{LFM}[]{LFM_END}"),
+    ("lfm2", "[now()]"),
+    ("lfm2", f"{LFM}[add(a=1"),
+    ("minicpm3", f"{LFM}\n```python\nrm()\n```\n{LFM_END}"),
+    ("minicpm3", f"{LFM}\n```python\nprint(1)\n```\n{LFM_END}"),
+    ("minicpm3", "```python\nnow()\n```"),
+    ("nemotron", '<TOOLCALL>[{"name": "rm"}]</TOOLCALL>'),
+    ("nemotron", '<TOOLCALL>{"name": "now"}</TOOLCALL>'),
+    ("solar_open", f"{SOLAR}{SOLAR_ID}rm{SOLAR_SEP}{{}}{SOLAR_END}"),
+    ("solar_open", f"{SOLAR}now{SOLAR_SEP}{{}}{SOLAR_END}"),
+    ("solar_open", f"{SOLAR_ID}add{SOLAR_SEP}[1]{SOLAR_END}"),
 ]

@@ -12,6 +12,7 @@ from app.text.output.hermes import Hermes
 from app.text.output.interface import ReasoningFormat
 from app.text.output.pieces import CallDelta, Text
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
+from app.text.output.solar_open import SolarThink
 from app.text.output.thinking import GraniteThink
 from tests.app.text.output.answers import ADD
 from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
@@ -85,6 +86,11 @@ FORCED: dict[str, tuple[type[ReasoningFormat], list[str], list[str]]] = {
     ),
     "granite": (GraniteThink, ["<think>Hm.</think>\n\n"], ["Hm.", "<think>Hm."]),
     "cohere": (CohereThink, ["<|START_THINKING|>Hm.<|END_THINKING|>"], ["So:"]),
+    "solar_open": (
+        SolarThink,
+        ["<|think|>Hm.<|end|><|begin|>assistant"],
+        ["<|think|>Hm.<|end|>", "<|content|>So.<|end|><|begin|>assistant"],
+    ),
 }
 
 
