@@ -24,6 +24,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "null": (type(None),),
 }
+_PYTHON: Final = {"boolean": ("True", "False"), "null": ("None",)}  # as templates write them back
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _REMARKS: Final = frozenset({"default", "description", "examples", "title"})
 _JOINING: Final = frozenset({"allOf", "anyOf", "else", "if", "not", "oneOf", "then"})
@@ -128,8 +129,7 @@ class Tags:
                 has_brackets |= not {"array", "object"}.isdisjoint(kinds)
                 values.append(HeldPart("json", _alone(one, root)))
                 num_chars = _bounded(num_chars + values[-1].num_chars)
-                if kinds == ["boolean"]:
-                    values += [words("True"), words("False")]  # as in Python
+                values += [words(word) for word in _PYTHON.get(kinds[0], ()) if len(kinds) == 1]
         ways = []
         for patterns in texts:
             until = (*patterns, _NO_JSON) if has_brackets else tuple(patterns)
@@ -191,11 +191,14 @@ def typed(schema: Any, text: str, root: Any = None) -> str:
     Without a declared type, valid JSON is taken as JSON. root: the schema that it is in.
     """
     types = _types(schema, root) or [*_TYPES, "string"]
+    choices = (_choices(schema) if isinstance(schema, Mapping) else None) or ()
     for kind in types:
         if kind in _TYPES and _is(kind, text):
             return valid(text.strip())
         if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
             return text.strip().lower()
+        if kind == "null" and text.strip() == "None" and "None" not in choices:
+            return "null"
     return json.dumps(text)
 
 

@@ -145,7 +145,22 @@ def test_the_schemas_of_many_tools_are_bounded_together(name: str) -> None:
 
 def test_without_a_type_json_is_json() -> None:
     assert [typed({}, text) for text in ("1", "[1]", "x")] == ["1", "[1]", '"x"']
+
+
+def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
     assert typed({"type": "boolean"}, "True") == "true"
+    for schema in (NULL, {"type": ["integer", "null"]}, {"anyOf": [TEXT, NULL]}, {}):
+        assert typed(schema, " None\n") == "null"
+        assert typed(schema, "none") == '"none"'
+    assert typed(TEXT, "None") == '"None"'
+    assert typed({"enum": ["None", None]}, "None") == '"None"'
+    answer = (
+        "<tool_call>\n<function=f>\n<parameter=v>\nNone\n</parameter>\n</function>\n</tool_call>"
+    )
+    optional = {"properties": {"v": {"type": ["integer", "null"]}}}
+    held = TOOL_FORMATS["qwen3_coder"].held({"f": json.dumps(optional)})
+    matcher = compiler().compile("text", "", Frame(held=held))()
+    assert all(map(matcher.take, answer.encode()))
 
 
 def test_tools_that_come_back_at_every_turn_are_written_once() -> None:
