@@ -54,6 +54,21 @@ def test_granite_3_gets_calls_in_its_own_format(rendered: Rendered) -> None:
     ) in text
 
 
+def test_lfm2_gets_calls_in_its_own_format(rendered: Rendered) -> None:
+    template = (
+        "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>\n"
+        "{% endif %}{% for m in messages %}{{ m.role }}\n{% if m.role == 'tool' %}"
+        "<|tool_response_start|>{{ m.content }}<|tool_response_end|>{% else %}{{ m.content }}"
+        "{% endif %}{{ '\n' }}{% endfor %}"
+    )
+    text = rendered(template, TURNS, [TOOL])
+    assert text.count("List of tools") == 1
+    assert (
+        "assistant\n<|tool_call_start|>[add(a=11), add(a=22)]<|tool_call_end|>\n"
+        "tool\n<|tool_response_start|>result 11<|tool_response_end|>\n"
+    ) in text
+
+
 def test_gemma_3_gets_results_in_the_turn_of_the_user(rendered: Rendered) -> None:
     later = [
         *TURNS,
