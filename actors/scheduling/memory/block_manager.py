@@ -26,7 +26,7 @@ class BlockManager:
 
     def __init__(self, num_blocks: int, num_saved_states: int | None = None) -> None:
         self.num_blocks = num_blocks
-        self.states = SavedStates(num_saved_states) if num_saved_states else None
+        self.states = None if num_saved_states is None else SavedStates(num_saved_states)
         self.version = self.num_let_go = 0
         self.num_evictions = 0
         self._completed: list[bytes] | None = None  # see `pop_completed`
