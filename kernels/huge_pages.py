@@ -23,6 +23,13 @@ def map_zeros(num_bytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of a mapping of its own on a CPU, from torch elsewhere."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return map_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
 class Arena:
     """Tensors side by side in large mappings, each of which lives while one of its tensors does."""
 

@@ -34,7 +34,7 @@ class RecurrentStates:
             self.layers: list[StateLayer] = [
                 mixer.allocate(ROWS_OF_REQUEST * num_requests, device) for mixer in mixers
             ]
-        except RuntimeError as error:  # torch's, of several lines
+        except (OSError, RuntimeError) as error:  # torch's, of several lines
             first = str(error).splitlines()[0]
             raise ValueError(f"scheduling.max_requests: {first}") from error
 

@@ -9,7 +9,7 @@ import mmap
 import pytest
 import torch
 
-from kernels.huge_pages import HUGE_PAGE_BYTES, Arena, map_zeros
+from kernels.huge_pages import HUGE_PAGE_BYTES, Arena, map_zeros, zeros
 
 
 def test_a_mapping_is_zero_and_may_be_empty() -> None:
@@ -24,6 +24,12 @@ def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("mmap.mmap", Small)
     assert map_zeros(HUGE_PAGE_BYTES).sum() == 0
+
+
+def test_a_tensor_on_a_mapping_may_have_no_elements() -> None:
+    for shape in ((3, 5), (3, 0, 5)):
+        found = zeros(shape, torch.bfloat16, torch.device("cpu"))
+        assert torch.equal(found, torch.zeros(shape, dtype=torch.bfloat16))
 
 
 def test_tensors_of_an_arena_do_not_overlap() -> None:

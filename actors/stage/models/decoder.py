@@ -17,7 +17,7 @@ from actors.stage.models import additions
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.embedding import LayerInputs, look_up
 from actors.stage.models.latent import latent_qkv, latent_values
-from actors.stage.models.mixers import mixed, mixed_beside
+from actors.stage.models.mixers import mixed, mixed_beside, sigmoid
 from actors.transport.group import RankGroup
 from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLayer
@@ -194,7 +194,7 @@ class Decoder:
             q_TND = (q_TND * scales_T[..., None]).to(q_TND.dtype)  # rounded once
         attended_TX = self._backend.attention(q_TND, batch, kv, shape)
         if w.attention_gate is not None:
-            attended_TX *= w.attention_gate(x_TH).sigmoid_()
+            attended_TX *= sigmoid(w.attention_gate(x_TH).float()).to(attended_TX.dtype)
         return attended_TX if w.latent is None else latent_values(w.latent, attended_TX, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:

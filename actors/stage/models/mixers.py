@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from actors.transport.group import RankGroup
+from kernels.huge_pages import zeros
 from kernels.interface import Backend, Batch
 from kernels.layer_weights import Linear, MixerBeside
 from kernels.recurrence import Mixer, Recurrence, StateLayer, StateRows
@@ -43,10 +44,7 @@ class _WithMatrices:
         form = self.form
         inputs = (num_rows, len(self.conv_JC) - 1, form.num_channels)
         matrices = (num_rows, form.num_heads, form.key_dim, form.value_dim)
-        return StateLayer(
-            torch.zeros(inputs, dtype=self.dtype, device=device),
-            torch.zeros(matrices, dtype=torch.float32, device=device),
-        )
+        return StateLayer(zeros(inputs, self.dtype, device), zeros(matrices, torch.float32, device))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +140,7 @@ class ShortConvMixer:
     def allocate(self, num_rows: int, device: torch.device) -> StateLayer:
         num_taps, num_channels = self.conv_JC.shape
         size = (num_rows, num_taps - 1, num_channels)
-        return StateLayer(torch.zeros(size, dtype=self.dtype, device=device))
+        return StateLayer(zeros(size, self.dtype, device))
 
     def __call__(
         self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
