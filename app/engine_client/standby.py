@@ -68,7 +68,8 @@ class Standby:
                 is_new = False
                 await self._live()
             except Exception as error:  # of Ray, or without memory or files: tried again
-                reason = f"{type(error).__name__}: {error}"
+                first, *_ = str(error).splitlines() or [""]  # Ray says much more of a death
+                reason = f"{type(error).__name__}: {first}"
                 notify(f"standby stages lost ({reason}): replacing them, no request waits")
                 kill_stages(self._release())
                 await self._told(None)

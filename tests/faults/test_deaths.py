@@ -80,7 +80,7 @@ def test_a_standby_that_dies_disturbs_no_stream_and_is_replaced(
     )
     exact(streams, canary, STAGE_KILLED_S)
     assert serving_stages(server) == before
-    told(server, r"standby stages lost \(.*\): replacing them, no request waits")
+    told(server, r"standby stages lost \([^)]{,120}\): replacing them, no request waits")
     until(lambda: not {*standby} & {*standby_stages(server)}, "its end")
     assert len(prepared(server)) == 2
 
