@@ -123,19 +123,20 @@ class EngineConfig:
         room; not in a rebuild, when the memory of the stages before may not be free yet.
         """
         is_start = not (is_rebuild or self.is_rebuild)
+        # On CPUs each reports what it shares with the ranks of its node as free.
+        on_cpu = self.stage.device == "cpu"
+        part = 1 / len(infos) if on_cpu else min(1.0, self.gpus_per_rank or 1.0)
         if self.kv.gib is not None:
             rooms = [int(self.kv.gib * GIB)] * len(infos)
+            beside = [max(0, info.room_bytes(part) - rooms[0]) for info in infos]
+            num_requests = self._num_requests(beside, infos)
         else:
-            # On CPUs each reports what it shares with the ranks of its node as free.
-            on_cpu = self.stage.device == "cpu"
-            part = 1 / len(infos) if on_cpu else min(1.0, self.gpus_per_rank or 1.0)
             if is_start and part < 1:
                 self._check_part(part, infos)
             direct_bytes = int(self.kv.direct_gib * GIB)
             shares = [int(info.room_bytes(part) * self.kv.fraction) for info in infos]
             rooms = [max(0, share - direct_bytes) for share in shares]
-        num_requests = self._num_requests(rooms, infos)
-        if self.kv.gib is None:
+            num_requests = self._num_requests(rooms, infos)
             pairs = zip(rooms, infos, strict=True)
             rooms = [room - num_requests * info.state_bytes for room, info in pairs]
         pairs = zip(rooms, infos, strict=True)
@@ -151,18 +152,11 @@ class EngineConfig:
         return CacheSizes(num_blocks, swap, num_requests)
 
     def _num_requests(self, rooms: Sequence[int], infos: Sequence[StageInfo]) -> int:
-        """Requests that may run, whose states, where layers keep them, take at most half of the
-        memory for these and KV."""
-        wanted = self.scheduler.most_requests
+        """Requests that may run, whose states, where layers keep them, take at most half of these
+        rooms."""
         pairs = zip(rooms, infos, strict=True)
         fitting = [room // 2 // info.state_bytes for room, info in pairs if info.state_bytes]
-        num_requests = max(1, min([wanted, *fitting]))
-        if num_requests < wanted:
-            logger.warning(
-                "max_requests: %d, not %d, as the states of one take %.1f MiB beside its KV",
-                num_requests, wanted, max(info.state_bytes for info in infos) / (1 << 20),
-            )  # fmt: skip
-        return num_requests
+        return max(1, min([self.scheduler.most_requests, *fitting]))
 
     def _check_part(self, part: float, infos: Sequence[StageInfo]) -> None:
         """What is meant for Ray's count only would silently leave the smallest cache."""

@@ -32,6 +32,12 @@ class Room(NamedTuple):
     device_bytes: int = 0
     own_bytes: int = 0
 
+    def without(self, freed_bytes: int) -> Room:
+        """After so much of its own has been freed."""
+        return Room(
+            self.available_bytes + freed_bytes, self.device_bytes, self.own_bytes - freed_bytes
+        )
+
 
 class DeviceMemory(Protocol):
     """A device's memory readings."""

@@ -95,7 +95,7 @@ class StageRunner:
             backend=self._backend.name,
             kv_block_bytes=model.kv_block_bytes
             + (0 if self._drafting is None else self._drafting.kv_block_bytes),
-            state_bytes=model.state_bytes if self._device.type == "cpu" else 0,
+            state_bytes=model.state_bytes,
             **self._room(model.dtype)._asdict(),
             eos_token_ids=model.config.eos_token_ids,
             num_parameters=model.num_parameters,
@@ -118,6 +118,8 @@ class StageRunner:
         single block, after which there is none. capture: None where no graphs will be."""
         self._make_cache(1, 0, self.spec.max_requests)
         room = measure(memory, self._largest_step, lambda: capture and self.capture(capture))
+        if self._states is not None:
+            room = room.without(self._states.free())
         self.kv = self._states = self._graphs = self._ahead = self._applied_step = None
         return room
 
@@ -251,10 +253,8 @@ class StageRunner:
     def _forward(
         self, host: HostBatch, hidden_TH: torch.Tensor | None, draws: Draws | None
     ) -> StepOutput:
-        if self._graphs is not None:
-            output = self._graphs.run(host, hidden_TH, draws)
-            if output is not None:
-                return output
+        if self._graphs and (output := self._graphs.run(host, hidden_TH, draws)):
+            return output
         batch, tokens_T = self._input_batch.to_device(host, self._device)
         if host.states is not None:
             batch.states = state_rows(host.states, batch)

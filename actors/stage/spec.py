@@ -116,8 +116,7 @@ class StageInfo:
     """Report of a loaded rank, before the KV cache is allocated.
 
     kv_block_bytes: memory of one block over this rank's layers.
-    state_bytes: memory of the states that each running request has over this rank's layers; 0 if
-        there are none, or if they have their memory already.
+    state_bytes: memory of the states of each running request over this rank's layers, 0 for none.
     available_bytes: memory that is free for KV now.
     device_bytes, own_bytes: the GPU's memory, and what of it this rank takes beside KV; else 0.
     instruction_set: what the backend computes with; another one rounds in another order.

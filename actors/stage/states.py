@@ -38,6 +38,17 @@ class RecurrentStates:
             first = str(error).splitlines()[0]
             raise ValueError(f"scheduling.max_requests: {first}") from error
 
+    def free(self) -> int:
+        """Give up the memory, whoever still holds the layers; returns how many bytes it was."""
+        freed_bytes = 0
+        for layer in self.layers:
+            freed_bytes += layer.conv_RJC.nbytes
+            layer.conv_RJC = layer.conv_RJC.new_empty(0)
+            if layer.matrix_RNFD is not None:
+                freed_bytes += layer.matrix_RNFD.nbytes
+                layer.matrix_RNFD = None
+        return freed_bytes
+
     def note(self, plan: StepPlan, host: HostBatch) -> None:
         """Say in the batch which rows the step reads, writes and saves to. Raises ValueError for a
         row of the persistent batch beyond those that there are states for."""

@@ -48,15 +48,16 @@ def without_effect(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "parallel.symmetric_memory", f"needs {needed}"
 
 
-# Settings of what KV alone cannot do where layers keep a state, and their values without it.
-_REUSE = (
-    ("kv.swap_gib", 0),
-    ("kv.host_cache_gib", 0),
-    ("kv.disk_cache_gib", 0),
-    ("kv.shared_cache_gib", 0),
-    ("scheduling.swap", "never"),
-    ("speculation.drafter", "none"),
-    ("speculation.model", None),
+# Settings of what KV alone cannot do where layers keep a state, and their values that do not ask
+# for it.
+_REUSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("kv.swap_gib", (0,)),
+    ("kv.host_cache_gib", (0,)),
+    ("kv.disk_cache_gib", (0,)),
+    ("kv.shared_cache_gib", (0,)),
+    ("scheduling.swap", ("never", "auto")),
+    ("speculation.drafter", ("none", "auto")),
+    ("speculation.model", (None,)),
 )
 
 
@@ -64,10 +65,10 @@ def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
     """Values of the scheduler's settings for a model with layers that keep a state: KV alone
     continues no request, and no token can be taken back. Raises SettingsError for a setting that
     is written and asks for more."""
-    for key, off in _REUSE:
+    for key, harmless in _REUSE:
         section, name = key.split(".")
         within = getattr(settings, section)
-        if name in within.model_fields_set and getattr(within, name) != off:
+        if name in within.model_fields_set and getattr(within, name) not in harmless:
             raise SettingsError(
                 f"{key}: has no effect with {architecture}, whose layers keep a state that KV "
                 "blocks do not hold"

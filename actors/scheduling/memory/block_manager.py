@@ -125,10 +125,13 @@ class BlockManager:
         self, name: object, digest_of: Callable[[int], bytes], most: int, leaving: Mapping[int, int]
     ) -> int:
         """How many of the first `most` digests are of held blocks, not counting the references in
-        `leaving`: until a block is let go, those known to be are not looked at again.
+        `leaving`: until a block is let go, those known to be are not looked at again. None where a
+        request begins with saved states alone, of which this does not tell.
 
         name: tells one sequence of digests from another.
         """
+        if self.states is not None:
+            return 0
         when, known = self._known_held
         if when != (name, self.num_let_go):
             when, known = (name, self.num_let_go), 0

@@ -20,6 +20,7 @@ import typer
 from actors.scheduling.plan import StepShape
 from actors.stage.models.config import DecoderConfig
 from actors.stage.states import ROWS_OF_REQUEST
+from actors.stage.weights.attention_names import attending_linear_shapes
 from actors.stage.weights.names import linear_shapes
 from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import BLOCK_SIZE, DEFAULT_SHAPE, LoadedStage
@@ -118,7 +119,11 @@ def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float
 def _weights(config: DecoderConfig, layer: int, tokens: int) -> tuple[float, float]:
     """Of a layer's matrices: weights that a step reads, and that a token passes."""
     has_experts = config.has_experts(layer)
-    shapes = linear_shapes(config.at(layer), has_experts, config.has_mixer(layer))
+    mixed = config.has_mixer(layer)
+    if config.has_mlp(layer):
+        shapes = linear_shapes(config.at(layer), has_experts, mixed)
+    else:
+        shapes = attending_linear_shapes(config, mixed)
     sizes = {name: out * into for name, ((out, into), _) in shapes.items()}
     prefixes = tuple(map(config.names.expert.format, range(config.num_experts)))
     routed = sum(size for name, size in sizes.items() if name.startswith(prefixes))

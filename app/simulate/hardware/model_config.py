@@ -19,6 +19,7 @@ _UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM")
 _PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
 # Families whose `sliding_window` holds in every layer; in others, `layer_types` has to say so.
 _WINDOWED = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM")
+_ATTENTION = {"attention", "full_attention", "sliding_attention"}
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
@@ -52,6 +53,10 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
     """
     if keys.get("kv_lora_rank"):
         raise ValueError("latent attention (kv_lora_rank) has no published timings")
+    attends = set(keys.get("layer_types") or [""]) <= _ATTENTION
+    for key in ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache"):
+        if keys.get(key) and not attends:
+            raise ValueError(f"layers that keep a state ({key}) have no published timings")
     for key in ("global_head_dim", "per_layer_config"):  # Gemma 4's
         if keys.get(key):
             raise ValueError(f"layers whose heads differ in size ({key}) have no published timings")

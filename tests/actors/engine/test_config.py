@@ -138,16 +138,16 @@ def test_a_request_may_have_what_the_kv_cache_holds(caplog: pytest.LogCaptureFix
         named.max_model_len(info, 127)
 
 
-def test_states_take_at_most_half_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_states_take_at_most_half_of_the_memory() -> None:
+    """Of that for KV, or of what is free beside `kv.memory_gib`."""
     scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=64)
     config = EngineConfig(StageSpec("somewhere"), scheduler, KVMemory(fraction=0.5))
     first = StageInfo(64, 100, 4096, "float32", "cpu", 1 << 20, 1600 << 20, (2,), 10**6)
     second = replace(first, kv_block_bytes=0, state_bytes=10 << 20)  # of a stage without attention
-    with caplog.at_level(logging.WARNING):
-        sizes = config.cache_sizes([replace(first, state_bytes=5 << 20), second])
+    sizes = config.cache_sizes([replace(first, state_bytes=5 << 20), second])
     assert sizes.num_requests == 20  # half of 400 MiB, of 10 MiB each
     assert sizes.num_blocks == 400 - 20 * 5
-    assert "max_requests: 20, not 64, as the states of one take 10.0 MiB" in caplog.text
     assert config.cache_sizes([second, second]).num_blocks == 20 * 256 + 1
-    exact = replace(config, kv=KVMemory(gib=0.25))
-    assert exact.cache_sizes([replace(first, state_bytes=2 << 20)]) == (256, 0, 64)
+    exact = replace(config, kv=KVMemory(gib=1.0))
+    assert exact.cache_sizes([replace(first, state_bytes=4 << 20)]) == (1024, 0, 64)
+    assert exact.cache_sizes([replace(first, state_bytes=8 << 20)]) == (1024, 0, 36)

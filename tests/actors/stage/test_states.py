@@ -74,3 +74,26 @@ def test_a_step_that_was_dropped_changes_no_other(tiny_model: Callable[..., Path
             step(runner, 10 * drops + 1, [], (Slice(0, 3, 1, True),))
         answers.append([step(runner, 10 * drops + 2, [], (Slice(0, 3, 1, True),)).tokens])
     assert answers[0] == answers[1]
+
+
+def test_memory_that_was_measured_with_states_is_there_for_fewer(
+    tiny_model: Callable[..., Path],
+) -> None:
+    class Memory:
+        def peak_bytes(self, work: Callable[[], object]) -> int:
+            work()
+            return 1000
+
+        def free_bytes(self) -> tuple[int, int]:
+            return 1 << 20, 1 << 24
+
+        def held_bytes(self) -> int:
+            return 1 << 22
+
+    runner = make_runner(tiny_model("qwen3-5"), max_requests=2, max_step_tokens=32)
+    states = 2 * runner.info.state_bytes
+    room = runner.profile(Memory(), None)
+    assert room == ((1 << 20) - 1000 + states, 1 << 24, (1 << 22) + 1000 - states)
+    runner.allocate(26, num_requests=2)
+    answers = MiniPlanner(chain([runner]), num_blocks=26).run(make_prompts((3,)), GREEDY)
+    assert answers == expected("qwen3-5", (3,))

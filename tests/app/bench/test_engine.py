@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from app.bench.ceilings import Ceilings
 from app.bench.engine.cpu_usage import CpuUsage
@@ -125,4 +126,18 @@ def test_a_step_reads_and_writes_the_states_of_its_requests(
     one_byte = Ceilings(1e-9, 1e9)
     one, two = (limit(stage, StepCase("", n, 1), one_byte)[0] for n in (1, 2))
     assert two - one == pytest.approx(2 * 2 * 2496 + 2 * 4 * 2 * 16)
+    stage.runner.close()
+
+
+@pytest.mark.tensors
+def test_a_layer_without_an_mlp_reads_none(tiny_model: Callable[..., Path]) -> None:
+    """What is counted is what is stored, but for norms, convolutions and the embedding."""
+    folder = tiny_model("nemotron-h")
+    stage = LoadedStage(
+        folder, backend="torch", dtype="float32", threads=1, max_requests=4, kv_tokens=2048
+    )
+    stored = load_file(folder / "model.safetensors")
+    matrices = [t.numel() for name, t in stored.items() if t.dim() == 2 and "embed" not in name]
+    found = limit(stage, StepCase("", 1, 0), Ceilings(1e9, 1e-9))[0]  # a FLOP a second
+    assert found == pytest.approx(2 * sum(matrices))
     stage.runner.close()

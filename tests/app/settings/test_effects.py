@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.settings.effects import without_effect
+from app.settings.filled_in import filled_in
 from app.settings.load import parse, resolve
 from app.settings.model_folder import SettingsError
 
@@ -65,7 +66,7 @@ def test_defaults_and_what_works_are_none() -> None:
         ({"kv": {"host_cache_gib": 1}}, "kv.host_cache_gib: has no effect with Qwen3_5ForCausalLM"),
         ({"speculation": {"drafter": "lookup"}}, "speculation.drafter: has no effect with Qwen3_5"),
         (
-            {"scheduling": {"swap": "auto"}},
+            {"scheduling": {"swap": "always"}},
             "scheduling.swap: has no effect with Qwen3_5ForCausalLM",
         ),
         ({"adapters": {"max_adapters": 1, "paths": {"a": "b"}}}, "adapters: not supported with"),
@@ -84,6 +85,8 @@ def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> 
     scheduler = resolve(parse({"model": model})).scheduler
     assert (scheduler.prefix_cache, scheduler.swap) == (True, "never")
     assert (scheduler.drafter, scheduler.num_saved_states) == ("none", 0)
+    shown = filled_in({"model": model})  # as `legato config show` prints it
+    assert resolve(parse(shown)).scheduler == scheduler
 
 
 def test_a_model_with_states_cannot_draft(tiny_model: Callable[..., Path]) -> None:

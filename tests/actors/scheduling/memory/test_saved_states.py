@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.memory.saved_states import SavedStates
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.state import prefix_digests
 from tests.actors.scheduling.driver import Driver
 
 A, B, C = b"a", b"b", b"c"
@@ -115,8 +116,10 @@ def test_states_of_a_step_that_failed_are_not_found() -> None:
     driver.submit(asked(1, prompt))
     assert driver.outstanding[0].saved_states == ((1, 12, 0),)
     driver.fail(applied=True)
-    assert driver.core.requests.running.block_manager.states is not None
-    assert driver.core.requests.running.block_manager.states.num_blocks([b""]) == 0
+    states = driver.core.requests.running.block_manager.states
+    assert states is not None
+    assert states.num_blocks(prefix_digests(prompt, 4)) == 0
     driver.drain()
     driver.check_everyone_finished()
-    assert run(driver, asked(2, prompt)) == [12]  # of the second time
+    assert states.num_blocks(prefix_digests(prompt, 4)) == 3  # of the second time
+    assert run(driver, asked(2, prompt)) == [12]
