@@ -157,7 +157,8 @@ def json_call(source: Source, draft: Draft) -> Reading[None]:
             yield from json_object(source, member)
             return
         kind = "name" if key in NAME_KEYS else "arguments" if key in ARGUMENT_KEYS else key
-        if kind in seen or kind not in ("name", "arguments", *OTHER_KEYS):
+        is_declared = "function" in seen and key == "parameters"  # which shows a tool, calls none
+        if is_declared or kind in seen or kind not in ("name", "arguments", *OTHER_KEYS):
             raise Broken
         seen.add(kind)
         if kind == "arguments":

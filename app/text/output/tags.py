@@ -41,8 +41,7 @@ _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The texts around an argument: `begin`, its name, `middle`, its value, `end`. frame: line ends
-    around the value that are not of it.
-    """
+    around the value that are not of it."""
 
     begin: str
     middle: str
@@ -65,8 +64,7 @@ class Tags:
     def held(self, schemas: Mapping[str, str]) -> dict[str, tuple[HeldPart, ...]]:
         """Arguments of each tool that keep to the schema of their object. Raises ValueError where
         they cannot be held to it. The length and the `format` of texts are left out of account:
-        masks of a counted text that may hold most tokens are slow.
-        """
+        masks of a counted text that may hold most tokens are slow."""
         arguments: dict[str, tuple[HeldPart, ...]] = {}
         num_chars = 0
         for name, schema in schemas.items():
@@ -188,16 +186,14 @@ def add_argument(draft: Draft, key: str, text: str) -> None:
 def typed(schema: Any, text: str, root: Any = None) -> str:
     """A value's JSON text by the type its schema declares; what is of no such type is a string.
 
-    Without a declared type, valid JSON is taken as JSON. root: the schema that it is in.
-    """
+    Without a declared type, valid JSON is taken as JSON. root: the schema that it is in."""
     types = _types(schema, root) or [*_TYPES, "string"]
-    choices = (_choices(schema) if isinstance(schema, Mapping) else None) or ()
     for kind in types:
         if kind in _TYPES and _is(kind, text):
             return valid(text.strip())
         if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
             return text.strip().lower()
-        if kind == "null" and text.strip() == "None" and "None" not in choices:
+        if kind == "null" and text.strip() == "None" and "None" not in _listed(schema, root, set()):
             return "null"
     return json.dumps(text)
 
@@ -225,6 +221,16 @@ def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
     """The values of which it has to be one."""
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     return choices if isinstance(choices, list) else None
+
+
+def _listed(schema: Any, root: Any, seen: set[str]) -> list[Any]:
+    """The values that it and its branches list."""
+    schema = _resolved(schema, root, seen)
+    if not isinstance(schema, Mapping):
+        return []
+    parts = [schema[key] for key in _BRANCHES if isinstance(schema.get(key), list)]
+    inner = [value for part in parts for one in part for value in _listed(one, root, seen)]
+    return [*(_choices(schema) or ()), *inner]
 
 
 def _type_of(value: Any) -> str:
@@ -265,8 +271,7 @@ def _alternatives(
 
 def _resolved(schema: Any, root: Any, seen: set[str]) -> Any:
     """What a schema refers to within the whole one, if it does; None where this is nothing, or was
-    seen before.
-    """
+    seen before."""
     while isinstance(schema, Mapping):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):

@@ -243,6 +243,10 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 
 # Format, and an answer that is text as a whole.
 MALFORMED = [
+    (  # which declares a tool, and calls none
+        "llama3_json",
+        '{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}',
+    ),
     ("hermes", "no call"),
     ("hermes", "a < b <tool"),
     ("hermes", "<tool_call>not json</tool_call>"),

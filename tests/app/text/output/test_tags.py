@@ -153,7 +153,12 @@ def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
         assert typed(schema, " None\n") == "null"
         assert typed(schema, "none") == '"none"'
     assert typed(TEXT, "None") == '"None"'
-    assert typed({"enum": ["None", None]}, "None") == '"None"'
+    listed = {"enum": ["None", None]}
+    assert typed(listed, "None") == '"None"'
+    assert typed({"anyOf": [{"const": "None"}, NULL]}, "None") == '"None"'
+    root = {"$defs": {"Mode": listed}}
+    assert typed({"anyOf": [{"$ref": "#/$defs/Mode"}, NULL]}, "None", root) == '"None"'
+    assert typed({"$ref": "#/$defs/Mode"}, "None", root) == '"None"'
     answer = (
         "<tool_call>\n<function=f>\n<parameter=v>\nNone\n</parameter>\n</function>\n</tool_call>"
     )
