@@ -85,6 +85,7 @@ def _delta_rule(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.ignore("mamba_ssm_dtype", "mlp_only_layers", "mtp_num_hidden_layers")
     keys.ignore("mtp_use_dedicated_embeddings")
     keys.only("attn_output_gate", True)
+    keys.only("output_gate_type", "swish", "silu")  # of the results of linear attention
     return replace(
         base,
         qk_norm="head",

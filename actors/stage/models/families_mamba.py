@@ -29,7 +29,10 @@ def nemotron_h(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     keys.only("mamba_hidden_act", "silu", "swish")
     keys.only("residual_in_fp32", False)
     keys.only("sliding_window", None)
+    keys.only("num_query_groups", base.num_kv_heads)
     # What follows from other keys, is of initialization, or of how other implementations compute.
+    # transformers takes time_step_min for the least step of prompts, but not of single tokens; the
+    # models' own code has only time_step_limit.
     keys.ignore("chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap")
     keys.ignore("norm_eps", "num_logits_to_keep", "rescale_prenorm_residual", "time_step_floor")
     keys.ignore("time_step_max", "time_step_min", "time_step_rank", "use_mamba_kernels")
@@ -167,7 +170,7 @@ def falcon_h1(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         keys.only(key, False)
     keys.only("mamba_use_mlp", True)
     keys.only("attn_layer_indices", None)
-    keys.ignore("layer_types", "layers_block_type", "num_logits_to_keep")
+    keys.ignore("layer_types", "layers_block_type", "mlp_expansion_factor", "num_logits_to_keep")
     width = keys.get("mamba_d_ssm")
     kinds = [MAMBA_2] * base.num_layers
     config = mamba2_by_width(base, keys, kinds, None if width is None else int(width))

@@ -81,13 +81,14 @@ class Mamba2Mixer(_WithMatrices):
     the lengths of steps, which are rates too.
 
     conv_bias_C, norm_X: float32; the norm, if there is one, is of num_norms equal parts of this
-    rank's features, or one of all ranks' features. skip_N: float32, factors by which values are
-    added to results.
+    rank's features, or one of all ranks' features. ones_X: as wide as a part. skip_X: float32,
+    factors by which values are added to results.
     """
 
     conv_bias_C: torch.Tensor | None
     step_limits: tuple[float, float]
-    skip_N: torch.Tensor
+    skip_X: torch.Tensor
+    ones_X: torch.Tensor
     norm_X: torch.Tensor | None
     num_norms: int
     num_ranks: int  # which share a norm
@@ -104,8 +105,7 @@ class Mamba2Mixer(_WithMatrices):
         steps_TN = softplus(steps_TN.float() + self.step_bias_N).clamp(*self.step_limits)
         decays_TN = (self.log_decay_N * steps_TN).exp()
         out_TX = backend.recurrence(qkv_TC, decays_TN, steps_TN, layer, rows, form)
-        skip_X = self.skip_N.repeat_interleave(form.value_dim)
-        out_TX = out_TX.float() + skip_X * qkv_TC[:, -len(skip_X) :].float()
+        out_TX = out_TX.float() + self.skip_X * qkv_TC[:, -len(self.skip_X) :].float()
         gated_TX = out_TX * silu(z_TX.float())
         if self.norm_X is not None:
             gated_TX = self._normed(gated_TX, self.norm_X, all_reduce)
@@ -116,8 +116,7 @@ class Mamba2Mixer(_WithMatrices):
     ) -> torch.Tensor:
         if self.num_ranks == 1:
             x_RX = x_TX.view(len(x_TX) * self.num_norms, -1)
-            ones_X = norm_X.new_ones(x_RX.shape[1])
-            return self.backend.rms_norm(x_RX, ones_X, self.eps).view(x_TX.shape) * norm_X
+            return self.backend.rms_norm(x_RX, self.ones_X, self.eps).view(x_TX.shape) * norm_X
         squares_T1 = all_reduce(x_TX.square().sum(-1, keepdim=True))
         mean_T1 = squares_T1 / (self.num_ranks * x_TX.shape[1])
         return x_TX * torch.rsqrt(mean_T1 + self.eps) * norm_X

@@ -103,7 +103,7 @@ def open_folder(
                 turned = config.names.transposed and layer != config.names.head
                 packed.check(layer, shape[::-1] if turned else shape)
             # GPTQ and AWQ tools store biases of zeros with every layer.
-            ignored = (*ignored, *PACKED_ENDINGS, "_proj.bias")
+            ignored = (*ignored, *PACKED_ENDINGS, *(f"{layer}.bias" for layer in layers))
         checkpoint.check(shapes, optional, ignored)
         yield checkpoint, packed
     finally:

@@ -100,7 +100,7 @@ def _mamba(loader: LinearLoader, mixer: Mamba2, prefix: str, fetch: Fetch) -> Ma
     first, last = _groups(mixer, heads)
     start = mixer.value_size  # gates, which are before the convolution's channels
     ranges = [(begin - start, end - start) for begin, end in _mamba_ranges(mixer, heads)[:3]]
-    conv = f"{names.conv}.bias"
+    conv, skip_N = f"{names.conv}.bias", fetch(names.skip, heads)
     return Mamba2Mixer(
         backend=loader.backend,
         form=Recurrence(
@@ -111,7 +111,8 @@ def _mamba(loader: LinearLoader, mixer: Mamba2, prefix: str, fetch: Fetch) -> Ma
         log_decay_N=-fetch(names.decay_log, heads).exp(),
         step_bias_N=fetch(names.step_bias, heads),
         step_limits=mixer.step_limits,
-        skip_N=fetch(names.skip, heads),
+        skip_X=skip_N.repeat_interleave(mixer.head_dim),
+        ones_X=skip_N.new_ones(len(skip_N) * mixer.head_dim // (last - first)),
         norm_X=fetch(f"{names.norm}.weight", loader.split.mixed) if mixer.normed else None,
         num_norms=last - first,
         num_ranks=1 if mixer.num_groups > 1 else ranks,

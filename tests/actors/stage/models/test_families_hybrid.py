@@ -28,7 +28,7 @@ _EXPERTS: dict[str, Any] = {
 _TEXT: dict[str, Any] = _DELTA | {
     "attn_output_gate": True, "dtype": "bfloat16", "eos_token_id": 7, "mamba_ssm_dtype": "float32",
     "layer_types": ["linear_attention"] * 3 + ["full_attention"], "mlp_only_layers": [],
-    "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "output_gate_type": "swish",
     "rope_parameters": {
         "mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
         "rope_theta": 10000000, "rope_type": "default",
@@ -125,6 +125,7 @@ def test_sizes_of_experts_and_inner_layers(tmp_path: Path) -> None:
     [
         ("Qwen3.5", {"linear_num_value_heads": 3}, "linear_num_value_heads 3: no multiple of 2"),
         ("Qwen3.5", {"attn_output_gate": False}, "attn_output_gate False is not supported"),
+        ("Qwen3.5", {"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported"),
         ("Qwen3.5", {"layer_types": ["linear_attention"]}, "must name full_attention or linear"),
         ("Qwen3.5", {"model_type": "qwen4"}, "text_config of 'qwen4' is not supported"),
         ("Qwen3-Next", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-_LINEARS = ("_proj.weight", "_proj_with_mqa.weight")
+_MIXERS = tuple(f"in_proj_{part}.weight" for part in ("qkvz", "qkv", "z", "ba", "b", "a"))
+_LINEARS = ("_proj.weight", "_proj_with_mqa.weight", *_MIXERS)
 _GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 

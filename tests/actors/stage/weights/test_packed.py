@@ -80,6 +80,15 @@ def test_mixtures(written: Written, method: str, variant: str, backend: str) -> 
     assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
+@pytest.mark.parametrize(("method", "variant"), [("awq", "qwen3-next"), ("gptq", "qwen3-5")])
+def test_layers_with_states(tmp_path: Path, method: str, variant: str) -> None:
+    """Rows of queries, keys, values and gates are taken from packed tensors, in their groups."""
+    skip_unless_available("cpu")
+    model = packed_folders.write(tmp_path, method, variant, group=16)
+    planner = MiniPlanner(make_chain(tmp_path, backend="cpu"))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
 @pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_weights_take_the_bytes_of_the_file(tmp_path: Path, method: str, backend: str) -> None:
