@@ -80,7 +80,7 @@ def test_mixtures(written: Written, method: str, variant: str, backend: str) -> 
     assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
-@pytest.mark.parametrize(("method", "variant"), [("awq", "qwen3-next"), ("gptq", "qwen3-5")])
+@pytest.mark.parametrize(("method", "variant"), [("awq", "qwen3-next"), ("gptq-act-order", "qwen3-next")])
 def test_layers_with_states(tmp_path: Path, method: str, variant: str) -> None:
     """Rows of queries, keys, values and gates are taken from packed tensors, in their groups."""
     skip_unless_available("cpu")
