@@ -88,8 +88,7 @@ class Decoder:
         self.shard_width = -(-config.vocab_size // group.size)  # of each rank's logits
 
     def attach(self, kv: Sequence[KVLayer | StateLayer], beside: Sequence[StateLayer] = ()) -> None:
-        """Use these caches and states, one entry per layer that has one of its own, and those of
-        mixers beside attention; fuses the layers if the backend can."""
+        """Use these caches and states; beside: of mixers beside attention. May fuse the layers."""
         w = self._weights
         self._kv = additions.caches_of(w.additions, kv)
         self._beside = beside or [None] * len(w.layers)
@@ -112,7 +111,10 @@ class Decoder:
         w = self._weights
         if w.embedding_VH is None:
             raise RuntimeError("only the first stage embeds tokens")
-        x_TH = look_up(tokens_T, w.embedding_VH, w.vocab_start, self._group)
+        if self._group.size == 1:
+            x_TH = functional.embedding(tokens_T, w.embedding_VH)
+        else:
+            x_TH = look_up(tokens_T, w.embedding_VH, w.vocab_start, self._group)
         if self._embedding_scale != 1.0:
             x_TH *= self._embedding_scale
         if w.positions_PH is not None:
@@ -124,8 +126,7 @@ class Decoder:
         return x_TH
 
     def layers(self, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """All layers of this stage -> (x, residual), whose sum is the hidden state. x_TH may be
-        overwritten."""
+        """All layers of this stage -> (x, residual), whose sum is the result. x_TH may change."""
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
         part_TH, out_norm_H, ours = None, None, self._weights
@@ -305,8 +306,7 @@ class Decoder:
 
     def _scaled(self, logits_RV: torch.Tensor, place_RV: torch.Tensor | None) -> torch.Tensor:
         config = self._config
-        scales = config.logit_scale != 1.0 or config.logit_softcap is not None
-        if place_RV is None or scales:
+        if place_RV is None or config.logit_scale != 1.0 or config.logit_softcap is not None:
             logits_RV = logits_RV.float()
         if config.logit_scale != 1.0:
             logits_RV = logits_RV * config.logit_scale
