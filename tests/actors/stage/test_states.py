@@ -11,8 +11,13 @@ import torch
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
-from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
-from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
+from tests.actors.stage.greedy_reference import (
+    GREEDY,
+    expected,
+    make_prompts,
+    skip_unless_available,
+)
+from tests.actors.stage.mini_planner import MiniPlanner, chain, make_chain, make_runner
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -97,3 +102,27 @@ def test_memory_that_was_measured_with_states_is_there_for_fewer(
     runner.allocate(26, num_requests=2)
     answers = MiniPlanner(chain([runner]), num_blocks=26).run(make_prompts((3,)), GREEDY)
     assert answers == expected("qwen3-5", (3,))
+
+
+@pytest.mark.parametrize("variant", ["qwen3-5", "lfm2", "granite-4"])
+def test_a_token_has_the_same_bits_in_any_batch(
+    tiny_model: Callable[..., Path], variant: str
+) -> None:
+    """Alone with its prompt in one chunk, and beside others in several."""
+    skip_unless_available("cpu")
+    prompts, sampling = make_prompts((5, 17, 40)), SamplingParams(max_tokens=6, logprobs=0)
+
+    def logprobs(group: list[list[int]], chunk: int) -> list[list[float]]:
+        execute = make_chain(tiny_model(variant), backend="cpu", dtype="bfloat16")
+        planner = MiniPlanner(execute, chunk=chunk)
+        planner.run(group, sampling)
+        found: list[list[float]] = [[] for _ in group]
+        for result in planner.results:
+            for request_id, entry in result.logprobs:
+                found[request_id].append(entry.logprob)
+        return found
+
+    alone = [logprobs([prompt], 64)[0] for prompt in prompts]
+    assert {len(each) for each in alone} == {6}
+    for chunk in (3, 64):
+        assert logprobs(prompts, chunk) == alone
