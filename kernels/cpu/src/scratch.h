@@ -1,6 +1,8 @@
 // Grow-only scratch memory of the calling thread, 64-byte aligned.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -9,6 +11,18 @@
 namespace legato {
 
 inline int64_t round_to_lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+// Large buffers on huge pages, where the system grants them. Null: no memory.
+inline char* allocate_scratch(int64_t num_bytes) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  if (num_bytes < kHugePage / 2) {
+    return static_cast<char*>(std::aligned_alloc(64, round_to_lines(num_bytes)));
+  }
+  const int64_t whole = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
+  char* memory = static_cast<char*>(std::aligned_alloc(kHugePage, whole));
+  if (memory != nullptr) madvise(memory, whole, MADV_HUGEPAGE);
+  return memory;
+}
 
 // One buffer per thread and `Owner`; its contents do not survive a call.
 template <class Owner>
@@ -21,7 +35,7 @@ char* thread_scratch(int64_t num_bytes) {
   if (size < num_bytes) {
     memory.reset();
     size = 0;
-    memory.reset(static_cast<char*>(std::aligned_alloc(64, round_to_lines(num_bytes))));
+    memory.reset(allocate_scratch(num_bytes));
     if (memory == nullptr) throw std::bad_alloc();
     size = num_bytes;
   }
