@@ -2,6 +2,7 @@
 
 #include "attention_block.h"
 #include "attention_kernel.h"
+#include "tiles.h"
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -11,16 +12,19 @@ void finish(const AttentionArgs& args, const AttentionTask& task, const float* a
             const OnlineSoftmax& states) {
   const ShapeView& shape = args.shape;
   const int group = shape.group(), dim = shape.head_dim, value_dim = round_up(dim, 16);
+  const int64_t width = int64_t{shape.num_heads} * dim;
   for (int r = 0; r < task.num_rows; ++r) {
     const int row = task.first_row + r;
     const int64_t token = args.batch->query_starts[task.slice] + row / group;
-    const int64_t head = token * shape.num_heads + task.kv_head * group + row % group;
+    const int64_t head = task.kv_head * group + row % group;
+    const RowPieces pieces =
+        row_pieces(token, args.tiled_output ? kTiled : width, args.batch->num_tokens, width);
     const Vec scale = Vec::set(1.0f / states.sum[r]);
     const float* from = accumulated + int64_t{r} * value_dim;
     for (int d = 0; d < dim; d += Vec::kLanes) {
       const Vec value = Vec::load(from + d) * scale;
       const int n = dim - d;
-      const int64_t at = head * dim + d;
+      const int64_t at = pieces.at(head * dim + d);
       if (shape.dtype == Dtype::bfloat16) {
         value.store(static_cast<bf16*>(args.output) + at, n);
       } else if (shape.dtype == Dtype::float16) {

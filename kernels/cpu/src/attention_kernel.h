@@ -33,6 +33,7 @@ struct AttentionArgs {
   void* output;  // (T, N * D)
   const BatchView* batch;
   ShapeView shape;
+  bool tiled_output = false;  // written as tiles (tiles.h); D is a multiple of 16 then
 };
 
 // Scratch of one thread, in floats, 64-byte aligned.

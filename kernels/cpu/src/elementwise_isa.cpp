@@ -20,14 +20,16 @@ void norm_in(const NormArgs& args, int64_t begin, int64_t end) {
     }
     if (args.weight == nullptr) continue;
     const T* weight = static_cast<const T*>(args.weight);
-    T* y = static_cast<T*>(args.y) + row * stride;
+    T* y = static_cast<T*>(args.y);
+    const RowPieces pieces =
+        row_pieces(row, args.tiled_rows > 0 ? kTiled : stride, args.tiled_rows, width);
     if (args.wide) {
-      scale_row(x, static_cast<const float*>(args.weight), y, width,
+      scale_row(x, static_cast<const float*>(args.weight), y, pieces, width,
                 inverse_rms(x, width, args.eps));
     } else if (args.centered) {
-      center_row(x, weight, static_cast<const T*>(args.bias), y, width, args.eps);
+      center_row(x, weight, static_cast<const T*>(args.bias), y, pieces, width, args.eps);
     } else {
-      scale_row(x, weight, y, width, inverse_rms(x, width, args.eps));
+      scale_row(x, weight, y, pieces, width, inverse_rms(x, width, args.eps));
     }
   }
 }

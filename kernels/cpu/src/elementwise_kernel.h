@@ -27,6 +27,7 @@ struct NormArgs {
   bool centered = false;
   bool wide = false;
   int64_t stride = 0;  // of the rows of x and y, where it is not the width; then without residual
+  int64_t tiled_rows = 0;  // where y is written as tiles (tiles.h): all of its rows
 };
 
 // In the order of `ACTIVATIONS` in kernels/layer_form.py.

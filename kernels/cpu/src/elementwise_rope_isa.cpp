@@ -31,9 +31,9 @@ void norm_and_rotate(const T* x, const void* norm, const RopeArgs& args, const f
   const auto normed = [&](const T* from, T* to) {
     const float scale = inverse_rms(from, dim, args.eps);
     if (args.wide_norms) {
-      scale_row(from, static_cast<const float*>(norm), to, dim, scale);
+      scale_row(from, static_cast<const float*>(norm), to, RowPieces{0, kPieceValues}, dim, scale);
     } else {
-      scale_row(from, static_cast<const T*>(norm), to, dim, scale);
+      scale_row(from, static_cast<const T*>(norm), to, RowPieces{0, kPieceValues}, dim, scale);
     }
   };
   if (norm == nullptr) return rotate(x, cos_sin, y, dim);

@@ -3,6 +3,7 @@
 // Only for *_isa.cpp files.
 #pragma once
 
+#include "tiles.h"
 #include "vec.h"
 
 namespace legato::LEGATO_ISA {
@@ -83,9 +84,10 @@ inline float inverse_rms(const T* x, int64_t width, float eps) {
   return 1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + eps);
 }
 
-// y = round(weight * (x - mean) / sqrt(variance + eps) + bias); bias may be null.
+// y = round(weight * (x - mean) / sqrt(variance + eps) + bias); bias may be null. pieces: of y.
 template <class T>
-inline void center_row(const T* x, const T* weight, const T* bias, T* y, int64_t width, float eps) {
+inline void center_row(const T* x, const T* weight, const T* bias, T* y, const RowPieces& pieces,
+                       int64_t width, float eps) {
   Vec sum = Vec::zero(), squares = Vec::zero();
   for_lanes(width, [&](int64_t i, int n) { sum = sum + load_lanes(x + i, n); });
   const float mean = sum.sum() / static_cast<float>(width);
@@ -106,18 +108,20 @@ inline void center_row(const T* x, const T* weight, const T* bias, T* y, int64_t
   for_lanes(width, [&](int64_t i, int n) {
     Vec normed = (load_lanes(x + i, n) - center) * scale * load_lanes(weight + i, n);
     if (bias != nullptr) normed = normed + load_lanes(bias + i, n);
-    store_lanes(normed, y + i, n);
+    store_lanes(normed, y + pieces.at(i), n);
   });
 }
 
-// y = weight * round(x * scale); with weights wider than x, y = round(weight * x * scale)
+// y = weight * round(x * scale); with weights wider than x, y = round(weight * x * scale). pieces: of
+// y.
 template <class T, class W>
-inline void scale_row(const T* x, const W* weight, T* y, int64_t width, float scale) {
+inline void scale_row(const T* x, const W* weight, T* y, const RowPieces& pieces, int64_t width,
+                      float scale) {
   const Vec factor = Vec::set(scale);
   for_lanes(width, [&](int64_t i, int n) {
     Vec normed = load_lanes(x + i, n) * factor;
     if constexpr (sizeof(W) == sizeof(T)) normed = rounded<T>(normed);
-    store_lanes(load_lanes(weight + i, n) * normed, y + i, n);
+    store_lanes(load_lanes(weight + i, n) * normed, y + pieces.at(i), n);
   });
 }
 

@@ -24,6 +24,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
   const int64_t x_bytes = size_of(linear.type);
+  if (ldx == kTiled) {
+    return {static_cast<const char*>(x), linear.K * x_bytes, nullptr, nullptr, nullptr, M};
+  }
   const int64_t k_bytes = bytes_of(linear.operand);
   const bool copy = x_bytes != k_bytes || linear.operand_group > 0 ||
                     linear.K != linear.padded_K || linear.permutation || linear.is_tiled;
@@ -106,6 +109,7 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
   whole.epilogue = epilogue;
   whole.out = out;
   whole.ldo = ldo;
+  whole.out_rows = M;
 
   const int64_t rows = rows_per_task(linear, M);
   const int64_t num_row_blocks = ceil_div(M, rows);
@@ -133,6 +137,10 @@ int64_t in_features(const PackedLinear& linear) { return linear.K; }
 int64_t out_features(const PackedLinear& linear) { return linear.O; }
 Type activation_type(const PackedLinear& linear) { return linear.type; }
 bool linear_can_gate(const PackedLinear& linear) { return linear.interleaves_halves; }
+bool linear_takes_tiles(const PackedLinear& linear) {
+  return linear.is_tiled && linear.K == linear.padded_K && linear.permutation == nullptr &&
+         !linear.has_zeros;
+}
 
 void linear_forward(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
                     int64_t ldo) {

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "tiles.h"
+
 namespace legato {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
@@ -20,6 +22,9 @@ struct PackedLinear;
 int64_t in_features(const PackedLinear& linear);   // K
 int64_t out_features(const PackedLinear& linear);  // O
 Type activation_type(const PackedLinear& linear);  // of x, out and residual
+
+// Whether x may be given as tiles, with kTiled as its row stride: it need not be copied then.
+bool linear_takes_tiles(const PackedLinear& linear);
 
 // out[m, o] = sum_k x[m, k] W[o, k] + b[o]. ldx and ldo are row strides in elements; x and out must
 // not overlap. Uses Pool::get(), so call it from outside a task.
@@ -36,7 +41,8 @@ void linear_add(const PackedLinear& linear, const void* x, int64_t ldx, int64_t 
 
 // For a gate_up layer (rows: all of gate, then all of up): out[m, i] = silu(gate) * up, O / 2 wide.
 // Gate and up are rounded to the activation type first. Only where linear_can_gate() says so (O / 2
-// a multiple of 16); elsewhere use linear_forward and a separate silu-multiply.
+// a multiple of 16); elsewhere use linear_forward and a separate silu-multiply. ldo: or kTiled, for
+// tiles, where O / 2 is a multiple of 32 and the type is bf16.
 bool linear_can_gate(const PackedLinear& linear);
 void linear_silu_mul(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
                      int64_t ldo);

@@ -27,8 +27,6 @@ void store_panel(const Task& task, const float* sums, int64_t panel) {
     widths[vec] = static_cast<int>(linear.width(panel, vec));
   }
   for (int64_t row = 0; row < task.num_rows; ++row, sums += kPanelRows) {
-    const int64_t out_row = (task.row_begin + row) * task.ldo;
-    T* out = static_cast<T*>(task.out) + out_row;
     Vec values[kPanelVecs];
 #pragma GCC unroll 2
     for (int vec = 0; vec < kPanelVecs; ++vec) {
@@ -38,9 +36,14 @@ void store_panel(const Task& task, const float* sums, int64_t panel) {
     }
     // Rounded where separate operations would write to memory.
     if constexpr (kEpilogue == Epilogue::silu_mul) {
-      (silu(rounded<T>(values[0])) * rounded<T>(values[1])).store(out + panel * kLanes);
+      const RowPieces pieces =
+          row_pieces(task.row_begin + row, task.ldo, task.out_rows, linear.O / 2);
+      (silu(rounded<T>(values[0])) * rounded<T>(values[1]))
+          .store(static_cast<T*>(task.out) + pieces.at(panel * kLanes));
       continue;
     }
+    const int64_t out_row = (task.row_begin + row) * task.ldo;
+    T* out = static_cast<T*>(task.out) + out_row;
 #pragma GCC unroll 2
     for (int vec = 0; vec < kPanelVecs; ++vec) {
       if (widths[vec] == 0) continue;

@@ -118,8 +118,8 @@ struct PackedLinear {
 
 enum class Epilogue : int { store, store_f32, add, silu_mul };
 
-// x as the micro-kernels read it: padded_K columns of the operand's type. For AMX, 16 rows at a
-// time (the last ones may be fewer) as tiles: [padded_K / 32][rows][32], as many bytes either way.
+// x as the micro-kernels read it: padded_K columns of the operand's type. For AMX as tiles
+// (tiles.h).
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;
@@ -138,7 +138,8 @@ struct Task {
   int64_t panel_begin, panel_end;
   Epilogue epilogue;
   void* out;
-  int64_t ldo;
+  int64_t ldo;       // or kTiled: tiles of the silu_mul epilogue
+  int64_t out_rows;  // of the whole product
 };
 
 LEGATO_FOR_EACH_ISA(

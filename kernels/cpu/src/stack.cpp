@@ -69,6 +69,12 @@ class Activations {
   char* next_;
 };
 
+// The input of a linear layer.
+struct Input {
+  const void* x;
+  int64_t stride;  // of its rows, or kTiled
+};
+
 struct Sizes {
   int64_t tokens, hidden, qkv, attended, inner, bytes;
 
@@ -113,19 +119,22 @@ class Run {
     const int64_t T = size_.tokens, H = size_.hidden;
     for (int32_t i = 0; i < stack_.num_layers && error_ == RankError::none; ++i) {
       const StackLayer& layer = stack_.layers[i];
-      const void* input = sum_normed(added, layer.input_norm, layer.input_norm_bias, normed_);
-      attend(layer, input);
+      const bool shared = stack_.parallel && layer.post_norm == nullptr;
+      const bool tiled = takes_tiles(*layer.qkv) && (!shared || takes_tiles(*layer.gate_up));
+      Input input = sum_normed(added, layer.input_norm, layer.input_norm_bias, normed_, tiled);
+      const Input attended = attend(layer, input);
       if (stack_.parallel) {
-        if (layer.post_norm != nullptr) {
-          input = sum_normed(nullptr, layer.post_norm, layer.post_norm_bias, mlp_normed_);
+        if (!shared) {
+          input = sum_normed(nullptr, layer.post_norm, layer.post_norm_bias, mlp_normed_,
+                             takes_tiles(*layer.gate_up));
         }
-        linear_forward(*layer.out, attended_, size_.attended, T, out_, H);
+        linear_forward(*layer.out, attended.x, attended.stride, T, out_, H);
         adapt_with(layer.adapters[kOut], attended_, out_);
-        mlp(layer, input);
+        const Input inner = mlp(layer, input);
         if (tiles_.empty()) {
-          linear_add(*layer.down, inner_, size_.inner, T, out_, H);
+          linear_add(*layer.down, inner.x, inner.stride, T, out_, H);
         } else {
-          linear_forward(*layer.down, inner_, size_.inner, T, normed_, H);
+          linear_forward(*layer.down, inner.x, inner.stride, T, normed_, H);
           adapt_with(layer.adapters[kDown], inner_, normed_);
           norm({normed_, out_, nullptr, nullptr, H, stack_.eps, stack_.shape.dtype}, T);
         }
@@ -133,13 +142,12 @@ class Run {
         added = out_;
         continue;
       }
-      added = join(*layer.out, layer.adapters[kOut], attended_, size_.attended,
-                   layer.attention_out_norm, false);
-      input = sum_normed(added, layer.post_norm, layer.post_norm_bias, normed_);
-      mlp(layer, input);
+      added = join(*layer.out, layer.adapters[kOut], attended, layer.attention_out_norm, false);
+      input = sum_normed(added, layer.post_norm, layer.post_norm_bias, normed_,
+                         takes_tiles(*layer.gate_up));
+      const Input inner = mlp(layer, input);
       const bool last = i + 1 == stack_.num_layers;  // its output is added by the caller
-      added = join(*layer.down, layer.adapters[kDown], inner_, size_.inner, layer.mlp_out_norm,
-                   last);
+      added = join(*layer.down, layer.adapters[kDown], inner, layer.mlp_out_norm, last);
     }
     return error_;
   }
@@ -147,26 +155,33 @@ class Run {
  private:
   void* take(int64_t width) { return activations_.take(size_.tokens * width * size_.bytes); }
 
-  // residual += added; returns its norm, or the residual itself without one.
-  const void* sum_normed(const void* added, const void* weight, const void* bias, void* y) {
-    if (added == nullptr && weight == nullptr) return residual_;
+  // Adapters read their input row by row.
+  bool takes_tiles(const PackedLinear& linear) const {
+    return tiles_.empty() && linear_takes_tiles(linear);
+  }
+
+  // residual += added; returns its norm, as tiles if asked for, or the residual itself without one.
+  Input sum_normed(const void* added, const void* weight, const void* bias, void* y, bool tiled) {
+    const Input residual{residual_, size_.hidden};
+    if (added == nullptr && weight == nullptr) return residual;
     norm({added == nullptr ? residual_ : added, added == nullptr ? nullptr : residual_, weight, y,
-          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centered, stack_.wide_norms},
+          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centered, stack_.wide_norms,
+          0, tiled ? size_.tokens : 0},
          size_.tokens);
-    return weight == nullptr ? residual_ : y;
+    return weight == nullptr ? residual : Input{y, tiled ? kTiled : size_.hidden};
   }
 
   // Adds a linear layer's output to the residual. An output that is normed first, or that the
   // caller asks to keep, is returned instead, for the next norm to add.
-  const void* join(const PackedLinear& linear, const AdapterModule* adapters, const void* x,
-                   int64_t width, const void* weight, bool keep) {
+  const void* join(const PackedLinear& linear, const AdapterModule* adapters, const Input& input,
+                   const void* weight, bool keep) {
     const int64_t T = size_.tokens, H = size_.hidden;
     if (weight == nullptr && !keep && stack_.all_reduce == nullptr && tiles_.empty()) {
-      linear_add(linear, x, width, T, residual_, H);
+      linear_add(linear, input.x, input.stride, T, residual_, H);
       return nullptr;
     }
-    linear_forward(linear, x, width, T, out_, H);
-    adapt_with(adapters, x, out_);
+    linear_forward(linear, input.x, input.stride, T, out_, H);
+    adapt_with(adapters, input.x, out_);
     sum_ranks();
     if (weight != nullptr) {
       norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
@@ -187,12 +202,13 @@ class Run {
     error_ = stack_.all_reduce->sum(out_, size_.tokens * size_.hidden, stack_.shape.dtype);
   }
 
-  void attend(const StackLayer& layer, const void* input) {
+  // Returns the input of the layer's out.
+  Input attend(const StackLayer& layer, const Input& input) {
     ShapeView shape = stack_.shape;
     shape.sliding_window = layer.sliding_window;
     shape.sinks = layer.sinks;
-    linear_forward(*layer.qkv, input, size_.hidden, size_.tokens, qkv_, size_.qkv);
-    adapt_with(layer.adapters[kQkv], input, qkv_);
+    linear_forward(*layer.qkv, input.x, input.stride, size_.tokens, qkv_, size_.qkv);
+    adapt_with(layer.adapters[kQkv], input.x, qkv_);
     const bool whole = stack_.whole_qk_norm;
     if (whole) {
       const int64_t q = size_.attended, kv = int64_t{shape.num_kv_heads} * shape.head_dim;
@@ -205,7 +221,9 @@ class Run {
                     layer.query_scales});
     const auto plan =
         plans_.try_emplace(layer.sliding_window, batch_, shape, Pool::get().size()).first;
-    plan->second.run({query_, layer.cache, attended_, &batch_, shape});
+    const bool tiled = shape.head_dim % 16 == 0 && takes_tiles(*layer.out);
+    plan->second.run({query_, layer.cache, attended_, &batch_, shape, tiled});
+    return {attended_, tiled ? kTiled : size_.attended};
   }
 
   void norm_part(void* x, const void* weight, int64_t width) {
@@ -214,16 +232,19 @@ class Run {
          size_.tokens);
   }
 
-  void mlp(const StackLayer& layer, const void* input) {
-    const int64_t T = size_.tokens, H = size_.hidden, I = size_.inner;
+  // Returns the input of the layer's down.
+  Input mlp(const StackLayer& layer, const Input& input) {
+    const int64_t T = size_.tokens, I = size_.inner;
     if (tiles_.empty() && stack_.gated && stack_.activation == Activation::silu &&
         linear_can_gate(*layer.gate_up)) {
-      linear_silu_mul(*layer.gate_up, input, H, T, inner_, I);
-      return;
+      const int64_t stride = takes_tiles(*layer.down) ? kTiled : I;
+      linear_silu_mul(*layer.gate_up, input.x, input.stride, T, inner_, stride);
+      return {inner_, stride};
     }
-    linear_forward(*layer.gate_up, input, H, T, gate_up_, stack_.gated ? 2 * I : I);
-    adapt_with(layer.adapters[kGateUp], input, gate_up_);
+    linear_forward(*layer.gate_up, input.x, input.stride, T, gate_up_, stack_.gated ? 2 * I : I);
+    adapt_with(layer.adapters[kGateUp], input.x, gate_up_);
     activate({gate_up_, inner_, I, stack_.shape.dtype, stack_.activation, stack_.gated}, T);
+    return {inner_, I};
   }
 
   const Stack& stack_;
