@@ -84,7 +84,8 @@ inline float inverse_rms(const T* x, int64_t width, float eps) {
   return 1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + eps);
 }
 
-// y = round(weight * (x - mean) / sqrt(variance + eps) + bias); bias may be null. pieces: of y.
+// y = round(weight * (x - mean) / sqrt(variance + eps) + bias), in `pieces` of y; bias may
+// be null.
 template <class T>
 inline void center_row(const T* x, const T* weight, const T* bias, T* y, const RowPieces& pieces,
                        int64_t width, float eps) {
@@ -112,8 +113,8 @@ inline void center_row(const T* x, const T* weight, const T* bias, T* y, const R
   });
 }
 
-// y = weight * round(x * scale); with weights wider than x, y = round(weight * x * scale). pieces: of
-// y.
+// y = weight * round(x * scale); with weights wider than x, y = round(weight * x * scale), in
+// `pieces` of y.
 template <class T, class W>
 inline void scale_row(const T* x, const W* weight, T* y, const RowPieces& pieces, int64_t width,
                       float scale) {

@@ -16,9 +16,6 @@ constexpr int64_t kTaskBytes = 128 << 10;
 constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kMaxShare = 8;  // tasks per thread, enough to balance the load
 constexpr int64_t kPreparedRows = 16;  // at a time: a tile's
-// With AMX: bytes of x that stay in the L2 cache while panels pass over them, and panels per task.
-constexpr int64_t kTiledInputBytes = 1 << 20;
-constexpr int64_t kTiledPanels = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -66,9 +63,10 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
 }
 
 // Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.
-int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
-  if (num_row_blocks > 1) {
-    if (!linear.is_tiled) return 1;
+int64_t panels_per_task(const PackedLinear& linear, int64_t rows, int64_t num_row_blocks,
+                        int threads) {
+  if (num_row_blocks > 1 && !linear.is_tiled) return 1;
+  if (linear.is_tiled && (num_row_blocks > 1 || rows * linear.padded_K * 2 > kTiledInputBytes)) {
     return std::clamp<int64_t>(num_row_blocks * linear.num_panels / (threads * kMaxShare), 1,
                                kTiledPanels);
   }
@@ -93,8 +91,7 @@ int64_t rows_per_task(const PackedLinear& linear, int64_t M) {
   int64_t multiple = 1;
   if (linear.is_tiled) {
     multiple = 2 * kPreparedRows;
-    most = std::clamp(kTiledInputBytes / (linear.padded_K * 2) / multiple * multiple,
-                      kMaxBlockRows, kMaxTiledRows);
+    most = kMaxTiledRows;
   }
   return ceil_div(ceil_div(M, ceil_div(M, most)), multiple) * multiple;
 }
@@ -115,7 +112,7 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
   const int64_t num_row_blocks = ceil_div(M, rows);
   const bool serial = M * linear.O * linear.K <= kSerialWork;
   const int64_t panels = serial ? linear.num_panels
-                                : panels_per_task(linear, num_row_blocks, pool.size());
+                                : panels_per_task(linear, rows, num_row_blocks, pool.size());
   const auto run_one = [&](int64_t index, int) {
     // The rows of one panel follow each other, so a weight is read from memory once.
     const int64_t panel = index / num_row_blocks * panels;

@@ -7,6 +7,7 @@
 // storing of finished sums, and the unpacking and prefetching of the next k-block.
 #include "amx.h"
 #include "linear_beside.h"
+#include "scratch.h"
 
 namespace legato::amx {
 namespace {
@@ -31,7 +32,8 @@ struct Left {
   int64_t first_bytes, second_bytes;  // from one step to the next
 };
 
-// A k-block of a panel.
+// A k-block of a panel. As many blocks make a slab as x of all rows stays in the L2 cache for, while
+// one panel after the other passes over it.
 struct Block {
   int64_t panel, first_step, num_steps;
   const char* data;   // as it is packed, with a header before each group
@@ -53,29 +55,36 @@ class Run {
     const int64_t most = streams_            ? num_steps_
                          : num_passes_ == 1 ? kOnePassUnpackedSteps
                                             : kBlockSteps;
-    const int64_t num_blocks = (num_steps_ + most - 1) / most;
-    block_steps_ = (num_steps_ + num_blocks - 1) / num_blocks;
+    const auto even = [&](int64_t at_most) {
+      const int64_t num = (num_steps_ + at_most - 1) / at_most;
+      return (num_steps_ + num - 1) / num;
+    };
+    block_steps_ = even(most);
     if (group_steps_ > 0) {
       block_steps_ = group_steps_ < kScaledSteps ? kScaledSteps / group_steps_ * group_steps_
                                                  : group_steps_;
     }
+    const int64_t fitting = kTiledInputBytes / (task.num_rows * kTileK * 2);
+    slab_steps_ = fitting >= num_steps_ || streams_ ? num_steps_
+                  : fitting <= block_steps_         ? block_steps_
+                                                    : fitting / block_steps_ * block_steps_;
+    const int64_t panels = slab_steps_ < num_steps_ ? task.panel_end - task.panel_begin : 1;
+    sums_ = reinterpret_cast<float*>(thread_scratch<Run>(panels * num_passes_ * kPassSums * 4));
     const int64_t steps = group_steps_ > 0 ? group_steps_ : block_steps_;
     finished_rows_ = (kPassRows + steps - 1) / steps;
     once_ = block_steps_ >= num_steps_;
   }
 
   void all() {
-    Block block{task_.panel_begin, 0, 0, linear_.data + task_.panel_begin * linear_.panel_bytes,
-                nullptr};
-    block.num_steps = steps_from(0);
+    Block block = block_at(task_.panel_begin, 0);
     if (unpacks_) {
       unpacking_.begin(block.data, block.num_steps, unpacked_[0]);
       unpacking_.all();
     }
-    for (int parity = 0; block.panel < task_.panel_end; parity ^= 1) {
+    for (int parity = 0; block.num_steps > 0; parity ^= 1) {
       const Block next = after(block);
       block.right = unpacks_ ? unpacked_[parity] : block.data;
-      if (unpacks_ && next.panel < task_.panel_end) {
+      if (unpacks_) {
         unpacking_.begin(next.data, next.num_steps, unpacked_[parity ^ 1]);
       }
       passes(block, next);
@@ -86,37 +95,41 @@ class Run {
   }
 
  private:
-  int64_t steps_from(int64_t step) const {
-    return num_steps_ - step < block_steps_ ? num_steps_ - step : block_steps_;
+  int64_t bytes_of(int64_t num_steps) const {
+    const int64_t groups = group_steps_ > 0 ? num_steps / group_steps_ : 0;
+    return num_steps * kStepUnits * linear_.unit_bytes + groups * linear_.header_bytes;
   }
-  // Panels are contiguous in memory, so the next block always follows this one.
+  // Without steps behind the last slab.
+  Block block_at(int64_t panel, int64_t step) const {
+    const int64_t left = num_steps_ - step;
+    return {panel, step, left < block_steps_ ? left : block_steps_,
+            linear_.data + panel * linear_.panel_bytes + bytes_of(step), nullptr};
+  }
   Block after(const Block& block) const {
-    const int64_t groups = group_steps_ > 0 ? block.num_steps / group_steps_ : 0;
-    Block next = block;
-    next.data += block.num_steps * kStepUnits * linear_.unit_bytes + groups * linear_.header_bytes;
-    next.first_step += block.num_steps;
-    if (next.first_step == num_steps_) {
-      next.first_step = 0;
-      ++next.panel;
-    }
-    next.num_steps = steps_from(next.first_step);
-    return next;
+    const int64_t slab = block.first_step / slab_steps_ * slab_steps_;
+    const int64_t step = block.first_step + block.num_steps;
+    if (step < num_steps_ && step < slab + slab_steps_) return block_at(block.panel, step);
+    if (block.panel + 1 < task_.panel_end) return block_at(block.panel + 1, slab);
+    return block_at(task_.panel_begin, step);
   }
 
   void passes(const Block& block, const Block& next) {
     const int64_t total_steps = num_passes_ * block.num_steps;
-    const int64_t num_bytes = next.data - block.data;
-    prefetch_lines_ = (num_bytes / 64 + total_steps - 1) / total_steps;
     // What is unpacked beside this block has been fetched beside the last one.
-    prefetch_ = streams_   ? block.data + kPrefetchBytes
-                : unpacks_ ? next.data + num_bytes
-                           : next.data;
+    const Block fetched = unpacks_ ? after(next) : next;
+    const int64_t num_bytes = bytes_of(streams_ ? block.num_steps : fetched.num_steps);
+    prefetch_lines_ = (num_bytes / 64 + total_steps - 1) / total_steps;
+    prefetch_ = streams_ ? block.data + kPrefetchBytes : fetched.data;
+    float* of_panel = sums_;
+    if (slab_steps_ < num_steps_) {
+      of_panel += (block.panel - task_.panel_begin) * num_passes_ * kPassSums;
+    }
     for (int64_t i = 0; i < num_passes_; ++i) {
       Task part = task_;
       part.row_begin += i * kPassRows;
       part.num_rows = task_.num_rows - i * kPassRows;
       part.num_rows = part.num_rows < kPassRows ? part.num_rows : kPassRows;
-      float* sums = sums_ + (once_ ? 0 : i * kPassSums);
+      float* sums = of_panel + (once_ ? 0 : i * kPassSums);
       tiles_.set_rows(static_cast<int>(part.num_rows));
       const auto pass = num_passes_ == 1
                             ? (part.num_rows > kTileRows ? &Run::pass<true, false>
@@ -257,15 +270,15 @@ class Run {
   const int64_t num_steps_, num_passes_;
   const bool streams_;
   const int64_t group_steps_;  // 0: no group scales
-  int64_t block_steps_;
+  int64_t block_steps_, slab_steps_;
   int64_t finished_rows_;  // a step
   bool once_;  // one block: a pass's sums are finished before the next one's are stored
   const char* prefetch_ = nullptr;
   int64_t prefetch_lines_ = 0;  // a step
+  float* sums_;  // of the task's passes, where there are several slabs of each panel
   Finished finished_;
   Unpacking unpacking_;
   TileScope tiles_;
-  alignas(64) float sums_[kMaxTiledRows * kPanelRows];
   alignas(64) float of_group_[kPassSums];
   alignas(64) char unpacked_[2][kBlockSteps * kStepBytes];
   static_assert(kMaxGroup <= kBlockSteps * kTileK);

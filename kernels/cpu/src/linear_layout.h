@@ -48,7 +48,11 @@ constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache
 constexpr int64_t kMaxWidenedRows = 264;  // the same where many rows pay for widening a k-block
 constexpr int64_t kTileK = 32;         // k values of one AMX tile
-constexpr int64_t kMaxTiledRows = 512;  // with AMX: rows of x that stay in the L2 cache
+// With AMX: rows of a task, panels of a task of many rows, and bytes of x that stay in the L2 cache
+// while the panels pass over them.
+constexpr int64_t kMaxTiledRows = 512;
+constexpr int64_t kTiledPanels = 8;
+constexpr int64_t kTiledInputBytes = 1 << 20;
 
 struct Task;
 
