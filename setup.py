@@ -47,12 +47,13 @@ ISAS = {
 # Of sources that are compiled once, by how their names end.
 SINGLE = {
     "vnni": [*ISAS["avx512"], "-mavx512vnni"],
-    "amx": [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"],
+    "amx": [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # What a processor uses besides AVX2, by the flags that Linux names; the first that it has all of.
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+AMX = {"amx_tile", "amx_bf16", "amx_int8"}
 NATIVE = [
-    (AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"}, ["avx512_bf16", "amx"]),
+    (AVX512 | {"avx512_vnni", "avx512_bf16", *AMX}, ["avx512_bf16", "amx"]),
     (AVX512 | {"avx512_vnni", "avx512_bf16"}, ["avx512_bf16"]),
     (AVX512 | {"avx512_vnni"}, ["avx512", "vnni"]),
     (AVX512, ["avx512"]),

@@ -21,8 +21,9 @@ bool is_granted_tiles() {
 bool has_amx() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
-  return (edx & kBf16) != 0 && (edx & kTiles) != 0 && is_granted_tiles();
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kAll = kBf16 | kTiles | kInt8;
+  return (edx & kAll) == kAll && is_granted_tiles();
 }
 
 Isa find_best_isa() {

@@ -65,8 +65,9 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
 // Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.
 int64_t panels_per_task(const PackedLinear& linear, int64_t rows, int64_t num_row_blocks,
                         int threads) {
-  if (num_row_blocks > 1 && !linear.is_tiled) return 1;
-  if (linear.is_tiled && (num_row_blocks > 1 || rows * linear.padded_K * 2 > kTiledInputBytes)) {
+  if (num_row_blocks > 1 && !linear.has_tiled_tasks()) return 1;
+  const int64_t x_bytes = rows * linear.padded_K * bytes_of(linear.operand);
+  if (linear.has_tiled_tasks() && (num_row_blocks > 1 || x_bytes > kTiledInputBytes)) {
     return std::clamp<int64_t>(num_row_blocks * linear.num_panels / (threads * kMaxShare), 1,
                                kTiledPanels);
   }
@@ -89,7 +90,7 @@ int64_t panels_per_task(const PackedLinear& linear, int64_t rows, int64_t num_ro
 int64_t rows_per_task(const PackedLinear& linear, int64_t M) {
   int64_t most = linear.is_widened() ? kMaxWidenedRows : kMaxBlockRows;
   int64_t multiple = 1;
-  if (linear.is_tiled) {
+  if (linear.has_tiled_tasks()) {
     multiple = 2 * kPreparedRows;
     most = kMaxTiledRows;
   }

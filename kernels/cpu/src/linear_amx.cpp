@@ -166,7 +166,7 @@ class Run {
       const float* x_sums = linear_.has_zeros
                                 ? task_.x.group_sums + part.row_begin * linear_.num_groups() + group
                                 : nullptr;
-      finished_.scale(of_group_, scales, x_sums, linear_.num_groups(), part.num_rows,
+      finished_.scale({of_group_, scales, x_sums, linear_.num_groups()}, part.num_rows,
                       fresh && step == 0, sums);
       left.first += group_steps_ * left.first_bytes;
       left.second += group_steps_ * left.second_bytes;
@@ -276,7 +276,7 @@ class Run {
   const char* prefetch_ = nullptr;
   int64_t prefetch_lines_ = 0;  // a step
   float* sums_;  // of the task's passes, where there are several slabs of each panel
-  Finished finished_;
+  Finished<GroupOfFloats> finished_;
   Unpacking unpacking_;
   TileScope tiles_;
   alignas(64) float of_group_[kPassSums];

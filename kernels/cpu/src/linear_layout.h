@@ -85,6 +85,7 @@ struct PackedLinear {
   Operand operand = Operand::f32;
   int64_t operand_group = 0;  // k values of one scale of x; 0 unless i16 or i8
   bool is_tiled = false;      // multiplied by AMX: x is copied to tiles, K padded to whole ones
+  bool tiles_bytes = false;   // i8 multiplied by AMX where rows are many, x in place
 
   int64_t num_panels = 0;
   int64_t unit_bytes = 0;     // of one panel's 8 k
@@ -106,6 +107,7 @@ struct PackedLinear {
   int64_t num_operand_groups() const { return operand_group == 0 ? 0 : padded_K / operand_group; }
   // What weights for bytes of x are stored with in addition.
   int32_t stored_offset() const { return weights == Weights::i8 ? 128 : 8; }
+  bool has_tiled_tasks() const { return is_tiled || tiles_bytes; }
   bool is_widened() const {
     return operand == Operand::f32 && (weights == Weights::bf16 || weights == Weights::f16);
   }
@@ -157,6 +159,7 @@ void run_linear_task(const Task& task);  // of i16 and i8 operands only
 
 namespace amx {
 void run_linear_task(const Task& task);
+void run_bytes_task(const Task& task);  // of i8 operands
 }
 
 }  // namespace legato

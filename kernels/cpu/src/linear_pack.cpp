@@ -60,6 +60,10 @@ void choose_isa(PackedLinear& linear) {
   if (isa == Isa::avx512_vnni && linear.operand_group > 0) {
     linear.run_task = LEGATO_IF_BUILT(vnni, run_linear_task);
   }
+  linear.tiles_bytes = isa == Isa::amx && linear.operand == Operand::i8;
+  if (linear.tiles_bytes) {
+    linear.run_task = LEGATO_IF_BUILT(amx, run_bytes_task);
+  }
   linear.prepare_rows = LEGATO_PICK(prepare_linear_rows);
 }
 
