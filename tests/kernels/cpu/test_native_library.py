@@ -40,7 +40,7 @@ def _setup(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("avx512f avx512bw avx512dq avx512vl avx512_vnni", ["avx512", "vnni"]),
         ("avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", ["avx512_bf16"]),
         (
-            "avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_bf16",
+            "avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8",
             ["avx512_bf16", "amx"],
         ),
     ],
