@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.interface import ReasoningFormat, ToolFormat
+from app.text.output.interface import ReasoningFormat, ToolFormat, dropped
 from app.text.output.json_text import Calls, json_arguments, maybe, one_of, words
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Broken, Reading, Source
@@ -172,9 +172,5 @@ def _call(source: Source, out: AnswerPieces, name: str) -> Reading[bool]:
         if not draft.abandon():
             source.at = start
             return False
-        yield from source.shown_until(_ENDS, _drop)
+        yield from source.shown_until(_ENDS, dropped)
     return True
-
-
-def _drop(text: str) -> None:
-    """Discard the rest of a malformed call."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.interface import ToolFormat, ending, maybe_end
+from app.text.output.interface import MOST_MISREAD, ToolFormat, dropped, ending, maybe_end
 from app.text.output.json_text import (
     JsonWriting,
     json_arguments,
@@ -31,7 +31,7 @@ from app.text.output.json_text import (
     words,
 )
 from app.text.output.pieces import AnswerPieces
-from app.text.output.source import Reading, Source
+from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import lines
 from app.text.output.thinking import Think
 
@@ -67,11 +67,13 @@ class HunyuanThink(Think):
 
 
 class Hunyuan(ToolFormat):
-    """Reads both forms. The list is Jamba's, too."""
+    """Reads both forms. The list is Jamba's, too. A call by name may stand without the marks around
+    all, as the next one behind a malformed one does.
+    """
 
     recognized_by = ("<tool_calls>",)
     special_tokens: ClassVar[tuple[str, ...]] = ("<tool_calls>", "</tool_calls>", _ONE, _ONE_END)
-    openings = ("<tool_calls>",)
+    openings: ClassVar[tuple[str, ...]] = ("<tool_calls>", _ONE)
     closing: ClassVar[tuple[str, ...]] = (_ONE_END, "</tool_calls>")
     writing = JsonWriting("<tool_calls>[", "]</tool_calls>")
 
@@ -81,16 +83,18 @@ class Hunyuan(ToolFormat):
         (plain,) = super().held(schemas)
         calls = tuple(HeldCall(call.name, (_BEFORE, *call.parts, _AFTER)) for call in plain.calls)
         listed = replace(plain, head="\n[", calls=calls, separator=",")
-        named = tuple(_named(name, schema) for name, schema in schemas.items())
+        bare = tuple(_named(name, schema) for name, schema in schemas.items())
+        named = tuple(HeldCall(call.name, (words(_ONE), *call.parts)) for call in bare)
         return (
             listed,
             replace(listed, tail=f"]\n{cls.closing[-1]}"),
             HeldCalls(plain.opening, "\n", named, "", cls.closing[-1]),
+            HeldCalls(_ONE, "", bare, None, ""),
         )
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
-        if (yield from source.expect("[", _ONE)) == "[":
+        if opening != _ONE and (yield from source.expect("[", _ONE)) == "[":
             yield from json_calls(source, out)
         else:
             yield from _named_calls(source, out)
@@ -99,7 +103,7 @@ class Hunyuan(ToolFormat):
 
 def _named(name: str, schema: str) -> HeldCall:
     parts = (HeldPart("json", schema), *lines(f"\n{_BLOCK}"), *lines(f"\n{_ONE_END}\n"))
-    return HeldCall(name, (*lines(f"{_ONE}{name}\n{_BLOCK}json\n"), *parts))
+    return HeldCall(name, (*lines(f"{name}\n{_BLOCK}json\n"), *parts))
 
 
 def _named_calls(source: Source, out: AnswerPieces) -> Reading[None]:
@@ -123,9 +127,12 @@ def _named_calls(source: Source, out: AnswerPieces) -> Reading[None]:
 
 
 class MiniMaxM1(Hunyuan):
-    """Its template shows an object right behind the mark."""
+    """Its template shows an object right behind the mark. A malformed line is text, and the next
+    line that begins an object is read as a call.
+    """
 
     special_tokens = ("<tool_calls>", "</tool_calls>")
+    openings = special_tokens[:1]
     closing = special_tokens[1:]
     writing = JsonWriting("<tool_calls>\n", "\n</tool_calls>", "\n")
 
@@ -138,12 +145,29 @@ class MiniMaxM1(Hunyuan):
         return (cls.writing.held(cls.openings[0], schemas),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        yield from source.blanks()
-        while True:
-            draft = out.draft(source)
-            yield from json_call(source, draft)
-            draft.close()
+        line_ends = ("\n", self.closing[-1])
+        unread, num_lines, is_text = source.at - len(opening), 0, False
+        while out.num_misread < MOST_MISREAD:
             yield from source.blanks()
             if (yield from source.peek()) != "{":
                 break
-        yield from maybe_end(source, self.closing[-1])
+            start, num_lines = source.at, num_lines + 1
+            draft = out.draft(source)
+            try:
+                yield from json_call(source, draft)
+                draft.close()
+                is_text = False
+            except Broken:
+                out.num_misread += source.at - start
+                is_text = not draft.abandon()
+                if is_text:
+                    out.text(source.text[unread:start])
+                source.at = start if is_text else draft.reached
+                yield from source.shown_until(line_ends, out.text if is_text else dropped)
+            unread = source.at
+        if not num_lines:
+            raise Broken
+        if is_text:
+            source.at = unread
+        else:
+            yield from maybe_end(source, self.closing[-1])

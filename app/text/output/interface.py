@@ -11,7 +11,7 @@ from app.text.output.json_text import Calls, JsonWriting
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
-_MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on nested openings
+MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on nested openings
 
 
 class Format:
@@ -105,7 +105,7 @@ class ToolFormat(Format):
         if self.is_bare and (yield from self._attempt(source, out, "")):
             yield from source.blanks()
         while True:
-            openings = self.openings if out.num_misread < _MOST_MISREAD else ()
+            openings = self.openings if out.num_misread < MOST_MISREAD else ()
             opening = yield from source.shown_until(openings, out.text)
             if not opening:
                 return
@@ -123,7 +123,7 @@ class ToolFormat(Format):
             draft = out.open
             if draft is not None and draft.abandon():
                 source.at = draft.reached
-                yield from _drop_rest(source, self.closing_of(opening))
+                yield from _drop_rest(source, self.closing_of(opening), self.openings)
                 return True
             out.open = None
             if out.settled_at is None:
@@ -158,16 +158,24 @@ def maybe_end(source: Source, closing: str) -> Reading[None]:
         source.at = len(source.text)
 
 
-def _drop_rest(source: Source, closing: tuple[str, ...]) -> Reading[None]:
-    """Discard the rest of a malformed call; without a closing mark, the rest is text."""
+def dropped(text: str) -> None:
+    """Discard the rest of a malformed call."""
+
+
+def _drop_rest(
+    source: Source, closing: tuple[str, ...], openings: tuple[str, ...]
+) -> Reading[None]:
+    """Discard the rest of a malformed call, up to the next; without a closing mark, it is text."""
     if not closing:
         return
     start = source.at
     try:
-        _, mark = yield from source.until(*closing)
+        _, mark = yield from source.until(*closing, *openings)
     except Broken:
         source.at = start
         return
-    if outer := closing[closing.index(mark) + 1 :]:
+    if mark not in closing:
+        source.at -= len(mark)
+    elif outer := closing[closing.index(mark) + 1 :]:
         yield from source.blanks()
         yield from source.accept(*outer)

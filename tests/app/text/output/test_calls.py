@@ -174,6 +174,8 @@ def test_a_call_is_found_behind_one_that_breaks_off() -> None:
     broken = '<tool_call>{"name": "add" '
     answer = f'{broken}<tool_call>{{"name": "now"}}</tool_call>'
     assert read(FORMATS["hermes"], list(answer)) == (broken, "", [NOW])
+    sent = f'<tool_call>{{"name": "add", "arguments": {{"a": 1, {answer}'
+    assert read(FORMATS["hermes"], list(sent))[2] == [("add", {"a": 1}), NOW]
 
 
 @pytest.mark.parametrize("end", ["", "\n", "</tool", "</tool_call>"])

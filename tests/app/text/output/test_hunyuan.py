@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 
 from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
+from app.text.output.interface import ToolFormat
 from app.text.output.pieces import gathered
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
-from tests.app.text.output.reading import TOOLS, read
+from tests.app.text.output.reading import CUTS, TOOLS, cut, read
 from tests.app.text.output.test_held_calls import takes
 
 FORMATS = OutputFormats(Hunyuan, HunyuanThink)
@@ -85,8 +87,10 @@ def test_text_before_the_mark_of_an_end_is_not_held_back() -> None:
                 f"<tool_calls>\n[{CALL}, {CALL}]\n</tool_calls>",
                 f"So: <tool_calls>{NAMED}\n{NAMED}</tool_calls> Ok.",
                 f"<tool_calls>\n{NAMED}\n</tool_calls>",
+                f"So: {NAMED} Ok.",
             ],
             [
+                NAMED.replace("1", "x"),
                 f"<tool_calls>{NAMED}",
                 "<tool_calls><tool_call>add\n```json\n{}",
                 "<tool_calls>\n[]",
@@ -114,3 +118,57 @@ def test_calls_are_held_on_lines_of_their_own_or_not(
 def test_a_call_by_name_that_breaks_off_keeps_its_whole_arguments() -> None:
     answer = '<tool_calls><tool_call>add\n```json\n{"a": 1, "b"}\n```</tool_call></tool_calls>Hm.'
     assert read(FORMATS, list(answer)) == ("Hm.", "", [("add", {"a": 1})])
+
+
+BAD_NAMED = [
+    '<tool_call>add\n```json\n{"a": one}\n```</tool_call>',
+    "<tool_call>rm\n```json\n{}\n```</tool_call>",
+]
+BAD_LINES = ['{"name": "add", "arguments": {"a": one}}', '{"name": "rm"}', '{"name": "add']
+NOW = '{"name": "now", "arguments": {}}'
+NAMED_NOW = "<tool_call>now\n```json\n{}\n```</tool_call>"
+
+
+@pytest.mark.parametrize("by_argument", [False, True])
+@pytest.mark.parametrize(
+    ("tools", "bad", "calls"),
+    [
+        *((Hunyuan, bad, (NAMED, NAMED_NOW)) for bad in BAD_NAMED),
+        *((MiniMaxM1, bad, (CALL, NOW)) for bad in BAD_LINES),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+@given(cuts=CUTS)
+@settings(max_examples=10, deadline=None)
+def test_calls_behind_a_malformed_one_are_found(
+    tools: type[ToolFormat],
+    bad: str,
+    calls: tuple[str, str],
+    place: int,
+    by_argument: bool,
+    cuts: list[int],
+) -> None:
+    written = "\n".join([*calls[:place], bad, *calls[place:]])
+    answer = f"Yes.<tool_calls>\n{written}\n</tool_calls>"
+    formats = OutputFormats(tools, None)
+    for texts in (cut(answer, cuts), list(answer)):
+        text, _, found = read(formats, texts, by_argument=by_argument)
+        assert found == [("add", {"a": 1}), ("now", {})]
+        assert text.startswith("Yes.")
+        assert bad in text
+
+
+@pytest.mark.parametrize(
+    ("tools", "bad", "good"),
+    [
+        (Hunyuan, NAMED.replace("}", ', "b"}'), NAMED_NOW),
+        (Hunyuan, '<tool_call>add\n```json\n{"a": 1,', NAMED_NOW),
+        (MiniMaxM1, CALL.replace("1}", '1, "b"}'), NOW),
+    ],
+)
+def test_so_are_calls_behind_one_that_was_sent_in_part(
+    tools: type[ToolFormat], bad: str, good: str
+) -> None:
+    answer = f"<tool_calls>\n{bad}\n{good}\n</tool_calls>So."
+    wanted = ("So.", "", [("add", {"a": 1}), ("now", {})])
+    assert read(OutputFormats(tools, None), list(answer)) == wanted
