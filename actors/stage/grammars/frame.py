@@ -28,7 +28,7 @@ def rules_of(
     answer: its own rule; None: any text. token_ids: of special tokens, by name. rule: gives
     that of a grammar, by its kind and text.
     """
-    rules = [f"blanks: {_BLANKS}"]
+    rules = [f"blanks: {_BLANKS}", f"ANY: {_ANY}"]
     start = "answer"
     held = _HeldRules(frame, token_ids, rule)
     if frame.most_calls:
@@ -146,7 +146,6 @@ class _HeldRules:
         rest = f"(text ({' | '.join(blocks)}))* text{_maybe(lasts)}" if blocks else "text"
         return [
             *self._rules,
-            f"ANY: {_ANY}",
             f"text: ANY? ({' | '.join(segments)})*" if segments else "text: ANY?",
             f"answer: {' | '.join([f'{_maybe(firsts)} {rest}', *wholes])}",
         ]

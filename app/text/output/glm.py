@@ -18,7 +18,7 @@ from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls, held_call, json_arguments, words
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
-from app.text.output.tags import Tags, add_argument, lines
+from app.text.output.tags import Tags, lines
 
 _NAME: Final = re.compile(r"[^<>{}\s]+")
 _TAGS: Final = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
@@ -105,5 +105,4 @@ def _argument(source: Source, draft: Draft) -> Reading[None]:
     key, _ = yield from source.until("</arg_key>")
     yield from source.blanks()
     yield from source.expect("<arg_value>")
-    value, _ = yield from source.until("</arg_value>")
-    add_argument(draft, key.strip(), value)
+    yield from _TAGS.read(source, draft, key.strip())

@@ -18,7 +18,7 @@ from app.text.output.interface import ToolFormat, maybe_end
 from app.text.output.json_text import Calls, words
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
-from app.text.output.tags import Tags, add_argument, lines
+from app.text.output.tags import Tags, lines
 
 _ALL, _ALL_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _CALL, _CALL_END = '<invoke name="', "</invoke>"
@@ -60,8 +60,7 @@ class MiniMaxM2(ToolFormat):
                 if (yield from source.expect(_TAGS.begin, _CALL_END)) == _CALL_END:
                     break
                 key = yield from _name(source)
-                value, _ = yield from source.until(_TAGS.end)
-                add_argument(draft, key, value)
+                yield from _TAGS.read(source, draft, key)
             draft.close()
             yield from source.blanks()
             if not (yield from source.accept(_CALL)):

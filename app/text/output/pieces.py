@@ -174,11 +174,14 @@ class Draft:
         return self._pieces.tools.get(self._name or "", {})
 
     def argument(self, key: str, value: str) -> None:
-        """Add a complete argument. value: its JSON text. Raises Broken for a repeated key."""
-        if key in self._keys:
+        """Add a complete argument. value: its JSON text. One that the tool does not declare counts
+        once, as no grammar keeps a model from repeating it; raises Broken if another is repeated.
+        """
+        if key not in self._keys:
+            self._keys.add(key)
+            self._members.append(f"{json.dumps(key)}: {value}")
+        elif key in (self.schema.get("properties") or ()):
             raise Broken
-        self._keys.add(key)
-        self._members.append(f"{json.dumps(key)}: {value}")
         self.reached = self._source.at
         self._send()
 

@@ -20,7 +20,7 @@ from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls, words
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Reading, Source
-from app.text.output.tags import Tags, add_argument, lines
+from app.text.output.tags import Tags, lines
 
 _NAME: Final = re.compile(r"[^<>\s]+")
 _KEY: Final = re.compile(r"[^<>\r\n]+")  # with blanks in it
@@ -81,7 +81,4 @@ class Qwen3Coder(ToolFormat):
     def _parameter(self, source: Source, draft: Draft) -> Reading[None]:
         key = yield from source.run(_KEY)
         yield from source.expect(">")
-        value, _ = yield from source.until("</parameter>")
-        if self.tags.frame:
-            value = value.removeprefix(self.tags.frame).removesuffix(self.tags.frame)
-        add_argument(draft, key.strip(), value)
+        yield from self.tags.read(source, draft, key.strip())

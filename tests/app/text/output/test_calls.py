@@ -16,10 +16,14 @@ from tests.app.text.output.answers_between_marks import (
     MALFORMED_BETWEEN_MARKS,
     WELL_FORMED_BETWEEN_MARKS,
 )
+from tests.app.text.output.answers_between_tags import (
+    MALFORMED_BETWEEN_TAGS,
+    WELL_FORMED_BETWEEN_TAGS,
+)
 from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
-WELL_FORMED = [*WELL_FORMED, *WELL_FORMED_BETWEEN_MARKS]
-MALFORMED = [*MALFORMED, *MALFORMED_BETWEEN_MARKS]
+WELL_FORMED = [*WELL_FORMED, *WELL_FORMED_BETWEEN_MARKS, *WELL_FORMED_BETWEEN_TAGS]
+MALFORMED = [*MALFORMED, *MALFORMED_BETWEEN_MARKS, *MALFORMED_BETWEEN_TAGS]
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
 GLM_BEGUN = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"
 BEGUN = "<function=add><parameter=a>1</parameter>"

@@ -95,13 +95,17 @@ LARGE = {"type": "object", "properties": {f"q{n}": INTEGER for n in range(99)}}
 OPTIONAL = {"type": "object", "properties": {"a": INTEGER, "b": TEXT}, "required": ["a"]}
 
 
-@pytest.mark.parametrize("name", ["glm45", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_coder"])
 @pytest.mark.parametrize(
     ("schema", "taken", "refused"),
     [
         (OPTIONAL, [{"a": 1}, {"a": 1, "b": "x"}], [{}, {"b": "x"}, {"b": "x", "a": 1}, {"c": 1}]),
         ({**OPTIONAL, "additionalProperties": TEXT},
-         [{"a": 1, "c": "1", "d": "x"}], [{"c": "1"}, {"a": 1, "c d": "x"}]),
+         [{"a": 1, "c": "1", "d": "x"}], [{"c": "1"}, {"a": 1, "c<": "x"}]),
+        ({**OPTIONAL, "additionalProperties": TEXT},
+         [{"a": 1, "c d": "x", "é": "y"}], [{"a": 1, " c": "x"}, {"a": 1, "c\nd": "x"}]),
+        ({"properties": {"user id": INTEGER, 'q"s\tt': TEXT}, "required": ["user id"]},
+         [{"user id": 1}, {"user id": 1, 'q"s\tt': "x"}], [{"user": 1}, {"user id": "x"}]),
         ({"type": "object"}, [{}, {"x": 1, "y": "z"}], []),
         ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),
         ({"$ref": "#/$defs/all", "$defs": {"all": OPTIONAL}}, [{"a": 1}], [{}]),
@@ -120,7 +124,7 @@ def test_parameters_are_those_of_the_schema(
     [
         ({"minProperties": 1}, "minProperties"),
         ({"anyOf": [OPTIONAL]}, "anyOf"),
-        ({"properties": {"a b": {}}}, "a b"),
+        *(({"properties": {name: {}}}, "no tag") for name in ("", " a", "a ", "a\nb", "a>")),
         ({"properties": {"a": {"type": "string", "not": {}}}}, "not"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "no value"),
         ({"properties": ["a"]}, "properties"),
@@ -177,3 +181,19 @@ def test_tools_that_come_back_at_every_turn_are_written_once() -> None:
     assert found[0]["g"] is not found[1]["g"]
     assert found[0] == found[1]
     assert found[0]["f"] == found[0]["g"]
+
+
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_coder", "seed_oss"])
+def test_calls_may_stand_in_place_of_a_constrained_answer(name: str) -> None:
+    one = TOOL_FORMATS[name]
+    held = one.held({"f": json.dumps(OPTIONAL)})
+    compiled = compiler().compile("json_object", "", Frame(calls=one.openings, held=held))
+
+    def taken(text: str) -> bool:
+        matcher = compiled()
+        return all(map(matcher.take, text.encode())) and (matcher.is_over or matcher.take(END))
+
+    assert taken("{}")
+    assert taken(one.written([("f", {"a": 1, "b": "x"})]))
+    assert not taken(one.written([("f", {"b": "x"})]))
+    assert not taken("So.")

@@ -1,0 +1,128 @@
+"""What a JSON schema says of the types of a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+_BRANCHES: Final = ("anyOf", "oneOf", "allOf")
+_REMARKS: Final = frozenset({"default", "description", "examples", "title"})
+
+
+def types_of(schema: Any, root: Any, seen: set[str] | None = None) -> list[str]:
+    """The declared types; none where the schema, which is the client's, is no proper one."""
+    seen = set() if seen is None else seen
+    schema = resolved(schema, root, seen)
+    if not isinstance(schema, Mapping):
+        return []
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return [declared]
+    if isinstance(declared, list):
+        return [kind for kind in declared if isinstance(kind, str)]
+    if (choices := choices_of(schema)) is not None:
+        return list(dict.fromkeys(map(_type_of, choices)))
+    branches = next((schema[key] for key in _BRANCHES if key in schema), None)
+    if not isinstance(branches, list):
+        return []
+    return [kind for one in branches for kind in types_of(one, root, seen)]
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values of which it has to be one."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    return choices if isinstance(choices, list) else None
+
+
+def listed(schema: Any, root: Any, seen: set[str]) -> list[Any]:
+    """The values that it and its branches list."""
+    schema = resolved(schema, root, seen)
+    if not isinstance(schema, Mapping):
+        return []
+    parts = [schema[key] for key in _BRANCHES if isinstance(schema.get(key), list)]
+    inner = [value for part in parts for one in part for value in listed(one, root, seen)]
+    return [*(choices_of(schema) or ()), *inner]
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return next((kind for kind, types in TYPES.items() if isinstance(value, types)), "string")
+
+
+def is_of(value: Any, kinds: list[str]) -> bool:
+    kind = _type_of(value)
+    return kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def alternatives(
+    schema: Any, root: Any, seen: set[str] | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """The schemas of which a value has to be of one, each of one type."""
+    seen = set() if seen is None else seen
+    schema = resolved(schema, root, seen)
+    if schema is None:  # it refers to itself
+        return
+    if not isinstance(schema, Mapping):
+        schema = {}
+    for key in _BRANCHES:
+        branches = schema.get(key)
+        if schema.keys() - _REMARKS != {key} or not isinstance(branches, list):
+            continue
+        if key != "allOf" or len(branches) == 1:
+            for one in branches:
+                yield from alternatives(one, root, seen)
+            return
+    kinds = schema.get("type")
+    if kinds is None:
+        kinds = "object" if "properties" in schema else "array" if "items" in schema else None
+    for kind in kinds if isinstance(kinds, list) and choices_of(schema) is None else [kinds]:
+        yield schema if kind is None else {**schema, "type": kind}
+
+
+def resolved(schema: Any, root: Any, seen: set[str]) -> Any:
+    """What a schema refers to within the whole one, if it does; None where this is nothing, or was
+    seen before."""
+    while isinstance(schema, Mapping):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            break
+        if reference in seen:
+            return None
+        seen.add(reference)
+        found = root
+        for name in reference.split("/")[1:]:
+            key = unquote(name).replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, Mapping) else None
+        beside = {key: schema[key] for key in schema if key != "$ref"}
+        schema = {**found, **beside} if isinstance(found, Mapping) else found
+    return schema
+
+
+def alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """A schema's JSON without the one that it is in; what it refers to is moved into it."""
+    if '"$ref"' not in json.dumps(schema):
+        return json.dumps(schema)
+    return json.dumps({**_moved(schema), "$defs": {"root": _moved(root)}})
+
+
+def _moved(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_moved(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/root{reference[1:]}"
+    return moved
