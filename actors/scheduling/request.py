@@ -80,6 +80,8 @@ class HeldCalls:
     may_be_text: what follows the opening, or the answer's beginning if this is "", is a call only
     where it begins as one, with the head and the text, or one of the texts, that is the first part;
     blanks in these are optional. More calls may then follow, or, with a tail, one list of them.
+    may_lack: a tool whose schema cannot be kept in this way is left out of it, as there is another
+    way with the same opening.
     """
 
     opening: str
@@ -91,6 +93,7 @@ class HeldCalls:
     behind: tuple[str, ...] = ()
     before: str = ""
     may_be_text: bool = False
+    may_lack: bool = False
 
 
 @dataclass(frozen=True, slots=True)

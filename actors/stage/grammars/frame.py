@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from actors.scheduling.request import Frame, HeldCall, HeldCalls, HeldPart
@@ -84,13 +86,15 @@ class _HeldRules:
         token_ids: Mapping[str, int],
         rule: Callable[[str, str], str],
     ) -> None:
-        self._every, self._token_ids, self._rule = frame.held, token_ids, rule
+        self._token_ids, self._rule = token_ids, rule
         self._most_calls = frame.most_calls
         self._rules: list[str] = []
         self._of_python: set[str] = set()  # rules, of which some are the same for all
         self._names: dict[HeldPart, str] = {}  # of their rules
         self._begun: dict[tuple[tuple[HeldCall, ...], str, str | None], str] = {}  # the same
-        for number, held in enumerate(frame.held):
+        kept = (self._kept(held) for held in frame.held)
+        self._every = [held for held in kept if held.calls]
+        for number, held in enumerate(self._every):
             self._add_calls(number, held)
 
     def alone(self) -> list[str]:
@@ -164,6 +168,17 @@ class _HeldRules:
             f"spelled{number}[lazy]: /(?s:.*)({marks})/ OPENED{number}",
         ]
 
+    def _kept(self, held: HeldCalls) -> HeldCalls:
+        """Without calls that it may lack."""
+        if not held.may_lack:
+            return held
+        calls = []
+        for call in held.calls:
+            with suppress(ValueError):
+                self._sequence(call.parts)
+                calls.append(call)
+        return replace(held, calls=tuple(calls))
+
     def _add_calls(self, number: int, held: HeldCalls) -> None:
         """The rules of what stands behind an opening. open: without the tail."""
         if held.may_be_text:
@@ -226,7 +241,7 @@ class _HeldRules:
     def _named(self, part: HeldPart) -> str:
         """The name of the rule of such parts."""
         if part not in self._names:
-            name = self._names[part] = f"{part.kind}{len(self._names)}"
+            name = f"{part.kind}{len(self._names)}"
             if part.kind == "json":
                 kind = "json_schema" if self._most_calls else "strict_json_schema"
                 self._rules.append(f"{name}: {self._rule(kind, part.text)}")
@@ -237,6 +252,7 @@ class _HeldRules:
                 self._of_python.update(rules)
             else:
                 self._add_until(name, part)
+            self._names[part] = name
         return self._names[part]
 
     def _add_until(self, name: str, part: HeldPart) -> None:

@@ -115,7 +115,7 @@ class GuidanceCompiler:
 
     def _check_arguments(self, frame: Frame) -> None:
         for held in frame.held:
-            for call in held.calls:
+            for call in () if held.may_lack else held.calls:  # another has what one lacks
                 alone = replace(frame, held=(replace(held, calls=(call,)),), reasoning=())
                 try:
                     self._compiled(None, alone)

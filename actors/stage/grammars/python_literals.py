@@ -234,7 +234,10 @@ class _Rules:
         for key, value in reversed(declared.items()):
             if value is False:
                 continue
-            item = f"{_key(key, is_dict=is_dict)} {self._value(value)} {following}"
+            try:
+                item = f"{_key(key, is_dict=is_dict)} {self._value(value)} {following}"
+            except ValueError as bad:
+                raise bad if is_dict else ValueError(f"{bad}, in {key!r}") from None
             if key in required:
                 following, ways = self._new(f"PY_COMMA {item}"), [item]
             else:

@@ -45,10 +45,13 @@ class Lfm2(Pythonic):
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        """Unlike others of this syntax these have marks, so that no text begins as they do."""
+        """Unlike others of this syntax these have marks, so that no text begins as they do. JSON
+        keeps to the schemas that Python's syntax cannot.
+        """
         called = super().held(schemas)[0].calls
         calls = tuple(HeldCall(one.name, (maybe(words(" ")), *one.parts)) for one in called)
-        return (HeldCalls(_BEGIN, "[", calls, ",", f"]{_END}"), _LIST.held(_BEGIN, schemas))
+        listed = HeldCalls(_BEGIN, "[", calls, ",", f"]{_END}", may_lack=True)
+        return (listed, _LIST.held(_BEGIN, schemas))
 
     @classmethod
     def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
@@ -88,9 +91,9 @@ class MiniCPM3(Lfm2):
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        listed = super().held(schemas)[0]
+        listed, in_json = super().held(schemas)
         tail = f"{_BLOCK_END}{_END}"
-        return (replace(listed, head=f"\n{_BLOCK}", separator="\n", tail=tail),)
+        return (replace(listed, head=f"\n{_BLOCK}", separator="\n", tail=tail), in_json)
 
     @classmethod
     def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:

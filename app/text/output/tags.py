@@ -96,7 +96,11 @@ class Tags:
                 continue
             if not _NAME.fullmatch(key):
                 raise ValueError(f"no tag can have the name of the parameter {key!r}")
-            argument = [*lines(f"{self.begin}{key}{self.middle}"), *self._value(one, root)]
+            try:
+                value = self._value(one, root)
+            except ValueError as bad:
+                raise ValueError(f"{bad}, in {key!r}") from None
+            argument = [*lines(f"{self.begin}{key}{self.middle}"), *value]
             num_chars = _bounded(num_chars + sum(part.num_chars for part in argument))
             parts += argument if key in required else [maybe(*argument)]
         others = whole.get("additionalProperties", "properties" not in whole)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,3 +149,22 @@ def test_the_tool_is_named_whose_schema_cannot_be_kept() -> None:
     held = HeldCalls("<tool_call>", "", calls, None, "")
     with pytest.raises(ValueError, match=r"not.*in the parameters of 'odd'"):
         GuidanceCompiler(_TEXTS, (END,)).compile("text", "", Frame(calls=_CALLS, held=(held,)))
+
+
+def test_a_way_may_lack_a_tool_that_another_has() -> None:
+    bare = _call("f", "f(", _OBJECT)
+    lacking = HeldCall(
+        "odd", (HeldPart("text", "odd("), HeldPart("python", '{"minProperties": 1}'))
+    )
+    odd = _call("odd", "o(", '{"type": "object", "minProperties": 1}')
+    first = HeldCalls("<tool_call>", "", (bare, lacking), None, "", may_lack=True)
+    other = HeldCalls("<tool_call>", "", (odd,), None, "")
+    frame = Frame(calls=_CALLS, held=(first, other))
+    assert takes(frame, '!f({"a": 1})', special=False)
+    assert takes(frame, '!o({"a": 1})', special=False)
+    for text in ("!odd(a=1)", "!o({})"):
+        assert not takes(frame, text, special=False)
+    with pytest.raises(ValueError, match="'minProperties'"):
+        GuidanceCompiler(_TEXTS, (END,)).compile(
+            "text", "", Frame(held=(replace(first, may_lack=False), other))
+        )

@@ -158,3 +158,9 @@ def test_arguments_are_those_that_are_declared(
 def test_what_cannot_be_kept_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=rf"{re.escape(words)}.*, in the parameters of 'f'"):
         compiled({"type": "object", **schema})
+
+
+def test_so_is_its_parameter() -> None:
+    nested = {"type": "object", "properties": {"b": {"not": {}}}}
+    with pytest.raises(ValueError, match="'not' here, in 'a', in the parameters of 'f'"):
+        compiled({"type": "object", "properties": {"x": {}, "a": nested}})

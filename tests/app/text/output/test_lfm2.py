@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from actors.scheduling.request import Frame
 from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
-from app.text.output.registry import OutputFormats, choose_formats
+from app.text.output.registry import TOOL_FORMATS, OutputFormats, choose_formats
 from app.text.output.thinking import Think
 from tests.app.text.output.reading import read
 from tests.app.text.output.test_held_calls import END, SCHEMAS, compiler, takes, tokens_of
@@ -55,6 +57,21 @@ def test_calls_between_the_marks_are_held(special: bool) -> None:
     for refused in ("add()", "rm()", "[add(a=1)]", "add(a=1), now()", "So."):
         code = f"\n```python\n{refused}\n```\n"
         assert not takes("minicpm3", f"{BEGIN}{code}{CLOSE}", special=special)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("lfm2", "[add(a=1)]"), ("minicpm3", "\n```python\nadd(a=1)\n```\n")],
+)
+def test_json_keeps_to_a_schema_that_the_syntax_of_python_cannot(name: str, own: str) -> None:
+    odd = {"type": "object", "patternProperties": {"^x_": {"type": "integer"}}}
+    schemas = {"add": SCHEMAS["add"], "now": json.dumps({**odd, "additionalProperties": False})}
+    for taken in (own, '[{"name": "now", "arguments": {"x_1": 2}}]', f"[{ADDED}]"):
+        answer = f"{BEGIN}{taken}{CLOSE}"
+        assert takes(name, answer, special=True, schemas=schemas)
+        assert len(read(OutputFormats(TOOL_FORMATS[name], None), list(answer))[2]) == 1
+    for refused in ("[now(x_1=2)]", '[{"name": "now", "arguments": {"y": 2}}]'):
+        assert not takes(name, f"{BEGIN}{refused}{CLOSE}", special=True, schemas=schemas)
 
 
 def test_calls_that_have_to_be_made_are_json_between_the_marks() -> None:

@@ -125,7 +125,7 @@ def test_parameters_are_those_of_the_schema(
         ({"minProperties": 1}, "minProperties"),
         ({"anyOf": [OPTIONAL]}, "anyOf"),
         *(({"properties": {name: {}}}, "no tag") for name in ("", " a", "a ", "a\nb", "a>")),
-        ({"properties": {"a": {"type": "string", "not": {}}}}, "not"),
+        ({"properties": {"a": {"type": "string", "not": {}}}}, "'not', in 'a'"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "no value"),
         ({"properties": ["a"]}, "properties"),
         ({"$ref": "#/$defs/none"}, "no object"),
