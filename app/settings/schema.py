@@ -60,16 +60,17 @@ class ModelSettings(_Section):
         None, description="File of a Jinja chat template; the model's own if absent."
     )
     tool_parser: Literal[
-        "auto", "none", "cohere", "deepseek_v3", "deepseek_v31", "gemma4", "glm4", "glm45",
-        "granite", "harmony", "hermes", "hunyuan", "kimi_k2", "lfm2", "llama3_json", "minicpm3",
-        "minimax_m1", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4_mini", "pythonic",
-        "qwen3_coder", "seed_oss", "solar_open", "tool_code",
+        "auto", "none", "apertus", "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32",
+        "deepseek_v4", "functionary", "functiongemma", "gemma4", "gigachat3", "glm4", "glm45",
+        "granite", "harmony", "hermes", "hunyuan", "internlm", "kimi_k2", "lfm2", "llama3_json",
+        "minicpm3", "minimax_m1", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4_mini",
+        "pythonic", "qwen3_coder", "seed_oss", "solar_open", "tool_code",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip
     reasoning_parser: Literal[
-        "auto", "none", "cohere", "ernie", "gemma4", "granite", "harmony", "hunyuan", "minicpm3",
-        "mistral", "seed_oss", "solar_open", "think",
+        "auto", "none", "apertus", "cohere", "ernie", "gemma4", "granite", "harmony", "hunyuan",
+        "minicpm3", "mistral", "seed_oss", "solar_open", "think",
     ] = Field(
         "auto", description="How it writes reasoning; auto: as its chat template shows; none: text."
     )  # fmt: skip

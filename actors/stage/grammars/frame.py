@@ -4,7 +4,6 @@ one that holds for the calls alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Final
 from actors.scheduling.request import Frame, HeldCall, HeldCalls, HeldPart
 from actors.stage.grammars.patterns import literal
 from actors.stage.grammars.python_literals import python_rules
+from actors.stage.grammars.spelling import any_of, around_token, has_token, spelled
 
 _BLANKS: Final = r"/[ \n\r\t]{1,4}/"
 _SOME_BLANKS: Final = r"[ \n\r\t]*"
@@ -37,8 +37,8 @@ def rules_of(
         start = "calls"
         rules += held.alone()
     elif answer is not None:
-        heads = " | ".join(_spelled(head, token_ids) for head in frame.heads if head)
-        tail = f"({_spelled(frame.tail, token_ids)})?" if frame.tail else ""
+        heads = " | ".join(spelled(head, token_ids) for head in frame.heads if head)
+        tail = f"({spelled(frame.tail, token_ids)})?" if frame.tail else ""
         ways = [f"({heads}) plain {tail}"] if heads else []
         ways += ["plain"] if not heads or "" in frame.heads else []
         rules += [f"plain: {answer}", f"answer: {' | '.join(ways)}"]
@@ -52,17 +52,17 @@ def rules_of(
         opening, closing = frame.reasoning
         head = "begun"
         if frame.is_begun:  # some models write the prompt's mark once more
-            head = "begun?" if _has_token(opening, token_ids) else ""
+            head = "begun?" if has_token(opening, token_ids) else ""
             start = f"reasoning {start}"
         else:
             start = f"reasoning? {start}"
-        if _has_token(opening, token_ids):
-            rules.append(f"begun: blanks? {_spelled(opening, token_ids)}")
+        if has_token(opening, token_ids):
+            rules.append(f"begun: blanks? {spelled(opening, token_ids)}")
         else:  # at once, so that it is no text of an answer
             rules.append(f"begun[lazy]: /[ \\n\\r\\t]{{0,4}}{literal(opening)}/")
         rules.append(f"reasoning: {head} thoughts blanks?")
-        if _has_token(closing, token_ids):
-            rules.append(f"thoughts: {_ANY}? {_spelled(closing, token_ids)}")
+        if has_token(closing, token_ids):
+            rules.append(f"thoughts: {_ANY}? {spelled(closing, token_ids)}")
         else:  # up to the first one
             rules.append(f"thoughts[lazy]: {_up_to(closing)}")
     return start, "\n".join(rules)
@@ -72,8 +72,8 @@ def _free_calls(frame: Frame, token_ids: Mapping[str, int]) -> list[str]:
     if not frame.calls:
         return []
     marks = {token_ids[mark] for mark in (*frame.calls, *frame.marks) if mark in token_ids}
-    rest = " | ".join([_ANY, *_tokens(marks)])
-    calls = " | ".join(_mark(mark, token_ids) for mark in frame.calls)
+    rest = " | ".join([_ANY, *any_of(marks)])
+    calls = " | ".join(f"({spelled(mark, token_ids)})" for mark in frame.calls)
     return [f"calls: ({calls}) rest", f"rest: ({rest})*"]
 
 
@@ -133,6 +133,10 @@ class _HeldRules:
                 continue
             calls += "?" if held.may_be_text else ""
             begins = [f"spelled{number}", *self._tokens([opening])]
+            _, mark, rest = around_token(opening, self._token_ids)
+            if mark and mark != opening:  # what precedes the mark is of the text before
+                no_text.add(mark)
+                begins.append(f"{self._spelled(mark)} {self._spelled(rest)}")
             if held.behind:
                 heads = self._tokens(held.behind)
                 self._add_header_rules(number, held)
@@ -256,21 +260,28 @@ class _HeldRules:
         return self._names[part]
 
     def _add_until(self, name: str, part: HeldPart) -> None:
-        tokens, text = self._tokens([part.text]), "ANY?"
+        text, body = "ANY?", "/(?s:.*)/"
+        before, mark, rest = around_token(part.text, self._token_ids)
         if part.parts:
-            text, mark = name.upper(), literal(part.text)
-            body = f"/(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"
+            text, end = name.upper(), literal(part.text)
+            body += f" & ~/(?s:.*){end}(?s:.*)/"
             for one in part.parts:
                 body += f" & {'~' if one.kind == 'no_match' else ''}{self._rule('regex', one.text)}"
-            self._rules += [f"{text}: {body}", f"spelled_{name}[lazy]: {text} /{mark}/"]
+            self._rules += [f"{text}: {body}", f"spelled_{name}[lazy]: {text} /{end}/"]
             ways = [f"spelled_{name}"]
         else:  # with more than it takes: masks of any text are found at once
             self._rules.append(f"spelled_{name}[lazy]: {_up_to(part.text)}")
             ways = [f"ANY? spelled_{name}"]
-        self._rules.append(f"{name}: {' | '.join([*ways, *(f'{text} {one}' for one in tokens)])}")
+        if mark and before:  # one lexeme with the text, as lexemes are as long as can be
+            whole = f"{name.upper()}_{text.rstrip('?')}"
+            self._rules.append(f"{whole}: {text if part.parts else body} /{literal(before)}/")
+            text = whole
+        if mark:
+            ways.append(f"{text} {self._spelled(mark)} {self._spelled(rest)}")
+        self._rules.append(f"{name}: {' | '.join(ways)}")
 
     def _spelled(self, text: str) -> str:
-        return _spelled(text, self._token_ids)
+        return spelled(text, self._token_ids)
 
     def _edge(self, text: str) -> str:
         """The same without the blanks that it begins with, too."""
@@ -280,27 +291,7 @@ class _HeldRules:
 
     def _tokens(self, names: Iterable[str]) -> list[str]:
         """A rule of these special tokens; none where there are none."""
-        return _tokens({self._token_ids[name] for name in names if name in self._token_ids})
-
-
-def _mark(mark: str, token_ids: Mapping[str, int]) -> str:
-    token = token_ids.get(mark)
-    return f"/{literal(mark)}/" if token is None else f"<[{token}]>"
-
-
-def _has_token(text: str, token_ids: Mapping[str, int]) -> bool:
-    return any(name in text for name in token_ids)
-
-
-def _spelled(text: str, token_ids: Mapping[str, int]) -> str:
-    """The rule of this very text; special tokens in it are tokens."""
-    names = sorted((name for name in token_ids if name in text), key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-    return " ".join(_mark(part, token_ids) for part in parts if part)
-
-
-def _tokens(ids: set[int]) -> list[str]:
-    return [f"<[{','.join(map(str, sorted(ids)))}]>"] if ids else []
+        return any_of({self._token_ids[name] for name in names if name in self._token_ids})
 
 
 def _maybe(ways: Sequence[str]) -> str:

@@ -1,77 +1,137 @@
-"""MiniMax-M2: tags with names as attributes, and marks around all calls.
+"""MiniMax-M2 and DeepSeek-V3.2: tags with names as attributes, and marks around all calls.
 
 <minimax:tool_call>
 <invoke name="add">
 <parameter name="a">1</parameter>
 </invoke>
 </minimax:tool_call>
+
+DeepSeek-V3.2's tags also tell texts from other values; V4's are the same between other marks:
+
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="add">
+<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import ToolFormat, maybe_end
-from app.text.output.json_text import Calls, words
-from app.text.output.pieces import AnswerPieces
+from app.text.output.json_text import Calls, json_arguments, words
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import Tags, lines
 
 _ALL, _ALL_END = "<minimax:tool_call>", "</minimax:tool_call>"
-_CALL, _CALL_END = '<invoke name="', "</invoke>"
+_DSML: Final = "｜DSML｜"
 _NAME: Final = re.compile(r"[^<>\r\n]+")  # a parameter's may have blanks
-_TAGS: Final = Tags('<parameter name="', '">', "</parameter>")
 
 
 class MiniMaxM2(ToolFormat):
     """The tool's schema gives the type of each value."""
 
-    recognized_by = (_ALL,)
-    special_tokens = (_ALL, _ALL_END)
-    openings = (_ALL,)
-    closing = (_CALL_END, _ALL_END)
+    recognized_by: ClassVar[tuple[str, ...]] = (_ALL,)
+    special_tokens: ClassVar[tuple[str, ...]] = (_ALL, _ALL_END)
+    openings: ClassVar[tuple[str, ...]] = (_ALL,)
+    closing: ClassVar[tuple[str, ...]] = ("</invoke>", _ALL_END)
+    call: ClassVar[str] = '<invoke name="'
+    tags: ClassVar[Tags] = Tags('<parameter name="', '">', "</parameter>")
 
-    @staticmethod
-    def written(calls: Calls) -> str:
+    @classmethod
+    def written(cls, calls: Calls) -> str:
         ones = [
-            f'{_CALL}{name}">\n{_TAGS.written(arguments)}{_CALL_END}\n' for name, arguments in calls
+            f'{cls.call}{name}">\n{cls.tags.written(arguments)}{cls.closing[0]}\n'
+            for name, arguments in calls
         ]
-        return f"{_ALL}\n{''.join(ones)}{_ALL_END}" if ones else ""
+        return f"{cls.openings[0]}\n{''.join(ones)}{cls.closing[1]}" if ones else ""
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         calls = tuple(
-            HeldCall(name, (*lines(f'{_CALL}{name}">\n'), *arguments, words(_CALL_END)))
-            for name, arguments in _TAGS.held(schemas).items()
+            HeldCall(name, (*lines(f'{cls.call}{name}">\n'), *arguments, words(cls.closing[0])))
+            for name, arguments in cls.tags.held(schemas).items()
         )
-        return (HeldCalls(_ALL, "\n", calls, "\n", f"\n{_ALL_END}"),)
+        return (HeldCalls(cls.openings[0], "\n", calls, "\n", f"\n{cls.closing[1]}"),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
-        yield from source.expect(_CALL)
+        yield from source.expect(self.call)
         while True:
             draft = out.draft(source)
-            draft.begin((yield from _name(source)))
-            while True:
-                yield from source.blanks()
-                if (yield from source.expect(_TAGS.begin, _CALL_END)) == _CALL_END:
-                    break
-                key = yield from _name(source)
-                yield from _TAGS.read(source, draft, key)
+            draft.begin(_unquoted((yield from _attributes(source))))
+            yield from self._arguments(source, draft)
             draft.close()
             yield from source.blanks()
-            if not (yield from source.accept(_CALL)):
+            if not (yield from source.accept(self.call)):
                 break
-        yield from maybe_end(source, _ALL_END)
+        yield from maybe_end(source, self.closing[1])
+
+    def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
+        while True:
+            yield from source.blanks()
+            if (yield from source.expect(self.tags.begin, self.closing[0])) != self.tags.begin:
+                return
+            yield from self._argument(source, draft)
+
+    def _argument(self, source: Source, draft: Draft) -> Reading[None]:
+        key = _unquoted((yield from _attributes(source)))
+        yield from self.tags.read(source, draft, key)
 
 
-def _name(source: Source) -> Reading[str]:
-    """A name up to the end of its tag; it may hold quotation marks itself."""
+class DeepSeekV32(MiniMaxM2):
+    """Its template may not show calls: their form is of the prompts' encoder. Some models write
+    JSON in place of parameters.
+    """
+
+    recognized_by = (_DSML,)
+    special_tokens = (_DSML,)
+    openings = (f"<{_DSML}function_calls>",)
+    closing = (f"</{_DSML}invoke>", f"</{_DSML}function_calls>")
+    call = f'<{_DSML}invoke name="'
+    tags = Tags(
+        f'<{_DSML}parameter name="',
+        '" string="',
+        f"</{_DSML}parameter>",
+        kinds=('true">', 'false">'),
+    )
+
+    def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
+        yield from source.blanks()
+        if (yield from source.peek()) == "{":
+            yield from json_arguments(source, draft)
+        yield from super()._arguments(source, draft)
+
+    def _argument(self, source: Source, draft: Draft) -> Reading[None]:
+        given = yield from _attributes(source)
+        key, middle, kind = f"{given}>".rpartition(self.tags.middle)
+        if not middle or self.tags.kinds is None or kind not in self.tags.kinds:
+            raise Broken
+        yield from self.tags.read(source, draft, key, is_text=kind == self.tags.kinds[0])
+
+
+class DeepSeekV4(DeepSeekV32):
+    """Other marks around all calls."""
+
+    recognized_by = (f"{_DSML}tool_calls",)
+    openings = (f"<{_DSML}tool_calls>",)
+    closing = (f"</{_DSML}invoke>", f"</{_DSML}tool_calls>")
+
+
+def _attributes(source: Source) -> Reading[str]:
+    """What stands in a tag up to its end; a name may hold quotation marks itself."""
     given = yield from source.run(_NAME)
+    yield from source.expect(">")
+    return given
+
+
+def _unquoted(given: str) -> str:
+    """The name that the last attribute of a tag gives."""
     if not given.endswith('"'):
         raise Broken
-    yield from source.expect(">")
     return given[:-1]

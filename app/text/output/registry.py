@@ -9,21 +9,25 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from app.text.output.apertus import Apertus, ApertusThink
 from app.text.output.cohere import Cohere, CohereThink
 from app.text.output.deepseek import DeepSeekV3, DeepSeekV31
 from app.text.output.ernie import ErnieThink
 from app.text.output.forced import Forced
-from app.text.output.gemma4 import Gemma4, Gemma4Think
+from app.text.output.functionary import Functionary
+from app.text.output.gemma4 import FunctionGemma, Gemma4, Gemma4Think
+from app.text.output.gigachat3 import GigaChat3
 from app.text.output.glm import Glm4, Glm45
 from app.text.output.granite import Granite, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
+from app.text.output.internlm import InternLM
 from app.text.output.kimi_k2 import KimiK2
 from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
 from app.text.output.llama3_json import Llama3Json
-from app.text.output.minimax_m2 import MiniMaxM2
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from app.text.output.mistral import Mistral
 from app.text.output.nemotron import Nemotron
 from app.text.output.olmo3 import Olmo3
@@ -39,14 +43,21 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
     "deepseek_v3": DeepSeekV3,
     "deepseek_v31": DeepSeekV31,
+    "deepseek_v4": DeepSeekV4,
+    "deepseek_v32": DeepSeekV32,
     "kimi_k2": KimiK2,
     "minimax_m2": MiniMaxM2,
     "gemma4": Gemma4,
+    "functiongemma": FunctionGemma,
+    "apertus": Apertus,
+    "gigachat3": GigaChat3,
+    "internlm": InternLM,
     "seed_oss": SeedOss,
     "solar_open": SolarOpen,
     "minicpm3": MiniCPM3,
     "lfm2": Lfm2,
     "nemotron": Nemotron,
+    "functionary": Functionary,
     "qwen3_coder": Qwen3Coder,
     "glm45": Glm45,
     "minimax_m1": MiniMaxM1,
@@ -66,6 +77,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,
     "cohere": CohereThink,
     "gemma4": Gemma4Think,
+    "apertus": ApertusThink,
     "granite": GraniteThink,
     "hunyuan": HunyuanThink,
     "ernie": ErnieThink,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -42,25 +43,27 @@ _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The texts around an argument: `begin`, its name, `middle`, its value, `end`. frame: line ends
-    around the value that are not of it."""
+    around the value that are not of it. kinds: what follows `middle` before a text, and before any
+    other value, where these are told apart."""
 
     begin: str
     middle: str
     end: str
     frame: str = ""
+    kinds: tuple[str, str] | None = None
 
     def written(self, arguments: Mapping[str, Any] | str) -> str:
         """Arguments as a model writes them: strings as they are, other values as JSON."""
         if isinstance(arguments, str):
             return f"{arguments}\n"
-        texts = {
-            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for key, value in arguments.items()
-        }
-        return "".join(
-            f"{self.begin}{key}{self.middle}{self.frame}{text}{self.frame}{self.end}\n"
-            for key, text in texts.items()
-        )
+        written = ""
+        for key, value in arguments.items():
+            is_text = isinstance(value, str)
+            text = value if is_text else json.dumps(value, ensure_ascii=False)
+            kind = "" if self.kinds is None else self.kinds[0 if is_text else 1]
+            begin = f"{self.begin}{key}{self.middle}{kind}"
+            written += f"{begin}{self.frame}{text}{self.frame}{self.end}\n"
+        return written
 
     def held(self, schemas: Mapping[str, str]) -> dict[str, tuple[HeldPart, ...]]:
         """Arguments of each tool that keep to the schema of their object. Raises ValueError where
@@ -114,64 +117,95 @@ class Tags:
             parts.append(HeldPart("many", parts=tuple(argument)))
         return parts
 
-    def read(self, source: Source, draft: Draft, key: str) -> Reading[None]:
-        """Read a value and its end as an argument. An end within a string of JSON is of it."""
+    def read(
+        self, source: Source, draft: Draft, key: str, *, is_text: bool | None = None
+    ) -> Reading[None]:
+        """Read a value and its end as an argument. An end within a string of JSON is of it.
+        is_text: None where the schema tells."""
         schema = _of_argument(draft.schema, key)
-        start = source.at
+        start, num_end = source.at, len(self.end)
         yield from source.until(self.end)
-        first, num_end = source.at, len(self.end)
-        begins = source.text[start : first - num_end].lstrip()[:1]
-        if begins in ("[", "{") and not _NESTED.isdisjoint(types_of(schema, draft.schema)):
-            at, num_quotes = start, 0
-            while True:
-                marks = _QUOTE.findall(source.text, at, source.at - num_end)
-                num_quotes += marks.count('"')
-                if not num_quotes % 2:
-                    break
-                at = source.at - num_end
-                try:
-                    yield from source.until(self.end)
-                except Broken:  # the string has no end either
-                    source.at = first
-                    break
-            if source.at != first and not _is_json(source.text[start : source.at - num_end]):
-                source.at = first
+        begin = source.text[start : source.at - num_end].lstrip()[:1]
+        if is_text is None:
+            is_json = begin in ("[", "{") and not _NESTED.isdisjoint(types_of(schema, draft.schema))
+        else:
+            is_json = begin in ("[", "{", '"') and not is_text
+        if is_json:
+            yield from self._whole_json(source, start)
         value = source.text[start : source.at - num_end]
         if self.frame:
             value = value.removeprefix(self.frame).removesuffix(self.frame)
-        draft.argument(key, typed(schema, value, draft.schema))
+        if is_text:
+            draft.argument(key, json.dumps(value))
+            return
+        written = typed(schema, value, draft.schema)
+        if is_text is False:
+            with suppress(Broken):
+                written = valid(value.strip())
+        draft.argument(key, written)
+
+    def _whole_json(self, source: Source, start: int) -> Reading[None]:
+        """Go on from the first end of a value to the one that is in no string of it."""
+        first, at, num_quotes = source.at, start, 0
+        while True:
+            end = source.at - len(self.end)
+            num_quotes += _QUOTE.findall(source.text, at, end).count('"')
+            if not num_quotes % 2:
+                break
+            at = end
+            try:
+                yield from source.until(self.end)
+            except Broken:  # the string has no end either
+                source.at = first
+                return
+        if source.at != first and not _is_json(source.text[start:end]):
+            source.at = first
 
     def _value(self, schema: Any, root: Mapping[str, Any]) -> list[HeldPart]:
-        """A value in its frame, and its end."""
-        texts: list[list[HeldPart]] = []
+        """What follows `middle`: a value in its frame, and its end."""
+        patterns: list[list[HeldPart]] = []
+        chosen: list[HeldPart] = []  # texts
         values: list[HeldPart] = []
         has_brackets, num_chars = False, 0
         for one in alternatives(schema, root):
             kinds = types_of(one, root)
             if (choices := choices_of(one)) is not None:
                 fit = [value for value in choices if is_of(value, kinds)]
-                values += [words(value) for value in fit if isinstance(value, str)]
+                chosen += [words(value) for value in fit if isinstance(value, str)]
                 if rest := [value for value in fit if not isinstance(value, str)]:
                     values.append(HeldPart("json", json.dumps({"enum": rest})))
-            elif not kinds or "string" in kinds:
-                texts.append(self._patterns(one))
-            else:
+                continue
+            if not kinds or "string" in kinds:
+                patterns.append(self._patterns(one))
+            if not kinds and self.kinds is None:  # any text, which may be JSON
+                continue
+            if "string" not in kinds:
                 has_brackets |= not _NESTED.isdisjoint(kinds)
                 values.append(HeldPart("json", alone(one, root)))
                 num_chars = _bounded(num_chars + values[-1].num_chars)
-                values += [words(word) for word in _PYTHON.get(kinds[0], ()) if len(kinds) == 1]
-        ways = []
-        for patterns in texts:
-            until = (*patterns, _NO_JSON) if has_brackets else tuple(patterns)
-            ways.append(HeldPart("until", self.end, until))
+            if len(kinds) == 1:
+                values += [words(word) for word in _PYTHON.get(kinds[0], ())]
+        texts = []
+        for some in patterns:
+            until = (*some, _NO_JSON) if has_brackets and self.kinds is None else tuple(some)
+            texts.append(HeldPart("until", self.end, until))
         end = words(f"{self.frame}{self.end}")
-        if words("") in values:
-            ways.append(end)
-        if some := [value for value in values if value != words("")]:
-            ways.append(HeldPart("all", parts=(one_of(*some), end)))
-        if not ways:
+        if words("") in chosen:
+            texts.append(end)
+        if some := [text for text in chosen if text != words("")]:
+            texts.append(HeldPart("all", parts=(one_of(*some), end)))
+        others = [HeldPart("all", parts=(one_of(*values), end))] if values else []
+        if not texts and not others:
             raise ValueError("no value is of one of the schemas")
-        return [words(self.frame), one_of(*ways), maybe(words("\n"))]
+        frame, line_end = words(self.frame), maybe(words("\n"))
+        if self.kinds is None:
+            return [frame, one_of(*texts, *others), line_end]
+        ways = [
+            HeldPart("all", parts=(words(f"{kind}{self.frame}"), one_of(*some)))
+            for kind, some in zip(self.kinds, (texts, others), strict=True)
+            if some
+        ]
+        return [one_of(*ways), line_end]
 
     def _patterns(self, schema: Mapping[str, Any]) -> list[HeldPart]:
         """That the text of a string matches."""
@@ -239,4 +273,7 @@ def _is(kind: str, text: str) -> bool:
 
 
 def _is_json(text: str) -> bool:
-    return _is("array", text) or _is("object", text)
+    with suppress(Broken):
+        loads(text)
+        return True
+    return False

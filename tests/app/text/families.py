@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.app.text import families_between_marks as between_marks
+from tests.app.text import families_by_name as by_name
 from tests.tiny_tokenizers import byte_level_folder
 
 _FIRST: Final = (
@@ -311,9 +312,15 @@ COMMAND_R7B: Final = (
     "<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content + '' }}<|END_RESPONSE|>{% endif %}"
     "<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt %}<|CHATBOT_TOKEN|>{% endif %}"
 )
-FAMILIES: Final = between_marks.FAMILIES | {
-    name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
-}
+FAMILIES: Final = (
+    between_marks.FAMILIES
+    | by_name.FAMILIES
+    | {
+        name.lower(): value
+        for name, value in globals().items()
+        if name.isupper() and name[0] != "_"
+    }
+)
 SPECIAL: Final = (
     "<|eos|>",
     "<|python_tag|>",
@@ -342,6 +349,7 @@ SPECIAL: Final = (
     "</think>",
     "<unseen>",
     *between_marks.SPECIAL,
+    *by_name.SPECIAL,
 )
 
 

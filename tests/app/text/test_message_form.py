@@ -16,6 +16,13 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 WITHOUT_TOOLS = ("gemma_3", "glm_4", "granite_3", "phi_4_mini")  # or calls, of OpenAI's form
 # Families whose template takes parallel calls with ids of OpenAI's kind as they are.
 PLAIN = (
+    "apertus",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functionary",
+    "functiongemma",
+    "gigachat3",
+    "internlm",
     "command_r7b",
     "hermes",
     "qwen3",

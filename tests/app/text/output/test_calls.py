@@ -20,10 +20,21 @@ from tests.app.text.output.answers_between_tags import (
     MALFORMED_BETWEEN_TAGS,
     WELL_FORMED_BETWEEN_TAGS,
 )
+from tests.app.text.output.answers_by_name import MALFORMED_BY_NAME, WELL_FORMED_BY_NAME
 from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
-WELL_FORMED = [*WELL_FORMED, *WELL_FORMED_BETWEEN_MARKS, *WELL_FORMED_BETWEEN_TAGS]
-MALFORMED = [*MALFORMED, *MALFORMED_BETWEEN_MARKS, *MALFORMED_BETWEEN_TAGS]
+WELL_FORMED = [
+    *WELL_FORMED,
+    *WELL_FORMED_BETWEEN_MARKS,
+    *WELL_FORMED_BETWEEN_TAGS,
+    *WELL_FORMED_BY_NAME,
+]
+MALFORMED = [
+    *MALFORMED,
+    *MALFORMED_BETWEEN_MARKS,
+    *MALFORMED_BETWEEN_TAGS,
+    *MALFORMED_BY_NAME,
+]
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
 GLM_BEGUN = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"
 BEGUN = "<function=add><parameter=a>1</parameter>"

@@ -1,11 +1,11 @@
-"""Gemma 4: its channel of reasoning, and calls that break off or are held."""
+"""Gemma 4 and FunctionGemma: the channel of reasoning, and calls that break off or are held."""
 
 from __future__ import annotations
 
 import json
 
-from app.text.output.gemma4 import Gemma4, Gemma4Think
-from app.text.output.registry import OutputFormats
+from app.text.output.gemma4 import FunctionGemma, Gemma4, Gemma4Think
+from app.text.output.registry import OutputFormats, choose_formats
 from tests.app.text.output.reading import read
 from tests.app.text.output.test_held_calls import takes
 
@@ -56,3 +56,17 @@ def test_held_calls_have_their_arguments_in_json() -> None:
         assert not takes("gemma4", f"{begin}{refused}{end}", special=True)
     assert not takes("gemma4", CALL.replace("add", "rm"), special=True)
     assert takes("gemma4", CALL.replace("a:1", '"a": 1') * 2, special=True)
+
+
+def test_functiongemma_has_other_marks() -> None:
+    template = "<start_of_turn>developer\n<start_function_declaration>declaration:"
+    assert choose_formats([template]) == OutputFormats(FunctionGemma, None)
+    formats = OutputFormats(FunctionGemma, None)
+    begun = "<start_function_call>call:add{a:1,"
+    answer = f"{begun}b:x}}<end_function_call>Hm.{begun}b:<escape>}}<escape>}}<end_function_call>"
+    found = read(formats, list(answer))
+    assert found == ("Hm.", "", [("add", {"a": 1}), ("add", {"a": 1, "b": "}"})])
+    for special in (True, False):
+        for arguments, is_taken in (('{"a": 1}', True), ('{"a": "x"}', False), ("{a:1}", False)):
+            written = f"So: <start_function_call>call:add{arguments}<end_function_call>"
+            assert takes("functiongemma", written, special=special) == is_taken

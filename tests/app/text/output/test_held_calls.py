@@ -17,15 +17,21 @@ from tests.app.text.output.answers import ADD, NOW, PLOT
 from tests.app.text.output.reading import TOOLS, read
 
 HELD = [
+    "apertus",
     "cohere",
     "deepseek_v3",
     "deepseek_v31",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functionary",
+    "gigachat3",
     "glm4",
     "glm45",
     "granite",
     "harmony",
     "hermes",
     "hunyuan",
+    "internlm",
     "kimi_k2",
     "lfm2",
     "llama3_json",

@@ -1,12 +1,23 @@
-"""MiniMax-M2: names in attributes, its template, and a streamed call that breaks off."""
+"""MiniMax-M2 and DeepSeek-V3.2: names in attributes, templates, and calls that break off."""
 
 from __future__ import annotations
 
 import json
 
-from app.text.output.minimax_m2 import MiniMaxM2
+import pytest
+
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
+from tests.app.text.output.answers_by_name import (
+    DSML,
+    DSML_ADD,
+    DSML_END,
+    INVOKE,
+    INVOKE_END,
+    PARAMETER,
+    VALUE_END,
+)
 from tests.app.text.output.reading import read
 from tests.app.text.output.test_held_calls import takes
 
@@ -43,3 +54,34 @@ def test_a_held_call_has_its_required_parameters_once() -> None:
     again = '<parameter name="a">1</parameter>\n'
     assert not takes("minimax_m2", BEGUN + again + END, special=False)
     assert not takes("minimax_m2", BEGUN.replace(again, "") + END, special=False)
+
+
+def test_the_marks_around_all_calls_tell_deepseeks_versions() -> None:
+    assert choose_formats(["{% set dsml = '｜DSML｜' %}<think>"]).tools is DeepSeekV32
+    assert choose_formats(["'<｜DSML｜function_calls>'"]).tools is DeepSeekV32
+    assert choose_formats(["'<｜DSML｜tool_calls>'<think>"]) == OutputFormats(DeepSeekV4, Think)
+
+
+def test_a_call_of_deepseek_that_breaks_off_keeps_its_whole_arguments() -> None:
+    formats = OutputFormats(DeepSeekV32, Think)
+    begun = f'{DSML}\n{INVOKE}add">\n{PARAMETER}a" string="false">1{VALUE_END}\n'
+    answer = f'I add.</think>{begun}{PARAMETER}b">x{VALUE_END}{INVOKE_END}\n{DSML_END}Hm.'
+    found = read(formats, list(answer), in_reasoning=True)
+    assert found == ("Hm.", "I add.", [("add", {"a": 1})])
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_texts_and_other_values_of_deepseek_are_held_apart(special: bool) -> None:
+    def call(value: str) -> str:
+        return f'{DSML}\n{INVOKE}plot">\n{PARAMETER}{value}{VALUE_END}\n{INVOKE_END}\n{DSML_END}'
+
+    assert takes("deepseek_v32", f"So: {DSML}\n{DSML_ADD}\n{DSML_END} Ok.", special=special)
+    for taken in ('title" string="true">null', 'title" string="false">null'):
+        assert takes("deepseek_v32", call(taken), special=special)
+    for taken in ('style" string="true">[', 'style" string="false">["x", {}]'):
+        assert takes("deepseek_v32", call(taken), special=special)
+    for refused in (
+        *('title" string="false">x', 'grid" string="true">true', 'grid">true'),
+        *('style" string="false">[', 'scale" string="false">"1"'),
+    ):
+        assert not takes("deepseek_v32", call(refused), special=special)

@@ -21,6 +21,13 @@ from app.text.output.thinking import Think
 from tests.app.text.families import FAMILIES, GPT_OSS, MISTRAL
 
 FORMATS_OF = {
+    "apertus": ("apertus", "apertus"),
+    "deepseek_v32": ("deepseek_v32", "think"),
+    "deepseek_v4": ("deepseek_v4", "think"),
+    "functionary": ("functionary", None),
+    "functiongemma": ("functiongemma", None),
+    "gigachat3": ("gigachat3", None),
+    "internlm": ("internlm", None),
     "deepseek_v31": ("deepseek_v31", "think"),
     "minimax_m2": ("minimax_m2", "think"),
     "seed_oss": ("seed_oss", "seed_oss"),

@@ -1,0 +1,122 @@
+"""More of `families`: those that write a call's name in a tag, as a key, or behind a mark."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_TURNS: Final = (
+    "{{ bos_token }}{% for m in messages %}{% if loop.first and tools %}TOOLS"
+    "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
+    "{% if m.role == 'tool' %}RESULT{{ m.content }}{% else %}TURN{{ m.content or '' }}"
+    "{% for call in m.tool_calls or () %}CALL{% endfor %}LAST{% endif %}END{% endfor %}"
+    "{% if add_generation_prompt %}BEGUN{% endif %}"
+)
+
+
+def _turns(**texts: str) -> str:
+    template = _TURNS
+    for mark, text in texts.items():
+        template = template.replace(mark, text)
+    return template
+
+
+_ARGUMENTS: Final = "{{ call.function.arguments | tojson }}"
+_DSML: Final = "{% set dsml = '｜DSML｜' %}"
+_DSML_CALL: Final = (
+    '<{{ dsml }}invoke name="{{ call.function.name }}">\n'
+    "{% for name, value in call.function.arguments | items %}"
+    "<{{ dsml }}parameter name=\"{{ name }}\" string=\"{{ 'true' if value is string else 'false' }}"
+    '">{{ value if value is string else value | tojson }}</{{ dsml }}parameter>\n{% endfor %}'
+    "</{{ dsml }}invoke>\n"
+)
+
+
+def _deepseek(block: str) -> str:
+    return _turns(
+        TOOLS=f'Write <｜DSML｜{block}>, <｜DSML｜invoke name="...">',
+        RESULT="<function_results>",
+        TURN="<｜{{ m.role }}｜>{% if m.role == 'assistant' %}</think>{% endif %}",
+        CALL=f"{{% if loop.first %}}\n\n<｜DSML｜{block}>\n{{% endif %}}{_DSML}{_DSML_CALL}"
+        f"{{% if loop.last %}}</｜DSML｜{block}>{{% endif %}}",
+        LAST="",
+        END="<｜end▁of▁sentence｜>",
+        BEGUN="<｜Assistant｜>{{ '<think>' if thinking is defined and thinking else '</think>' }}",
+    )
+
+
+DEEPSEEK_V32: Final = _deepseek("function_calls")
+DEEPSEEK_V4: Final = _deepseek("tool_calls")
+FUNCTIONARY: Final = _turns(
+    TOOLS='Call them as in <function=example_function_name>{"example_name": 1}</function>\n',
+    RESULT="<|start_header_id|>ipython<|end_header_id|>",
+    TURN="<|start_header_id|>{{ m.role }}<|end_header_id|>",
+    CALL="<function={{ call.function.name }}>" + _ARGUMENTS + "</function>",
+    LAST="",
+    END="<|eot_id|>",
+    BEGUN="<|start_header_id|>assistant<|end_header_id|>",
+)
+FUNCTIONGEMMA: Final = _turns(
+    TOOLS="<start_of_turn>developer\n<start_function_declaration>",
+    RESULT="<start_function_response>response:",
+    TURN="<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n",
+    CALL="<start_function_call>call:{{ call.function.name }}{{ '{' }}"
+    "{% for name, value in call.function.arguments | items %}{{ name }}:"
+    "{{ '<escape>' + value + '<escape>' if value is string else value | tojson }}{% endfor %}}"
+    "<end_function_call>",
+    LAST="",
+    END="<end_of_turn>\n",
+    BEGUN="<start_of_turn>model\n",
+)
+INTERNLM: Final = _turns(
+    TOOLS="<|im_start|>system name=<|plugin|>\n",
+    RESULT="<|im_start|>environment name=<|plugin|>\n",
+    TURN="<|im_start|>{{ m.role }}\n",
+    CALL='<|action_start|><|plugin|>\n{"name": "{{ call.function.name }}", "parameters": '
+    + _ARGUMENTS
+    + "}<|action_end|>",
+    LAST="",
+    END="<|im_end|>\n",
+    BEGUN="<|im_start|>assistant\n",
+)
+APERTUS: Final = _turns(
+    TOOLS="<|developer_start|>Deliberation: {{ 'enabled' if enable_thinking is defined and "
+    "enable_thinking else 'disabled' }}\nTool Capabilities:<|developer_end|>",
+    RESULT="[",
+    TURN="<|{{ m.role }}_start|>{% if m.reasoning_content %}<|inner_prefix|>"
+    "{{ m.reasoning_content }}<|inner_suffix|>{% endif %}",
+    CALL="{{ '<|tools_prefix|>[' if loop.first else ', ' }}{\"{{ call.function.name }}\": "
+    + _ARGUMENTS
+    + "}{{ ']<|tools_suffix|>' if loop.last }}",
+    LAST="",
+    END="<|{{ m.role }}_end|>",
+    BEGUN="<|assistant_start|>",
+)
+GIGACHAT3: Final = _turns(
+    TOOLS="function descriptions<|role_sep|>\n",
+    RESULT="function result<|role_sep|>\n",
+    TURN="{{ m.role }}<|role_sep|>\n",
+    CALL='<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "{{ call.function.name }}", '
+    '"arguments": ' + _ARGUMENTS + "}",
+    LAST="",
+    END="<|message_sep|>\n\n",
+    BEGUN="assistant<|role_sep|>\n",
+)
+FAMILIES: Final = {
+    name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
+}
+SPECIAL: Final = (
+    "｜DSML｜",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|inner_prefix|>",
+    "<|inner_suffix|>",
+    "<|role_sep|>",
+    "<|message_sep|>",
+    "<|function_call|>",
+)

@@ -1,0 +1,122 @@
+"""More of `answers`: formats that have a call's name in a tag, as a key, or behind a mark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.app.text.output.answers import ADD, NOW, PLOT, PLOTTED, WRITTEN
+
+DSML, DSML_END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
+INVOKE, INVOKE_END = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"
+PARAMETER, VALUE_END = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+GIGA = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+ACTION, ACTION_END = "<|action_start|><|plugin|>", "<|action_end|>"
+APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
+GEMMA, GEMMA_END = "<start_function_call>", "<end_function_call>"
+DSML_ADD = (
+    f'{INVOKE}add">\n{PARAMETER}a" string="false">1{VALUE_END}\n{PARAMETER}b" string="true">'
+    f"{ADD[1]['b']}{VALUE_END}\n{INVOKE_END}"
+)
+
+WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    (
+        "deepseek_v32",
+        f'I look.{DSML}\n{DSML_ADD}\n{INVOKE}now">\n{INVOKE_END}\n{DSML_END}Done.',
+        "I look.Done.",
+        [ADD, NOW],
+    ),
+    (  # the tag tells the type, whatever the tool declares
+        "deepseek_v32",
+        f'{DSML}{INVOKE}now">{PARAMETER}user id" string="true">1{VALUE_END}{PARAMETER}x" '
+        f'string="false"> "</｜DSML｜parameter>" {VALUE_END}{PARAMETER}y" string="false">[1, '
+        f'"{VALUE_END}"]{VALUE_END}{PARAMETER}z" string="false">True so{VALUE_END}{INVOKE_END}',
+        "",
+        [("now", {"user id": "1", "x": VALUE_END, "y": [1, VALUE_END], "z": "True so"})],
+    ),
+    (  # as some models write them
+        "deepseek_v32",
+        f'{DSML}\n{INVOKE}plot">\n{PLOTTED}\n{INVOKE_END}\n{DSML_END[:9]}',
+        "",
+        [PLOT],
+    ),
+    (
+        "deepseek_v4",
+        f"I look.<｜DSML｜tool_calls>\n{DSML_ADD}\n</｜DSML｜tool_calls>Done.",
+        "I look.Done.",
+        [ADD],
+    ),
+    (
+        "functionary",
+        f"I look.<function=add>{WRITTEN}</function>\n<function=plot>{PLOTTED}</function>",
+        "I look.",
+        [ADD, PLOT],
+    ),
+    (
+        "functionary",
+        "<function=now>{}</function> Done.<function=now>\n{}</func",
+        " Done.",
+        [NOW] * 2,
+    ),
+    (
+        "functiongemma",
+        f"{GEMMA}call:add{{a:1,b:<escape>{ADD[1]['b']}<escape>}}{GEMMA_END}{GEMMA}call:now{{}}"
+        f"{GEMMA_END}Done.",
+        "Done.",
+        [ADD, NOW],
+    ),
+    ("functiongemma", f"{GEMMA}call:plot{PLOTTED}", "", [PLOT]),
+    (
+        "internlm",
+        f'I look.{ACTION}\n{{"name": "add", "parameters": {WRITTEN}}}{ACTION_END}{ACTION}'
+        f'{{"name": "plot", "arguments": {PLOTTED}}}\n{ACTION_END}\n',
+        "I look.",
+        [ADD, PLOT],
+    ),
+    ("internlm", f'{ACTION}{{"name": "now"}}<|action_', "", [NOW]),
+    (
+        "apertus",
+        f'I look.{APERTUS}[{{"add": {WRITTEN}}}, {{"plot": {PLOTTED}}}]{APERTUS_END}Done.',
+        "I look.Done.",
+        [ADD, PLOT],
+    ),
+    ("apertus", f'{APERTUS}[{{"now": {{}}}}]<|tools', "", [NOW]),
+    (
+        "gigachat3",
+        f'I look.{GIGA}{{"name": "add", "arguments": {WRITTEN}}}<|message_sep|>',
+        "I look.",
+        [ADD],
+    ),
+    (
+        "gigachat3",
+        f'I look.<|function_call|>{{"name": "plot", "arguments": {PLOTTED}}}',
+        "I look.",
+        [PLOT],
+    ),
+    ("gigachat3", 'function call<|role_sep|>\n{"name": "now", "arguments": {}}', "", [NOW]),
+    ("gigachat3", "A function call.<|message_sep|>", "A function call.", []),
+]
+
+MALFORMED_BY_NAME = [
+    ("deepseek_v32", f'{DSML}{INVOKE}rm">{INVOKE_END}{DSML_END}'),
+    ("deepseek_v32", f"{DSML}{INVOKE}now>{INVOKE_END}{DSML_END}"),
+    ("deepseek_v32", f'{DSML}{INVOKE}add">{PARAMETER}a">1{VALUE_END}{INVOKE_END}{DSML_END}'),
+    ("deepseek_v32", f'{DSML}{INVOKE}add">{PARAMETER}a" string="no">1{VALUE_END}{INVOKE_END}'),
+    ("deepseek_v32", f'{DSML}{INVOKE}now">{{}} so{INVOKE_END}{DSML_END}'),
+    ("deepseek_v32", f"<｜DSML｜tool_calls>{DSML_ADD}"),
+    ("deepseek_v4", f"{DSML}{DSML_ADD}{DSML_END}"),
+    ("functionary", "<function=rm>{}</function>"),
+    ("functionary", "<function=now>[1]</function>"),
+    ("functionary", "<function=now>{} and</function>"),
+    ("functionary", "<function=add><parameter=a>1</parameter></function>"),
+    ("functiongemma", f"{GEMMA}call:rm{{}}{GEMMA_END}"),
+    ("functiongemma", f"{GEMMA}call:add{{b:x}}{GEMMA_END}"),
+    ("internlm", f'{ACTION}{{"name": "rm"}}{ACTION_END}'),
+    ("internlm", f'<|action_start|><|interpreter|>\n{{"name": "now"}}{ACTION_END}'),
+    ("apertus", f'{APERTUS}[{{"rm": {{}}}}]{APERTUS_END}'),
+    ("apertus", f'{APERTUS}[{{"now": {{}}, "add": {{}}}}]{APERTUS_END}'),
+    ("apertus", f"{APERTUS}[{{}}]{APERTUS_END}"),
+    ("apertus", f"{APERTUS}[]{APERTUS_END}"),
+    ("apertus", f'{APERTUS}[{{"now": 3}}]{APERTUS_END}'),
+    ("gigachat3", '<|function_call|>{"name": "rm", "arguments": {}}'),
+    ("gigachat3", "function call<|role_sep|>\nnow"),
+]
