@@ -76,6 +76,7 @@ class ChatTemplate:
     ) -> None:
         self._templates = dict(templates)
         self._words = {word for text in self._templates.values() for word in _words(text)}
+        self._beside: dict[str, frozenset[str]] = {}  # by variable
         self._forms = {name: MessageForm.of(text) for name, text in self._templates.items()}
         self._write_calls = write_calls
         self._turns: dict[tuple[str, bool], ToolTurns] = {}  # by template, with tools or without
@@ -89,6 +90,16 @@ class ChatTemplate:
     def reads(self, variable: str) -> bool:
         """Whether a template mentions this variable: one that none mentions changes nothing."""
         return variable in self._words
+
+    def beside(self, variable: str) -> frozenset[str]:
+        """The texts between quotation marks next to a variable, such as the values that it is
+        compared with."""
+        if variable not in self._beside:
+            codes = [code for text in self._templates.values() for code in _CODE.findall(text)]
+            near = [code for code in codes if variable in _WORD.findall(_QUOTED.sub("", code))]
+            texts = frozenset(text[1:-1] for code in near for text in _QUOTED.findall(code))
+            self._beside[variable] = texts
+        return self._beside[variable]
 
     def sets(self, variable: str) -> bool:
         """Whether every chat sets this variable, and no request."""

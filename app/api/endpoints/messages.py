@@ -11,7 +11,13 @@ from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id, objective_of
 from app.api.endpoints.conversation import Prompt, prompt_of, template_messages
 from app.api.endpoints.message_writer import MessageWriter
-from app.api.endpoints.output import EFFORT, SWITCHES, plan_output, template_variables
+from app.api.endpoints.output import (
+    EFFORT,
+    SWITCHES,
+    known_efforts,
+    plan_output,
+    template_variables,
+)
 from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, plan_tool_calls
 from app.api.generation import Generation
 from app.api.http.call import Call
@@ -186,13 +192,15 @@ def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
     reads = context.text.template.reads
     switch = next((name for name in SWITCHES if reads(name)), None)
     if wanted == "disabled" and thinks:  # whatever its effort would be
-        if switch is None:  # it always thinks: as little as it can, and unseen
-            return {EFFORT: "low"} if reads(EFFORT) else {}
-        return {switch: False}
+        own: dict[str, Any] = {} if switch is None else {switch: False}
+        if switch is None and reads(EFFORT):  # it always thinks: as little as it can, and unseen
+            own = {EFFORT: known_efforts(context.text.template)[0]}
+        return own | template_variables(context, body.chat_template_kwargs, None)
     effort: ReasoningEffort | None = "high" if wanted == "enabled" and switch else None
     if given and (switch or reads(EFFORT)):  # a hint: taken as far as the template knows it
-        effort = "high" if given in ("xhigh", "max") else given
-    return template_variables(context, None, effort, "thinking")
+        known = known_efforts(context.text.template)
+        effort = given if given in known else "high"
+    return template_variables(context, body.chat_template_kwargs, effort, "thinking")
 
 
 def _messages(body: Conversation) -> Iterator[list[Message]]:

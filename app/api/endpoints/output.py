@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from actors.scheduling.request import Frame, Grammar, HeldCalls
 from app.api.context import Context
 from app.api.endpoints.tool_choice import ToolPlan
 from app.api.http.errors import invalid
 from app.api.schema.common import ReasoningEffort
+from app.text.chat_template import ChatTemplate
 from app.text.incremental import TextDelta, TextRules
 from app.text.output.interface import ReasoningFormat, ToolFormat
 from app.text.output.parser import OutputParser
@@ -21,6 +22,7 @@ EFFORT: Final = "reasoning_effort"  # template variables
 SWITCHES: Final = ("enable_thinking", "thinking")
 _OFF: Final = ("none", "minimal")
 _GRADES: Final = ("low", "medium", "high")
+_EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
 _TEXT: Final = Grammar("text", "")
 
 
@@ -169,9 +171,12 @@ def template_variables(
         return variables
     switch = next((name for name in SWITCHES if template.reads(name)), None)
     if template.reads(EFFORT) and not (switch and effort in _OFF):
-        if effort not in _GRADES:
+        known = known_efforts(template)
+        if effort not in known and effort in _OFF and known[0] in _OFF:
+            effort = known[0]
+        elif effort not in known:
             always = "always reasons, and " if effort in _OFF else ""
-            raise invalid(f"This model {always}supports the efforts {', '.join(_GRADES)}.", param)
+            raise invalid(f"This model {always}supports the efforts {', '.join(known)}.", param)
         return {EFFORT: effort, **variables}
     if switch:
         return {switch: effort not in _OFF, **variables}
@@ -180,3 +185,9 @@ def template_variables(
         param,
         "unsupported_parameter",
     )
+
+
+def known_efforts(template: ChatTemplate) -> list[ReasoningEffort]:
+    """From the least: those that any template with efforts knows, and what this one names."""
+    named = template.beside(EFFORT)
+    return [effort for effort in _EFFORTS if effort in _GRADES or effort in named]

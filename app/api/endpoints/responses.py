@@ -77,7 +77,9 @@ class Responses:
             context,
             template_messages(_messages(body), context.options),
             tools=tools.specs,
-            variables=template_variables(context, None, effort, "reasoning.effort"),
+            variables=template_variables(
+                context, body.chat_template_kwargs, effort, "reasoning.effort"
+            ),
         )
         prompt = rendered.tokens
         context.check_prompt(prompt, "input")

@@ -13,6 +13,7 @@ from app.api.schema.common import (
     SamplingFields,
     SentBack,
     Strict,
+    TemplateVariables,
     TextInput,
     Usage,
     by_type,
@@ -178,9 +179,7 @@ class ChatRequest(SamplingFields):
         Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools | None
     ) = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables for the chat template (extension)."
-    )
+    chat_template_kwargs: TemplateVariables = None
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="Refused where the chat template has no switch for it."
     )

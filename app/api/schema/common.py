@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 MAX_INT64 = 2**63 - 1
 ADDED: Final = "Accepted and ignored: clients add it to answers, which are sent back."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TemplateVariables = Annotated[
+    dict[str, Any] | None, Field(description="Variables for the chat template (extension).")
+]
 
 
 def _plain(name: str) -> str:

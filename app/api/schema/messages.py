@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.schema.common import MAX_INT64, ScheduleFields, SentBack, Strict, UnreadMedium
+from app.api.schema.common import (
+    MAX_INT64,
+    ScheduleFields,
+    SentBack,
+    Strict,
+    TemplateVariables,
+    UnreadMedium,
+)
 
 
 class Block(SentBack):
@@ -152,6 +159,7 @@ class Conversation(ScheduleFields):
     tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    chat_template_kwargs: TemplateVariables = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
         default=None, description="The earlier name of output_config.format."

@@ -19,6 +19,7 @@ from app.api.schema.common import (
     SamplingFields,
     SentBack,
     Strict,
+    TemplateVariables,
     UnreadMedium,
 )
 from app.api.schema.response_tools import (
@@ -179,6 +180,7 @@ class ResponseRequest(SamplingFields):
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningSettings | None = None
+    chat_template_kwargs: TemplateVariables = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(

@@ -101,6 +101,23 @@ GIGACHAT3: Final = _turns(
     END="<|message_sep|>\n\n",
     BEGUN="assistant<|role_sep|>\n",
 )
+SOLAR_OPEN: Final = (
+    "{% set reasoning_effort = reasoning_effort if reasoning_effort is defined else 'high' %}"
+    + _turns(
+        TOOLS="<|begin|>system<|content|>",
+        RESULT="<|begin|>tool<|tool_response|>",
+        TURN="<|begin|>{{ m.role }}{% if m.reasoning %}<|think|>{{ m.reasoning }}<|end|>"
+        "<|begin|>assistant{% endif %}{{ '<|content|>' if m.content }}",
+        CALL="{{ '<|tool_calls|>' if loop.first }}<|tool_call:begin|>a1b2c3d4e5"
+        "<|tool_call:name|>{{ call.function.name }}<|tool_call:args|>"
+        + _ARGUMENTS
+        + "<|tool_call:end|>{{ '<|calls|>' if loop.last }}",
+        LAST="",
+        END="<|end|>",
+        BEGUN="{% if reasoning_effort in ['low', 'minimal'] %}<|begin|>assistant<|think|><|end|>"
+        "{% endif %}<|begin|>assistant",
+    )
+)
 FAMILIES: Final = {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
 }
@@ -119,4 +136,13 @@ SPECIAL: Final = (
     "<|role_sep|>",
     "<|message_sep|>",
     "<|function_call|>",
+    "<|begin|>",
+    "<|think|>",
+    "<|content|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:name|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|calls|>",
 )

@@ -138,6 +138,17 @@ def test_which_variables_a_template_reads_is_looked_up_by_their_whole_names() ->
         assert not template.reads(name)
 
 
+def test_the_values_of_a_variable_stand_beside_it() -> None:
+    source = (
+        "{% set effort = effort | default('high') %}"
+        "{% if effort in [\"low\", 'minimal'] %}low{% endif %}"
+        "{{ 'effort' + m.effort + 'max' }} effort {% if x == 'none' %}{% endif %}"
+    )
+    template = ChatTemplate({"default": source}, {})
+    assert template.beside("effort") == {"high", "low", "minimal"}
+    assert template.beside("thinking") == frozenset()
+
+
 def test_a_renderer_that_gets_no_processor_says_nothing_about_the_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

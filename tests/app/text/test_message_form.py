@@ -23,6 +23,7 @@ PLAIN = (
     "functiongemma",
     "gigachat3",
     "internlm",
+    "solar_open",
     "command_r7b",
     "hermes",
     "qwen3",

@@ -32,6 +32,7 @@ FORMATS_OF = {
     "minimax_m2": ("minimax_m2", "think"),
     "seed_oss": ("seed_oss", "seed_oss"),
     "hermes": ("hermes", None),
+    "solar_open": ("solar_open", "solar_open"),
     "qwen3": ("hermes", "think"),
     "qwen3_coder": ("qwen3_coder", None),
     "glm_45": ("glm45", "think"),
