@@ -207,18 +207,19 @@ class _HeldRules:
         if key not in self._begun:
             name = self._begun[key] = f"begun_call{len(self._begun)}"
             separator = literal((held.separator or "").strip())
-            ways = []
+            head = literal(held.head).replace(literal(" "), _SOME_BLANKS)
+            ways, more = [], []
             for number, call in enumerate(held.calls):
                 first, *rest = call.parts
-                texts = [literal(f"{held.head}{one.text}") for one in first.parts or (first,)]
+                texts = [literal(one.text) for one in first.parts or (first,)]
                 begin = "|".join(texts).replace(literal(" "), _SOME_BLANKS)
-                before = f"{_SOME_BLANKS}({separator}{_SOME_BLANKS})?"
+                before = f"{_SOME_BLANKS}({separator}{_SOME_BLANKS})?{head}"
                 self._rules.append(f"{name}_{number}[lazy]: /{before}({begin})/")
                 ways.append(f"{name}_{number} {self._sequence(rest)}")
+                more.append(f"/({begin})/ {self._sequence(rest)}")
             begun = " | ".join(ways)
             if held.tail:
-                calls = " | ".join(self._sequence(call.parts) for call in held.calls)
-                following = f"(blanks? /{separator}/ blanks? ({calls}))* blanks?"
+                following = f"(blanks? /{separator}/ blanks? ({' | '.join(more)}))* blanks?"
                 begun = f"({begun}) {following} {self._spelled(held.tail)}"
             self._rules.append(f"{name}: {begun}")
         return self._begun[key]

@@ -11,24 +11,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
-from app.text.output.interface import ToolFormat
-from app.text.output.json_text import Calls, held_call, json_arguments, words
-from app.text.output.pieces import AnswerPieces, Draft
+from app.text.output.interface import ToolFormat, ending
+from app.text.output.json_text import (
+    Calls,
+    JsonWriting,
+    held_call,
+    json_arguments,
+    json_call,
+    words,
+)
+from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import Tags, lines
+from app.text.output.thinking import Think
 
 _NAME: Final = re.compile(r"[^<>{}\s]+")
-_TAGS: Final = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
 
 
 class Glm45(ToolFormat):
     """The tool's schema gives the type of each value. Line ends around tags are optional."""
 
-    recognized_by = ("<arg_key>",)
-    special_tokens = (
+    recognized_by: ClassVar[tuple[str, ...]] = ("<arg_key>",)
+    special_tokens: ClassVar[tuple[str, ...]] = (
         "<tool_call>",
         "</tool_call>",
         "<arg_key>",
@@ -36,21 +43,22 @@ class Glm45(ToolFormat):
         "<arg_value>",
         "</arg_value>",
     )
-    openings = ("<tool_call>",)
-    closing = ("</tool_call>",)
+    openings: ClassVar[tuple[str, ...]] = special_tokens[:1]
+    closing: ClassVar[tuple[str, ...]] = special_tokens[1:2]
+    tags: ClassVar[Tags] = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
 
-    @staticmethod
-    def written(calls: Calls) -> str:
+    @classmethod
+    def written(cls, calls: Calls) -> str:
         return "\n".join(
-            f"<tool_call>{name}\n{_TAGS.written(arguments)}</tool_call>"
+            f"{cls.openings[0]}{name}\n{cls.tags.written(arguments)}{cls.closing[0]}"
             for name, arguments in calls
         )
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         calls = (
-            HeldCall(name, (*lines(f"{name}\n"), *arguments, words("</tool_call>")))
-            for name, arguments in _TAGS.held(schemas).items()
+            HeldCall(name, (*lines(f"{name}\n"), *arguments, words(cls.closing[0])))
+            for name, arguments in cls.tags.held(schemas).items()
         )
         return (HeldCalls(cls.openings[0], "", tuple(calls), None, ""),)
 
@@ -58,12 +66,59 @@ class Glm45(ToolFormat):
         draft = out.draft(source)
         yield from source.blanks()
         draft.begin((yield from source.run(_NAME)))
+        key_end, value_begin = self.tags.middle.split("\n")
         while True:
             yield from source.blanks()
-            if (yield from source.expect("<arg_key>", "</tool_call>")) == "</tool_call>":
+            if (yield from source.expect(self.tags.begin, *self.closing)) != self.tags.begin:
                 break
-            yield from _argument(source, draft)
+            key, _ = yield from source.until(key_end)
+            yield from source.blanks()
+            yield from source.expect(value_begin)
+            yield from self.tags.read(source, draft, key.strip())
         draft.close()
+
+
+class LongCat(Glm45):
+    """The same between other tags; earlier models write JSON there."""
+
+    recognized_by = ("<longcat_tool_call>",)
+    special_tokens = (
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        "<longcat_arg_key>",
+        "</longcat_arg_key>",
+        "<longcat_arg_value>",
+        "</longcat_arg_value>",
+    )
+    openings = special_tokens[:1]
+    closing = special_tokens[1:2]
+    tags = Tags(
+        "<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>"
+    )
+    writing = JsonWriting(f"{openings[0]}\n", f"\n{closing[0]}", separator=None)
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        return (*super().held(schemas), cls.writing.held(cls.openings[0], schemas))
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        if (yield from source.peek()) != "{":
+            yield from super().read_calls(source, out, opening)
+            return
+        draft = out.draft(source)
+        yield from json_call(source, draft)
+        yield from ending(source, self.closing[0], opening)
+        draft.close()
+
+
+class LongCatThink(Think):
+    """LongCat's."""
+
+    opening = "<longcat_think>"
+    closing = "</longcat_think>"
+    recognized_by = ("<longcat_think>",)
+    special_tokens = ("<longcat_think>", "</longcat_think>")
 
 
 class Glm4(ToolFormat):
@@ -99,10 +154,3 @@ class Glm4(ToolFormat):
             draft.close()
             yield from source.blanks()
             following = bool((yield from source.peek()))
-
-
-def _argument(source: Source, draft: Draft) -> Reading[None]:
-    key, _ = yield from source.until("</arg_key>")
-    yield from source.blanks()
-    yield from source.expect("<arg_value>")
-    yield from _TAGS.read(source, draft, key.strip())

@@ -29,6 +29,21 @@ class Granite(ToolFormat):
         yield from json_calls(source, out)
 
 
+class Granite20b(ToolFormat):
+    """The model of 2024 that calls functions has its mark before each of them."""
+
+    recognized_by = ("<function_call>",)
+    special_tokens = ("<function_call>",)
+    openings = ("<function_call>",)
+    writing = JsonWriting("<function_call> ", "", separator=None)
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        draft = out.draft(source)
+        yield from json_call(source, draft)
+        draft.close()
+
+
 class Phi4Mini(ToolFormat):
     """A list between two marks. Other templates than its own ask for one object there, or for a
     list after `functools`.

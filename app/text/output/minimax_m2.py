@@ -1,4 +1,4 @@
-"""MiniMax-M2 and DeepSeek-V3.2: tags with names as attributes, and marks around all calls.
+"""MiniMax-M2, dots and DeepSeek-V3.2: tags with names as attributes, and marks around all calls.
 
 <minimax:tool_call>
 <invoke name="add">
@@ -82,6 +82,15 @@ class MiniMaxM2(ToolFormat):
     def _argument(self, source: Source, draft: Draft) -> Reading[None]:
         key = _unquoted((yield from _attributes(source)))
         yield from self.tags.read(source, draft, key)
+
+
+class Dots(MiniMaxM2):
+    """Other marks around all calls."""
+
+    recognized_by = ("<dots_function_call>",)
+    special_tokens = ("<dots_function_call>", "</dots_function_call>")
+    openings = special_tokens[:1]
+    closing = ("</invoke>", *special_tokens[1:])
 
 
 class DeepSeekV32(MiniMaxM2):

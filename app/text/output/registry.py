@@ -17,8 +17,8 @@ from app.text.output.forced import Forced
 from app.text.output.functionary import Functionary
 from app.text.output.gemma4 import FunctionGemma, Gemma4, Gemma4Think
 from app.text.output.gigachat3 import GigaChat3
-from app.text.output.glm import Glm4, Glm45
-from app.text.output.granite import Granite, Phi4Mini
+from app.text.output.glm import Glm4, Glm45, LongCat, LongCatThink
+from app.text.output.granite import Granite, Granite20b, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
@@ -27,7 +27,7 @@ from app.text.output.internlm import InternLM
 from app.text.output.kimi_k2 import KimiK2
 from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
 from app.text.output.llama3_json import Llama3Json
-from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniMaxM2
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, Dots, MiniMaxM2
 from app.text.output.mistral import Mistral
 from app.text.output.nemotron import Nemotron
 from app.text.output.olmo3 import Olmo3
@@ -38,6 +38,7 @@ from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.seed_oss import SeedOss, SeedThink
 from app.text.output.solar_open import SolarOpen, SolarThink
 from app.text.output.thinking import GraniteThink, MistralThink, Think
+from app.text.output.xlam import XLam
 
 TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "harmony": Harmony,
@@ -47,6 +48,8 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v32": DeepSeekV32,
     "kimi_k2": KimiK2,
     "minimax_m2": MiniMaxM2,
+    "dots": Dots,
+    "longcat": LongCat,
     "gemma4": Gemma4,
     "functiongemma": FunctionGemma,
     "apertus": Apertus,
@@ -64,8 +67,10 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "hunyuan": Hunyuan,
     "phi4_mini": Phi4Mini,
     "granite": Granite,
+    "granite_20b": Granite20b,
     "cohere": Cohere,
     "mistral": Mistral,
+    "xlam": XLam,
     "olmo3": Olmo3,
     "pythonic": Pythonic,
     "hermes": Hermes,
@@ -78,6 +83,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "cohere": CohereThink,
     "gemma4": Gemma4Think,
     "apertus": ApertusThink,
+    "longcat": LongCatThink,
     "granite": GraniteThink,
     "hunyuan": HunyuanThink,
     "ernie": ErnieThink,

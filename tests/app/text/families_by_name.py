@@ -118,6 +118,51 @@ SOLAR_OPEN: Final = (
         "{% endif %}<|begin|>assistant",
     )
 )
+DOTS: Final = _turns(
+    TOOLS="Tools: ",
+    RESULT="<|tool|>",
+    TURN="<|{{ m.role }}|>",
+    CALL="{{ '<dots_function_call>\n' if loop.first }}<invoke name=\"{{ call.function.name }}\">\n"
+    '{% for name, value in call.function.arguments | items %}<parameter name="{{ name }}">'
+    "{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}</invoke>\n"
+    "{{ '</dots_function_call>' if loop.last }}",
+    LAST="",
+    END="<|end|>",
+    BEGUN="<|assistant|>",
+)
+LONGCAT: Final = _turns(
+    TOOLS="# Tools: ",
+    RESULT="<longcat_tool_response>",
+    TURN="[{{ m.role }}]{% if m.reasoning_content %}<longcat_think>{{ m.reasoning_content }}"
+    "</longcat_think>{% endif %}",
+    CALL="<longcat_tool_call>{{ call.function.name }}\n"
+    "{% for name, value in call.function.arguments | items %}<longcat_arg_key>{{ name }}"
+    "</longcat_arg_key>\n<longcat_arg_value>{{ value if value is string else value | tojson }}"
+    "</longcat_arg_value>\n{% endfor %}</longcat_tool_call>",
+    LAST="",
+    END="</longcat_s>",
+    BEGUN="[assistant]",
+)
+GRANITE_20B: Final = _turns(
+    TOOLS="SYSTEM: ",
+    RESULT="FUNCTION RESPONSE: ",
+    TURN="{{ m.role | upper }}: ",
+    CALL='<function_call> {"name": "{{ call.function.name }}", "arguments": ' + _ARGUMENTS + "}",
+    LAST="",
+    END="<|endoftext|>",
+    BEGUN="ASSISTANT: ",
+)
+XLAM: Final = _turns(
+    TOOLS='Calls: [{"name": "tool_call_name", "arguments": {"arg1": "value1"}}, ...]\n',
+    RESULT="<|start_header_id|>ipython<|end_header_id|>",
+    TURN="<|start_header_id|>{{ m.role }}<|end_header_id|>",
+    CALL='{{ \'[\' if loop.first else \', \' }}{"name": "{{ call.function.name }}", "arguments": '
+    + _ARGUMENTS
+    + "}{{ ']' if loop.last }}",
+    LAST="",
+    END="<|eot_id|>",
+    BEGUN="<|start_header_id|>assistant<|end_header_id|>",
+)
 FAMILIES: Final = {
     name.lower(): value for name, value in globals().items() if name.isupper() and name[0] != "_"
 }

@@ -93,10 +93,45 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PLOT],
     ),
     ("gigachat3", 'function call<|role_sep|>\n{"name": "now", "arguments": {}}', "", [NOW]),
+    (
+        "dots",
+        'I look.<dots_function_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+        f'<parameter name="b">{ADD[1]["b"]}</parameter>\n</invoke>\n</dots_function_call>Done.',
+        "I look.Done.",
+        [ADD],
+    ),
+    (
+        "longcat",
+        "I look.<longcat_tool_call>add\n<longcat_arg_key>a</longcat_arg_key>\n<longcat_arg_value>1"
+        "</longcat_arg_value>\n</longcat_tool_call>\n<longcat_tool_call>\n"
+        f'{{"name": "plot", "arguments": {PLOTTED}}}\n</longcat_tool_call>Done.',
+        "I look.Done.",
+        [("add", {"a": 1}), PLOT],
+    ),
+    (
+        "granite_20b",
+        f'<function_call> {{"name": "add", "arguments": {WRITTEN}}}\n<function_call>'
+        '{"name": "now", "arguments": {}}',
+        "",
+        [ADD, NOW],
+    ),
+    (
+        "xlam",
+        f'\n[{{"name": "add", "arguments": {WRITTEN}}},\n{{"name": "now", "arguments": {{}}}}]\n',
+        "",
+        [ADD, NOW],
+    ),
     ("gigachat3", "A function call.<|message_sep|>", "A function call.", []),
 ]
 
 MALFORMED_BY_NAME = [
+    ("dots", '<dots_function_call><invoke name="rm"></invoke></dots_function_call>'),
+    ("longcat", "<longcat_tool_call>rm</longcat_tool_call>"),
+    ("longcat", '<longcat_tool_call>{"name": "rm"}</longcat_tool_call>'),
+    ("granite_20b", '<function_call> {"name": "rm", "arguments": {}}'),
+    ("xlam", '[{"name": "rm", "arguments": {}}]'),
+    ("xlam", 'The call is [{"name": "now", "arguments": {}}]'),
+    ("xlam", '{"name": "now", "arguments": {}}'),
     ("deepseek_v32", f'{DSML}{INVOKE}rm">{INVOKE_END}{DSML_END}'),
     ("deepseek_v32", f"{DSML}{INVOKE}now>{INVOKE_END}{DSML_END}"),
     ("deepseek_v32", f'{DSML}{INVOKE}add">{PARAMETER}a">1{VALUE_END}{INVOKE_END}{DSML_END}'),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.text.output.glm import Glm4, Glm45
+from app.text.output.glm import Glm4, Glm45, LongCat, LongCatThink
 from app.text.output.pieces import Text
 from app.text.output.registry import OutputFormats
 from tests.app.text.output.reading import TOOLS, read
+from tests.app.text.output.test_held_calls import takes
 
 TAGS = OutputFormats(Glm45, None)
 
@@ -39,3 +40,20 @@ def test_an_answer_that_is_no_call_streams_from_its_first_word() -> None:
     assert parser.push(["\nSum"]) == []
     assert parser.push(["s "]) == [Text("\nSums ")]
     assert parser.push(["are"]) == [Text("are")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "add\n<longcat_arg_key>a</longcat_arg_key>\n<longcat_arg_value>1</longcat_arg_value>\n",
+        '\n{"name": "add", "arguments": {"a": 1}}\n',
+    ],
+)
+def test_longcat_reasons_and_calls_between_tags_of_its_own(call: str) -> None:
+    formats = OutputFormats(LongCat, LongCatThink)
+    written = f"So: <longcat_tool_call>{call}</longcat_tool_call>"
+    answer = f"<longcat_think>\nI add.\n</longcat_think>{written}"
+    assert read(formats, list(answer)) == ("So: ", "I add.", [("add", {"a": 1})])
+    for special in (True, False):
+        assert takes("longcat", written, special=special)
+        assert not takes("longcat", written.replace("1", "x"), special=special)

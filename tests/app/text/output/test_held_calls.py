@@ -23,11 +23,13 @@ HELD = [
     "deepseek_v31",
     "deepseek_v32",
     "deepseek_v4",
+    "dots",
     "functionary",
     "gigachat3",
     "glm4",
     "glm45",
     "granite",
+    "granite_20b",
     "harmony",
     "hermes",
     "hunyuan",
@@ -35,6 +37,7 @@ HELD = [
     "kimi_k2",
     "lfm2",
     "llama3_json",
+    "longcat",
     "minicpm3",
     "minimax_m1",
     "minimax_m2",
@@ -47,12 +50,14 @@ HELD = [
     "seed_oss",
     "solar_open",
     "tool_code",
+    "xlam",
 ]
 WITHOUT_MARK = (
     "glm4",
     "llama3_json",
     "pythonic",
     "tool_code",
+    "xlam",
 )  # so what begins as no declared tool's call is text
 SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
 END = 256
