@@ -33,6 +33,23 @@ ANSWERS = {
     "<|message|>So:<|end|><|start|>assistant<|channel|>commentary to=functions.add "
     f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>",
     "magistral": f"[THINK]Hm.[/THINK]So:[TOOL_CALLS]add[ARGS]{ARGUMENTS}",
+    "apertus": "<|inner_prefix|>Hm.<|inner_suffix|>So:<|tools_prefix|>"
+    f'[{{"add": {ARGUMENTS}}}]<|tools_suffix|>',
+    "deepseek_v32": '<think>Hm.</think>So:<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+    '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="b" string="true">xyz</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "solar_open": "<|think|>Hm.<|end|><|begin|>assistant<|content|>So:<|end|><|begin|>assistant"
+    "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add<|tool_call:args|>"
+    f"{ARGUMENTS}<|tool_call:end|><|calls|>",
+}
+ENDS = {  # of the reasoning
+    "qwen3": "</think>",
+    "gpt_oss": "Hm.<|end|>",
+    "magistral": "[/THINK]",
+    "apertus": "<|inner_suffix|>",
+    "deepseek_v32": "</think>",
+    "solar_open": "Hm.<|end|>",
 }
 OfFamily = Callable[[str], TextProcessor]
 
@@ -78,7 +95,7 @@ async def test_reasoning_and_calls_streamed_and_whole(
     assert choice["finish_reason"] == "tool_calls"
     usage = answer["usage"]
     assert usage["completion_tokens"] == num_tokens
-    end = {"qwen3": "</think>", "gpt_oss": "Hm.<|end|>", "magistral": "[/THINK]"}[family]
+    end = ENDS[family]
     until_end = ANSWERS[family][: ANSWERS[family].index(end) + len(end)]
     num_reasoning = len(processor.encode_now(until_end))
     assert usage["completion_tokens_details"] == {"reasoning_tokens": num_reasoning}
