@@ -13,87 +13,13 @@ import pytest
 
 from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.api.family_answers import ANSWERS, ARGUMENTS, NUMBERS, THINKS
 from tests.app.text.families import FAMILIES, family_folder
 
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
 }
-NUMBERS = (11_111_111_111, 22_222_222_222)  # longer than an id, which is random
-ARGUMENTS = [json.dumps({"a": a, "b": "xy"}) for a in NUMBERS]
-OBJECTS = [f'{{"name": "add", "arguments": {one}}}' for one in ARGUMENTS]
-HERMES = "".join(f"<tool_call>{one}</tool_call>" for one in OBJECTS)
-PYTHON = ", ".join(f"add(a={a}, b='xy')" for a in NUMBERS)
-TEKKEN = [f"[ARGS]{one}" for one in ARGUMENTS]
-CODER = "".join(
-    f"<tool_call>\n<function=add>\n<parameter=a>\n{a}\n</parameter>\n<parameter=b>\nxy\n"
-    "</parameter>\n</function>\n</tool_call>"
-    for a in NUMBERS
-)
-GLM_45 = "".join(
-    f"\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>{a}</arg_value>\n"
-    "<arg_key>b</arg_key>\n<arg_value>xy</arg_value>\n</tool_call>"
-    for a in NUMBERS
-)
-HARMONY = "<|start|>assistant".join(
-    f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{one}<|call|>"
-    for one in ARGUMENTS
-)
-# Family -> two parallel calls as its model writes them.
-ANSWERS = {
-    "hermes": HERMES,
-    "gemma_3": f"[{PYTHON}]",
-    "granite_3": f"<|tool_call|>[{', '.join(OBJECTS)}]",
-    "granite_4": HERMES,
-    "command_r7b": "<|START_THINKING|>Two of them.<|END_THINKING|><|START_ACTION|>[\n    "
-    + ",\n    ".join(
-        f'{{"tool_call_id": "{number}", "tool_name": "add", "parameters": {one}}}'
-        for number, one in enumerate(ARGUMENTS)
-    )
-    + "\n]<|END_ACTION|>",
-    "phi_4_mini": f"<|tool_call|>[{', '.join(OBJECTS)}]<|/tool_call|>",
-    "r1": "Two of them.\n</think>\n\n<｜tool▁calls▁begin｜>"
-    + "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{a}\n```<｜tool▁call▁end｜>"
-        for a in ARGUMENTS
-    )
-    + "<｜tool▁calls▁end｜>",
-    "qwen3": f"<think>\nTwo of them.\n</think>\n\n{HERMES}",
-    "qwen3_coder": CODER,
-    "glm_45": f"\n<think>Two of them.</think>{GLM_45}",
-    "glm_4": "\n".join(f"add\n{one}" for one in ARGUMENTS),
-    "llama_3": "; ".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
-    "llama_3_2": f"[{PYTHON}]",
-    "llama_4": f"<|python_start|>[{PYTHON}]<|python_end|>",
-    "llama_4_json": "<|python_start|><|python_end|>"
-    + "".join(one.replace("arguments", "parameters", 1) for one in OBJECTS),
-    "mistral": f"[TOOL_CALLS] [{', '.join(OBJECTS)}]",
-    "mistral_2506": "".join(
-        f"[TOOL_CALLS]add[CALL_ID]abcdefgh{number}{one}" for number, one in enumerate(TEKKEN)
-    ),
-    "magistral": "[THINK]Two of them.[/THINK]" + "".join(f"[TOOL_CALLS]add{a}" for a in TEKKEN),
-    "deepseek_v31": "<｜tool▁calls▁begin｜>"
-    + "".join(f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{a}<｜tool▁call▁end｜>" for a in ARGUMENTS)
-    + "<｜tool▁calls▁end｜>",
-    "gemma_4": "<|channel>thought\nTwo of them.\n<channel|>"
-    + "".join(f'<|tool_call>call:add{{a:{a},b:<|"|>xy<|"|>}}<tool_call|>' for a in NUMBERS),
-    "minimax_m2": "Two of them.\n</think>\n\n<minimax:tool_call>\n"
-    + "".join(
-        f'<invoke name="add">\n<parameter name="a">{a}</parameter>\n<parameter name="b">xy'
-        "</parameter>\n</invoke>\n"
-        for a in NUMBERS
-    )
-    + "</minimax:tool_call>",
-    "seed_oss": "<seed:think>Two of them.</seed:think>"
-    + "".join(
-        f"\n<seed:tool_call>\n<function=add>\n<parameter=a>{a}</parameter>\n"
-        "<parameter=b>xy</parameter>\n</function>\n</seed:tool_call>"
-        for a in NUMBERS
-    ),
-    "gpt_oss": "<|channel|>analysis<|message|>Two of them.<|end|><|start|>assistant" + HARMONY,
-}
-THINKS = ("command_r7b", "r1", "qwen3", "glm_45", "magistral", "gpt_oss", "minimax_m2", "seed_oss",
-          "gemma_4")  # fmt: skip
 KEEPS = tuple(one for one in THINKS if one != "r1")  # the reasoning between calls
 RESULTS = ("result one", "result two")
 FAMILY = pytest.mark.parametrize("family", sorted(ANSWERS))

@@ -60,7 +60,7 @@ FUNCTIONGEMMA: Final = _turns(
     RESULT="<start_function_response>response:",
     TURN="<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n",
     CALL="<start_function_call>call:{{ call.function.name }}{{ '{' }}"
-    "{% for name, value in call.function.arguments | items %}{{ name }}:"
+    "{% for name, value in call.function.arguments | items %}{{ ',' if not loop.first }}{{ name }}:"
     "{{ '<escape>' + value + '<escape>' if value is string else value | tojson }}{% endfor %}}"
     "<end_function_call>",
     LAST="",
