@@ -63,9 +63,9 @@ class ModelSettings(_Section):
         "auto", "none", "apertus", "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32",
         "deepseek_v4", "dots", "functionary", "functiongemma", "gemma4", "gigachat3", "glm4",
         "glm45", "granite", "granite_20b", "harmony", "hermes", "hunyuan", "internlm", "kimi_k2",
-        "lfm2", "llama3_json", "longcat", "minicpm3", "minimax_m1", "minimax_m2", "mistral",
-        "nemotron", "olmo3", "phi4_mini", "pythonic", "qwen3_coder", "seed_oss", "solar_open",
-        "tool_code", "xlam",
+        "lfm2", "llama3_json", "longcat", "minicpm3", "minicpm5", "minimax_m1", "minimax_m2",
+        "mistral", "nemotron", "olmo3", "phi4_mini", "pythonic", "qwen3_coder", "seed_oss",
+        "solar_open", "tool_code", "xlam",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip

@@ -57,7 +57,7 @@ class MiniMaxM2(ToolFormat):
             HeldCall(name, (*lines(f'{cls.call}{name}">\n'), *arguments, words(cls.closing[0])))
             for name, arguments in cls.tags.held(schemas).items()
         )
-        return (HeldCalls(cls.openings[0], "\n", calls, "\n", f"\n{cls.closing[1]}"),)
+        return (HeldCalls(cls.openings[0], "\n", calls, "\n", f"\n{cls.closing[-1]}"),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
@@ -91,6 +91,39 @@ class Dots(MiniMaxM2):
     special_tokens = ("<dots_function_call>", "</dots_function_call>")
     openings = special_tokens[:1]
     closing = ("</invoke>", *special_tokens[1:])
+
+
+class MiniCPM5(MiniMaxM2):
+    """`<function name="add"><param name="a">1</param></function>`, without marks around all."""
+
+    recognized_by = ('<function name="',)
+    special_tokens = ()
+    openings = ('<function name="',)
+    closing = ("</function>",)
+    call = openings[0]
+    tags = Tags('<param name="', '">', "</param>", wrap=("<![CDATA[", "]]>"))
+
+    @classmethod
+    def written(cls, calls: Calls) -> str:
+        return "\n".join(
+            f'{cls.call}{name}">\n{cls.tags.written(arguments)}{cls.closing[0]}'
+            for name, arguments in calls
+        )
+
+    @classmethod
+    def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        (whole,) = super().held(schemas)
+        calls = (
+            HeldCall(call.name, (words(call.parts[0].text.removeprefix(cls.call)), *call.parts[1:]))
+            for call in whole.calls
+        )
+        return (HeldCalls(cls.call, "", tuple(calls), None, ""),)
+
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        draft = out.draft(source)
+        draft.begin(_unquoted((yield from _attributes(source))))
+        yield from self._arguments(source, draft)
+        draft.close()
 
 
 class DeepSeekV32(MiniMaxM2):

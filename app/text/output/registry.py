@@ -27,7 +27,7 @@ from app.text.output.internlm import InternLM
 from app.text.output.kimi_k2 import KimiK2
 from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
 from app.text.output.llama3_json import Llama3Json
-from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, Dots, MiniMaxM2
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, Dots, MiniCPM5, MiniMaxM2
 from app.text.output.mistral import Mistral
 from app.text.output.nemotron import Nemotron
 from app.text.output.olmo3 import Olmo3
@@ -49,6 +49,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "kimi_k2": KimiK2,
     "minimax_m2": MiniMaxM2,
     "dots": Dots,
+    "minicpm5": MiniCPM5,
     "longcat": LongCat,
     "gemma4": Gemma4,
     "functiongemma": FunctionGemma,

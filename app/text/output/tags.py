@@ -44,13 +44,14 @@ _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 class Tags:
     """The texts around an argument: `begin`, its name, `middle`, its value, `end`. frame: line ends
     around the value that are not of it. kinds: what follows `middle` before a text, and before any
-    other value, where these are told apart."""
+    other value, where these are told apart. wrap: what some models write around a value."""
 
     begin: str
     middle: str
     end: str
     frame: str = ""
     kinds: tuple[str, str] | None = None
+    wrap: tuple[str, str] | None = None
 
     def written(self, arguments: Mapping[str, Any] | str) -> str:
         """Arguments as a model writes them: strings as they are, other values as JSON."""
@@ -135,6 +136,8 @@ class Tags:
         value = source.text[start : source.at - num_end]
         if self.frame:
             value = value.removeprefix(self.frame).removesuffix(self.frame)
+        if self.wrap and value.startswith(self.wrap[0]) and value.endswith(self.wrap[1]):
+            value = value[len(self.wrap[0]) : -len(self.wrap[1])]
         if is_text:
             draft.argument(key, json.dumps(value))
             return

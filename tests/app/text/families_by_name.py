@@ -130,6 +130,18 @@ DOTS: Final = _turns(
     END="<|end|>",
     BEGUN="<|assistant|>",
 )
+MINICPM5: Final = _turns(
+    TOOLS="# Tools: ",
+    RESULT="<|im_start|>tool\n",
+    TURN="<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
+    "\n</think>\n{% endif %}",
+    CALL='<function name="{{ call.function.name }}">'
+    '{% for name, value in call.function.arguments | items %}<param name="{{ name }}">'
+    "{{ value if value is string else value | tojson }}</param>{% endfor %}</function>\n",
+    LAST="",
+    END="<|im_end|>\n",
+    BEGUN="<|im_start|>assistant\n",
+)
 LONGCAT: Final = _turns(
     TOOLS="# Tools: ",
     RESULT="<longcat_tool_response>",

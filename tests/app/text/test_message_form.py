@@ -27,6 +27,7 @@ PLAIN = (
     "dots",
     "granite_20b",
     "longcat",
+    "minicpm5",
     "xlam",
     "command_r7b",
     "hermes",

@@ -101,6 +101,13 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [ADD],
     ),
     (
+        "minicpm5",
+        'I look.<function name="add"><param name="a">1</param><param name="b"><![CDATA[<x>\n]]>'
+        '</param></function>\n<function name="now">\n</function>Done.',
+        "I look.Done.",
+        [("add", {"a": 1, "b": "<x>\n"}), NOW],
+    ),
+    (
         "longcat",
         "I look.<longcat_tool_call>add\n<longcat_arg_key>a</longcat_arg_key>\n<longcat_arg_value>1"
         "</longcat_arg_value>\n</longcat_tool_call>\n<longcat_tool_call>\n"
@@ -125,6 +132,8 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 MALFORMED_BY_NAME = [
+    ("minicpm5", '<function name="rm"></function>'),
+    ("minicpm5", '<function name="add"><param>1</param></function>'),
     ("dots", '<dots_function_call><invoke name="rm"></invoke></dots_function_call>'),
     ("longcat", "<longcat_tool_call>rm</longcat_tool_call>"),
     ("longcat", '<longcat_tool_call>{"name": "rm"}</longcat_tool_call>'),

@@ -39,6 +39,7 @@ HELD = [
     "llama3_json",
     "longcat",
     "minicpm3",
+    "minicpm5",
     "minimax_m1",
     "minimax_m2",
     "mistral",

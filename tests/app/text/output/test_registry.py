@@ -34,6 +34,7 @@ FORMATS_OF = {
     "hermes": ("hermes", None),
     "dots": ("dots", None),
     "granite_20b": ("granite_20b", None),
+    "minicpm5": ("minicpm5", "think"),
     "longcat": ("longcat", "longcat"),
     "xlam": ("xlam", None),
     "solar_open": ("solar_open", "solar_open"),
