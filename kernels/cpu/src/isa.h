@@ -25,7 +25,7 @@ enum class Isa : int {
   avx512 = 1,        // AVX-512 F, BW, DQ, VL
   avx512_vnni = 2,   // and VNNI
   avx512_bf16 = 3,   // and BF16
-  amx = 4,           // and AMX's tiles of bf16, which the system must grant
+  amx = 4,           // and AMX's tiles of bf16 and int8, which the system must grant
 };
 
 // The best this machine runs, lowered by LEGATO_CPU_ISA, one of these names, at first use.

@@ -15,6 +15,7 @@ constexpr int64_t kTaskBytes = 128 << 10;
 // Below this many multiplications waking another thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kMaxShare = 8;  // tasks per thread, enough to balance the load
+constexpr int64_t kFewTasks = 4;  // the same with AMX, where rows would be split for more
 constexpr int64_t kPreparedRows = 16;  // at a time: a tile's
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -87,12 +88,22 @@ int64_t panels_per_task(const PackedLinear& linear, int64_t rows, int64_t num_ro
 }
 
 // Rows per task.
-int64_t rows_per_task(const PackedLinear& linear, int64_t M) {
+int64_t rows_per_task(const PackedLinear& linear, int64_t M, int threads) {
   int64_t most = linear.is_widened() ? kMaxWidenedRows : kMaxBlockRows;
   int64_t multiple = 1;
   if (linear.has_tiled_tasks()) {
     multiple = 2 * kPreparedRows;
-    most = kMaxTiledRows;
+    if (linear.is_tiled) {
+      most = kMaxTiledRows;
+    } else if (linear.group == 0) {  // else sums are read anew for every short group
+      most = std::clamp(kTiledInputBytes / linear.padded_K / multiple * multiple, kMaxBlockRows,
+                        kMaxTiledRows);
+    }
+    // Enough tasks, as long as their rows are many.
+    while (ceil_div(M, most) * linear.num_panels < kFewTasks * threads &&
+           most / 2 >= kMaxBlockRows) {
+      most /= 2;
+    }
   }
   return ceil_div(ceil_div(M, ceil_div(M, most)), multiple) * multiple;
 }
@@ -109,7 +120,7 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
   whole.ldo = ldo;
   whole.out_rows = M;
 
-  const int64_t rows = rows_per_task(linear, M);
+  const int64_t rows = rows_per_task(linear, M, pool.size());
   const int64_t num_row_blocks = ceil_div(M, rows);
   const bool serial = M * linear.O * linear.K <= kSerialWork;
   const int64_t panels = serial ? linear.num_panels

@@ -12,15 +12,15 @@ namespace legato {
 
 inline int64_t round_to_lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
-// Large buffers on huge pages, where the system grants them. Null: no memory.
-inline char* allocate_scratch(int64_t num_bytes) {
+// Rounds num_bytes up to what it allocates: large buffers on huge pages, where the system grants
+// them. Null: no memory.
+inline char* allocate_scratch(int64_t& num_bytes) {
   constexpr int64_t kHugePage = int64_t{2} << 20;
-  if (num_bytes < kHugePage / 2) {
-    return static_cast<char*>(std::aligned_alloc(64, round_to_lines(num_bytes)));
-  }
-  const int64_t whole = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
-  char* memory = static_cast<char*>(std::aligned_alloc(kHugePage, whole));
-  if (memory != nullptr) madvise(memory, whole, MADV_HUGEPAGE);
+  num_bytes = round_to_lines(num_bytes);
+  if (num_bytes < kHugePage / 2) return static_cast<char*>(std::aligned_alloc(64, num_bytes));
+  num_bytes = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
+  char* memory = static_cast<char*>(std::aligned_alloc(kHugePage, num_bytes));
+  if (memory != nullptr) madvise(memory, num_bytes, MADV_HUGEPAGE);
   return memory;
 }
 
