@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from actors.fleet.prefixes import PrefixIndex
@@ -53,6 +53,18 @@ class FleetEngine:
     def num_prefill_tokens(self) -> int:
         """Known tokens still to compute there, including those of requests not yet received."""
         return self.snapshot.num_prefill_tokens + self.sent_prefill_tokens
+
+    def kept_of(self, prefix: Sequence[bytes]) -> Sequence[bytes]:
+        """Of these blocks of a request, those behind which others can begin once it is computed."""
+        if not self.snapshot.caches_prefixes:
+            return ()
+        return prefix if self.snapshot.num_saved_states is None else prefix[-1:]
+
+    @property
+    def most_kept(self) -> int:
+        """Of such blocks, how many it has room for."""
+        num_states = self.snapshot.num_saved_states
+        return self.snapshot.num_blocks if num_states is None else num_states
 
     def update(self, snapshot: EngineSnapshot) -> None:
         if snapshot.sequence <= self.snapshot.sequence:
@@ -114,6 +126,8 @@ class Fleet:
         engine = self.engines.get(snapshot.engine_id)
         if engine is None:
             self.engines[snapshot.engine_id] = FleetEngine(snapshot)
+            if snapshot.num_saved_states is not None:
+                self.prefixes.holds_states(snapshot.engine_id)
         else:
             engine.update(snapshot)
 
@@ -129,8 +143,7 @@ class Fleet:
         self._num_sent += 1
         engine.last_sent = self._num_sent
         engine.note_sent(arrival.num_tokens - cached, arrival.num_tokens)
-        if engine.snapshot.caches_prefixes:
-            self.prefixes.expect(engine_id, arrival.prefix, engine.snapshot.num_blocks)
+        self.prefixes.expect(engine_id, engine.kept_of(arrival.prefix), engine.most_kept)
         if arrival.session:
             self._sessions[arrival.session] = (engine_id, arrival.num_tokens)
             self._sessions.move_to_end(arrival.session)
@@ -138,9 +151,11 @@ class Fleet:
                 self._sessions.popitem(last=False)
         return cached
 
-    def unsent(self, engine_id: str, prefix: Iterable[bytes]) -> None:
+    def unsent(self, engine_id: str, prefix: Sequence[bytes]) -> None:
         """Record that a request of this prefix was refused there, or has left before it began."""
-        self.prefixes.retract(engine_id, prefix)
+        engine = self.engines.get(engine_id)
+        if engine is not None:
+            self.prefixes.retract(engine_id, engine.kept_of(prefix))
 
     def not_sent(self, engine_id: str, number: int) -> None:
         """Record that so many requests counted as sent there could not be sent. If others have been

@@ -1,4 +1,5 @@
-"""Which engine holds the KV of which prefix, as seen by a front.
+"""Which engine holds which prefix, as seen by a front: KV block by block or, of a model whose
+layers keep states, the states at the end of some blocks, each with all before it.
 
 It has two sources. The blocks of a request are expected when it is sent, because they will be
 cached before the next request arrives. An engine's updates confirm them, and add what the front
@@ -22,6 +23,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._bit: dict[str, int] = {}  # engine -> its bit
         self._free_bits: list[int] = []  # of engines that left
+        self._with_states = 0  # bits of the engines that hold states
         self._holders: dict[bytes, int] = {}  # never 0
         self._held: dict[str, set[bytes]] = {}  # the inverse
         # Of those, engine -> what it has not confirmed, and of how many requests; the oldest first.
@@ -29,6 +31,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def holds_states(self, engine_id: str) -> None:
+        """What this engine holds is a hit with all before it, or none."""
+        self._with_states |= self._of(engine_id)
 
     def note(self, engine_id: str, digests: Iterable[bytes]) -> None:
         """The engine holds these."""
@@ -89,13 +95,15 @@ class PrefixIndex:
         if engine_id in self._bit:
             self.drop(engine_id, tuple(self._held[engine_id]))
             del self._held[engine_id], self._expected[engine_id]
+            self._with_states &= ~self._bit[engine_id]
             self._free_bits.append(self._bit.pop(engine_id))
 
     def num_held(self, engine_id: str) -> int:
         return len(self._held.get(engine_id, ()))
 
     def hits(self, prefix: Sequence[bytes]) -> dict[str, int]:
-        """Engine -> how many leading blocks of `prefix` it holds; engines with none are left out.
+        """Engine -> behind how many leading blocks of `prefix` a request can begin there; engines
+        with none are left out.
 
         >>> index = PrefixIndex()
         >>> index.note("a", [b"1", b"2"]); index.note("b", [b"1", b"3"])
@@ -103,7 +111,7 @@ class PrefixIndex:
         [('a', 2), ('b', 1)]
         """
         found: dict[int, int] = {}  # leading blocks held -> bits of these engines
-        holders, left = self._holders, -1
+        holders, left = self._holders, ~self._with_states
         count = 0
         for digest in prefix:
             still = left & holders.get(digest, 0)
@@ -115,6 +123,12 @@ class PrefixIndex:
             count += 1
         if left and count:
             found[count] = left
+        left, count = self._with_states, len(prefix)
+        while left and count:
+            if here := left & holders.get(prefix[count - 1], 0):
+                found[count] = found.get(count, 0) | here
+                left &= ~here
+            count -= 1
         if not found:
             return {}
         return {

@@ -95,16 +95,13 @@ class Publisher:
             outlook=outlook,
             adapters=self.adapters,
             role=self.role,
-            # Blocks do not tell where a request may begin that needs states, too.
-            caches_prefixes=config.prefix_cache and config.num_saved_states is None,
+            caches_prefixes=config.prefix_cache,
+            num_saved_states=config.num_saved_states,
             shares_kv=config.tier_shared,
         )
 
     def prefix_update(self) -> PrefixUpdate | None:
-        """Changes of the prefix cache since the last call, for all fronts; None if none, or if
-        fronts could not tell from them where a request would begin."""
-        if self._core.config.num_saved_states is not None:
-            return None
+        """Changes of the prefix cache since the last call, for all fronts; None if none."""
         whole, added, removed = self._core.prefix_cache.pop_changes()
         if not (whole or added or removed):
             return None
@@ -112,8 +109,7 @@ class Publisher:
 
     def prefixes(self) -> PrefixUpdate:
         """The full content of the prefix cache, for a front that has just connected."""
-        has_states = self._core.config.num_saved_states is not None
-        held = [] if has_states else self._core.prefix_cache.findable()
+        held = self._core.prefix_cache.findable()
         return PrefixUpdate(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:

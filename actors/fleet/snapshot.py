@@ -140,6 +140,8 @@ class EngineSnapshot:
     tbt_s, ttft_s: the deployment's objectives, for a request without its own.
     adapters: slot of each loaded adapter, and its folder, or the key of one that was loaded live.
     caches_prefixes: it finds the KV of equal prefixes (`kv.prefix_cache`).
+    num_saved_states: rows for states of the beginnings of prompts, where alone a request of a model
+        with states may begin; None: its layers keep none.
     shares_kv: its streams' KV can be fetched by engines of equal bits (`kv.shared_cache_gib`).
     """
 
@@ -167,6 +169,7 @@ class EngineSnapshot:
     adapters: tuple[tuple[int, str], ...] = ()
     role: Role = Role.BOTH
     caches_prefixes: bool = True
+    num_saved_states: int | None = None
     shares_kv: bool = False
 
     @property
@@ -181,7 +184,8 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUpdate:
-    """Changes of an engine's prefix cache since its last update: short digests of full blocks.
+    """Changes of an engine's prefix cache since its last update: short digests of full blocks, of
+    a model with states only of those behind which a request may begin.
 
     whole: `added` is the complete content (of a first message, or after a lost one).
     """
@@ -198,7 +202,8 @@ class Arrival:
 
     num_tokens: known tokens: the prompt, and what was delivered before a move.
     max_tokens: most tokens still to be generated.
-    prefix: short digests of the known tokens' full blocks, in order (`short_digests`).
+    prefix: short digests of the known tokens' full blocks, in order (`short_digests`); for a model
+        with states those of the prompt without its last token, the last of which a state is kept.
     session: requests of equal sessions belong to one conversation; "": unknown.
     bits: the class of engines that continue the stream exactly (a move); None: any engine.
     refused_by: engines that are not tried again.

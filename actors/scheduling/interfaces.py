@@ -145,7 +145,7 @@ class PrefixCache(Protocol):
     """The digests in the prefix cache, which fronts route by."""
 
     def findable(self) -> list[bytes]:
-        """Digests of all blocks that can be hit."""
+        """See `BlockManager.findable`."""
         ...
 
     def pop_changes(self) -> tuple[bool, list[bytes], list[bytes]]:

@@ -221,14 +221,17 @@ def _groups(fleet_requests: Sequence[FleetRequest]) -> list[list[FleetRequest]]:
 
 
 def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
-    """Digests of the prompt's blocks; empty if there is no choice between engines."""
-    sizes = {engine.snapshot.block_size for engine in fleet.engines.values()}
-    if len(fleet.engines) < 2 or len(sizes) != 1:
+    """As in `Arrival`; empty if there is no choice between engines."""
+    snapshots = [engine.snapshot for engine in fleet.engines.values()]
+    sizes = {snapshot.block_size for snapshot in snapshots}
+    if len(snapshots) < 2 or len(sizes) != 1:
         return ()
     request = fleet_request.request
     (block_size,) = sizes
     if fleet_request.prefix is None or fleet_request.prefix[0] != block_size:
-        digests = prefix_digests(request.prompt, block_size, request.cache_salt)
+        has_states = any(snapshot.num_saved_states is not None for snapshot in snapshots)
+        tokens = request.prompt[:-1] if has_states else request.prompt
+        digests = prefix_digests(tokens, block_size, request.cache_salt)
         fleet_request.prefix = block_size, short_digests(digests)
     return fleet_request.prefix[1]
 

@@ -21,8 +21,8 @@ class BlockManager:
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
-                 "_known_held", "_references", "num_blocks", "num_evictions", "num_let_go",
-                 "states", "version")  # fmt: skip
+                 "_known_held", "_references", "_told", "num_blocks", "num_evictions",
+                 "num_let_go", "states", "version")  # fmt: skip
 
     def __init__(self, num_blocks: int, num_saved_states: int | None = None) -> None:
         self.num_blocks = num_blocks
@@ -41,6 +41,7 @@ class BlockManager:
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
         self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
+        self._told: list[bytes] = []  # there
         if self.states is not None:
             self.states.reset()
         self.version += 1
@@ -157,9 +158,16 @@ class BlockManager:
     def commit(self, block: int, digest: bytes) -> None:
         """Name a held block whose content is computed and final, so that others may find it.
 
-        A second block of the same content stays private.
+        A second block of the same content stays private. Only where states are kept, after which
+        blocks that are there are computed again, it takes the place of a free one: that would be
+        evicted before those that follow in the held table.
         """
-        if digest not in self._by_digest and block not in self._digest_of:
+        other = None if self.states is None else self._by_digest.get(digest)
+        if other is not None and not self._references[other] and block not in self._digest_of:
+            del self._cached[other], self._digest_of[other]
+            self._empty.append(other)
+            self._by_digest[digest], self._digest_of[block] = block, digest
+        elif digest not in self._by_digest and block not in self._digest_of:
             self._by_digest[digest] = block
             self._digest_of[block] = digest
             if self._changed is not None:
@@ -168,8 +176,11 @@ class BlockManager:
                 self._completed.append(digest)
 
     def findable(self) -> list[bytes]:
-        """Digests of all that can be hit."""
-        return list(self._by_digest)
+        """Digests of all that can be hit: of blocks or, where states are kept, of the last block
+        that each saved state is of. The blocks before that one are evicted after it."""
+        if self.states is None:
+            return list(self._by_digest)
+        return [digest for digest in self.states.digests if digest in self._by_digest]
 
     def pop_completed(self) -> list[bytes]:
         """Digests of blocks whose content became final since the last call; none on the first."""
@@ -183,10 +194,19 @@ class BlockManager:
         collected from the first call on, so a caller must keep calling.
         """
         changed, self._changed = self._changed, {}
+        gone = None if self.states is None else self.states.pop_gone()
         if changed is None:
-            return True, self.findable(), []
-        added = [digest for digest, here in changed.items() if here]
-        return False, added, [digest for digest, here in changed.items() if not here]
+            self._told = self.findable()
+            return True, self._told, []
+        if gone is None:
+            added = [digest for digest, here in changed.items() if here]
+            return False, added, [digest for digest, here in changed.items() if not here]
+        told, now = set(self._told), dict.fromkeys(self.findable())
+        self._told = list(now)
+        # Also of what came and went since: fronts expect it of requests that they have sent.
+        evicted = [digest for digest, here in changed.items() if not here]
+        removed = dict.fromkeys((*told, *gone, *evicted))
+        return False, [d for d in now if d not in told], [d for d in removed if d not in now]
 
     def validate(self, expected: Mapping[int, int]) -> None:
         """Raise AssertionError unless the references are exactly `expected` (block -> count)."""

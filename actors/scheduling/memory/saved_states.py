@@ -14,10 +14,11 @@ from collections.abc import Sequence
 class SavedStates:
     """Rows 0 .. num_rows - 1. A row is free, holds a saved state, or is being saved to."""
 
-    __slots__ = ("_awaited", "_free", "_row_of", "_saving", "num_rows")
+    __slots__ = ("_awaited", "_free", "_gone", "_row_of", "_saving", "num_rows")
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
+        self._gone: list[bytes] | None = None  # see `pop_gone`
         self.reset()
 
     def reset(self) -> None:
@@ -26,6 +27,11 @@ class SavedStates:
         self._row_of: OrderedDict[bytes, int] = OrderedDict()  # used least recently first
         self._saving: dict[int, bytes] = {}
         self._awaited: dict[int, bytes] = {}  # by requests that no plan has introduced yet
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of the saved states."""
+        return list(self._row_of)
 
     def num_blocks(self, digests: Sequence[bytes]) -> int:
         """How many of these leading blocks a saved state covers at most."""
@@ -58,8 +64,10 @@ class SavedStates:
             awaited = self._awaited.values()
             oldest = next((old for old in self._row_of if old not in awaited), None)
             if oldest is None:
+                self._note_gone(digest)
                 return None
             row = self._row_of.pop(oldest)
+            self._note_gone(oldest)
         self._saving[row] = digest
         return row
 
@@ -72,6 +80,17 @@ class SavedStates:
             self._row_of[digest] = row
         else:
             self._free.append(row)
+            self._note_gone(digest)
+
+    def pop_gone(self) -> list[bytes]:
+        """Digests whose states gave way or were not saved since the last call; none on the first.
+        Some may be saved again."""
+        gone, self._gone = self._gone or [], []
+        return gone
+
+    def _note_gone(self, digest: bytes) -> None:
+        if self._gone is not None:
+            self._gone.append(digest)
 
     def validate(self) -> None:
         """Raise AssertionError unless every row is in one place."""

@@ -79,6 +79,7 @@ def arrival_of(request: Request, config: SchedulerConfig) -> Arrival:
     prefix: tuple[bytes, ...] = ()
     tokens = (*request.prompt, *request.output) if request.output else request.prompt
     if config.prefix_cache:
-        prefix = short_digests(prefix_digests(tokens, config.block_size, request.cache_salt))
+        kept = tokens if config.num_saved_states is None else request.prompt[:-1]
+        prefix = short_digests(prefix_digests(kept, config.block_size, request.cache_salt))
     left = request.sampling.max_tokens - len(request.output)
     return Arrival(len(tokens), left, request.objective, prefix, tenant=request.tenant)

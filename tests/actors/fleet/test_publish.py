@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from actors.fleet.fleet import Fleet
 from actors.fleet.publish import KNOTS, Publisher
-from actors.fleet.snapshot import EngineState, Outlook
+from actors.fleet.routers import build_router
+from actors.fleet.snapshot import Arrival, EngineState, Outlook, short_digests
 from actors.scheduling.admission.predictive import PredictiveAdmission
 from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Execute, StepDone, Submit, Tick
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.state import prefix_digests
 from tests.actors.fleet.pictures import BITS
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
@@ -103,3 +109,89 @@ def test_the_outlook_knows_what_more_streams_will_cost(num_stages: int) -> None:
     assert few.tbt_s - many.tbt_s == pytest.approx(many_slack_s - few_slack_s)
     assert few.lone_tbt_s == pytest.approx(many.lone_tbt_s, rel=0.02)
     assert few.lone_tbt_s < few.tbt_s
+
+
+class Engines:
+    """Cores of a model with layers that keep states, and a front's view of them."""
+
+    def __init__(self, count: int, num_blocks: int = 64, num_saved_states: int = 4) -> None:
+        config = SchedulerConfig(
+            num_blocks=num_blocks, block_size=4, max_model_len=48, max_step_tokens=128,
+            token_budget=8, budget="fixed", num_saved_states=num_saved_states, swap="never",
+            drafter="none",
+        )  # fmt: skip
+        self.drivers = {name: Driver(config) for name in "ab"[:count]}
+        self.publishers = {name: Publisher(name, BITS, d.core) for name, d in self.drivers.items()}
+        self.fleet, self.now_s, self.number = Fleet(), 0.0, 0
+        for publisher in self.publishers.values():
+            self.fleet.published(publisher.snapshot(0.0))
+
+    def arrival(self, prompt: tuple[int, ...]) -> Arrival:
+        digests = short_digests(prefix_digests(prompt[:-1], 4))
+        return Arrival(len(prompt), 4, prefix=digests)
+
+    def run(self, name: str, prompt: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """The prompt's tokens that were found there, and the prompt with its answer."""
+        self.number += 1
+        self.fleet.sent(name, self.arrival(prompt))
+        driver = self.drivers[name]
+        driver.submit(Request(self.number, prompt, SamplingParams(3, seed=self.number), 0.0))
+        driver.drain()
+        first = driver.callers[self.number].first
+        assert first is not None
+        return first.num_cached_tokens, (*prompt, *driver.callers[self.number].tokens)
+
+    def publish(self) -> None:
+        for publisher in self.publishers.values():
+            if (update := publisher.prefix_update()) is not None:
+                self.fleet.update_prefixes(update)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14)), min_size=1, max_size=12),
+    st.sampled_from([8, 12, 64]),
+    st.integers(0, 3),
+)
+@example([(0, 1), (0, 1), (0, 6), (0, 5), (1, 7), (0, 1)], 8, 2)  # blocks computed a second time
+@example([(0, 1), (0, 1), (0, 1), (0, 1)], 8, 1)  # a state that finds no row
+def test_what_fronts_hear_of_states_is_what_prompts_then_find(
+    turns: list[tuple[int, int]], num_blocks: int, num_saved_states: int
+) -> None:
+    """Of conversations in turns that evict each other's blocks and states."""
+    engines = Engines(1, num_blocks, num_saved_states)
+    texts: dict[int, tuple[int, ...]] = {}
+    for talk, length in turns:
+        prompt = (*texts.get(talk, ()), *[10 * talk + i % 7 for i in range(length)])
+        if len(prompt) + 3 > min(48, 4 * num_blocks):
+            continue
+        engines.publish()
+        told = engines.fleet.num_cached_tokens(engines.arrival(prompt)).get("a", 0)
+        found, texts[talk] = engines.run("a", prompt)
+        assert told == found
+
+
+def test_a_conversation_goes_to_the_engine_that_has_its_states() -> None:
+    engines, router = Engines(2), build_router("slack")
+    _, first = engines.run("b", tuple(range(22)))
+    assert engines.run("a", tuple(range(40, 48)))[0] == 0
+    second = engines.arrival((*first, 7, 8))
+
+    def chosen() -> tuple[str, int]:
+        there = router.choose(second, engines.fleet, 0.0)
+        assert there is not None
+        return there.engine_id, there.num_cached_tokens
+
+    assert chosen() == ("b", 20), "as expected of what was sent there"
+    engines.publish()
+    assert chosen() == ("b", 20), "as the engine says"
+    # Blocks alone are no beginning: the same prompt, cut within what it has computed.
+    assert engines.fleet.num_cached_tokens(engines.arrival(tuple(range(17)))) == {}
+    engines.fleet.unsent("b", second.prefix)
+    assert chosen() == ("b", 20), "what the engine has confirmed stays"
+    assert engines.run("b", (*first, 7, 8))[0] == 20
+    late = Fleet()  # of a front that connects now
+    for publisher in engines.publishers.values():
+        late.published(publisher.snapshot(0.0))
+        late.update_prefixes(publisher.prefixes())
+    engines.publish()
+    assert late.num_cached_tokens(second) == engines.fleet.num_cached_tokens(second) == {"b": 24}

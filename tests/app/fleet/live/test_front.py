@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,27 @@ async def test_an_intruder_is_let_in_nowhere(
         socket.send(pack_kind(Hello(0.0)))
     await asyncio.wait_for(gone.wait(), 30)
     assert frames == []
+
+
+async def test_a_conversation_goes_where_the_states_of_its_last_turn_are(
+    make_fleet: Any, tiny_model: Callable[..., Path]
+) -> None:
+    """Of a model whose layers keep states; both engines have some of the first turns."""
+    fleet = await make_fleet(2, tiny_model("lfm2"), routing="prefix")
+    found: list[int] = []
+
+    async def turn(prompt: Sequence[int]) -> list[int]:
+        answer: list[int] = []
+        asked = GenerationRequest("t", tuple(prompt), SamplingParams(20, min_tokens=20))
+        async for chunk in fleet.front.generate(asked):
+            found.append(chunk.num_cached_tokens)
+            answer += chunk.tokens
+        return [*prompt, *answer]
+
+    texts = await asyncio.gather(*[turn(prompt) for prompt in make_prompts((25, 41, 30, 33))])
+    assert all(one.num_prefilled_tokens for one in fleet.front.snapshots)
+    assert not any(found)
+    for text, position in zip(texts, (24, 40, 28, 32), strict=True):
+        found.clear()
+        await turn([*text, 7, 8, 9])
+        assert max(found) == position
