@@ -52,13 +52,18 @@ async def calibrate_at_start(
             logger.info("cost model of %s, checked in %.1f s", file.path, checked.seconds)
             return checked
         logger.warning("%s does not fit this machine: measuring anew", file.path)
+    state_tokens = 0
+    if info.state_bytes and info.kv_block_bytes:
+        state_tokens = -(-info.state_bytes * scheduler.block_size // info.kv_block_bytes)
+    num_states = scheduler.request_slots or scheduler.max_requests
     base = CostModel(
         file.path.stem,
         tokens_s=((1, 1.0),),
         num_stages=config.stage.num_stages,
         tensor_ranks=config.stage.tensor_ranks,
         attention_window=info.attention_window,
-        kv_tokens=limits.kv_tokens,
+        kv_tokens=limits.kv_tokens + num_states * state_tokens,
+        state_tokens=state_tokens,
         max_model_len=limits.max_model_len,
         source="measured at start",
     )

@@ -98,7 +98,9 @@ class CostModel:
     last_stage_s: knots of what only the last stage does (the vocabulary projection), by slices.
     attention_window: positions a token sees at most (sliding window), 0 for all.
     ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
-    kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
+    kv_tokens: KV capacity of the deployment in tokens, with the room that states take of it; 0 if
+        unknown.
+    state_tokens: room for the states of one request, in tokens of KV; 0: layers keep none.
     learnt: corrections learned by an engine for each kind of step, as initial values of the next
         engine: (number of the kind, mean, bound), in logs of measured / predicted (`online`).
     swap_block_s: moving one KV block to or from host memory; None: never measured.
@@ -121,6 +123,7 @@ class CostModel:
     attention_window: int = 0
     tile_tokens: int = 1
     kv_tokens: int = 0
+    state_tokens: int = 0
     max_model_len: int = 0
     swap_block_s: float | None = None
     ratio_quantiles: tuple[tuple[float, float], ...] = ((0.5, 1.0),)

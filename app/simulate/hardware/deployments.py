@@ -6,12 +6,15 @@ A shape that was never profiled borrows the closest profiled one, each matrix sc
 both the memory floor (weights) and the compute above it grow in that proportion.
 
 Of a mixture of experts, a step reads those that its tokens are expected to touch if they are routed
-evenly. Each takes the time of its matrices on an even share of the tokens.
+evenly. Each takes the time of its matrices on an even share of the tokens. Of layers that keep
+states, a step takes the time of their projections and of moving the states: the arithmetic between,
+which has no published timings, is left out.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -84,7 +87,7 @@ def _on_fewest(shape: ModelShape, device: str) -> CostModel:
     for ranks, stages in PLACEMENTS:
         with suppress(DoesNotFit):
             model = compose(shape, device, ranks, stages)
-            if model.kv_tokens >= shape.max_model_len:
+            if model.kv_tokens >= max(shape.max_model_len, model.state_tokens) + model.state_tokens:
                 return model
     ranks, stages = PLACEMENTS[-1]
     raise DoesNotFit(f"{shape.name} does not fit on {ranks * stages} x {device}")
@@ -134,6 +137,7 @@ def compose(
         attention_window=shape.window,
         tile_tokens=128,
         kv_tokens=kv_tokens,
+        state_tokens=math.ceil(shape.state_bytes / shape.kv_bytes_per_token),
         max_model_len=shape.max_model_len,
     )
     return CostModel.from_dict({**base.to_dict(), **attention})
@@ -212,7 +216,7 @@ def _edges(tokens: Sequence[int], seconds: Sequence[float]) -> tuple[tuple[int, 
 
 
 def _attention(
-    shape: ModelShape, device: Device, tensor_ranks: int, layers: int
+    shape: ModelShape, device: Device, tensor_ranks: int, layers: float
 ) -> dict[str, float]:
     """Attention coefficients of one stage, from those of the profiled head counts."""
     profiled = read_operators("a100")["attention"]
@@ -221,13 +225,21 @@ def _attention(
     kv_heads = max(1.0, shape.kv_heads / tensor_ranks) * shape.head_dim
     memory = kv_heads / (profiled["kv_heads_per_rank"] * profiled["head_dim"])
     memory *= device.attention_memory
+    states_s = 0.0
+    if (states := shape.states) is not None:
+        # A step reads the states of each request and writes them, as fast as it reads KV.
+        part = states.num_layers / shape.num_layers
+        kv_bytes = 4.0 * profiled["kv_heads_per_rank"] * profiled["head_dim"]
+        byte_s = profiled["decode_kv_s"] / kv_bytes * device.attention_memory
+        states_s = layers * part * 2 * states.state_bytes / tensor_ranks * byte_s
+        layers *= 1.0 - part
     return {
         "decode_batch_s": layers * profiled["decode_batch_s"],
-        "prefill_slice_s": layers * profiled["prefill_slice_s"],
+        "prefill_slice_s": layers * profiled["prefill_slice_s"] + states_s,
         "prefill_kv_s": layers * profiled["prefill_kv_s"] * memory,
         "prefill_pair_s": layers * profiled["prefill_pair_s"] * query,
         "prefill_square_s": layers * profiled["prefill_square_s"] * query,
-        "decode_slice_s": layers * profiled["decode_slice_s"],
+        "decode_slice_s": layers * profiled["decode_slice_s"] + states_s,
         "decode_kv_s": layers * profiled["decode_kv_s"] * memory,
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.simulate.hardware.operators import read_operators
-from app.simulate.hardware.shapes import Experts, ModelShape
+from app.simulate.hardware.shapes import Experts, ModelShape, StateLayers
 
 _UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM")
 _PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
@@ -21,6 +21,7 @@ _PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
 _WINDOWED = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM")
 _ATTENTION = {"attention", "full_attention", "sliding_attention"}
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 _NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
@@ -53,10 +54,9 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
     """
     if keys.get("kv_lora_rank"):
         raise ValueError("latent attention (kv_lora_rank) has no published timings")
-    attends = set(keys.get("layer_types") or [""]) <= _ATTENTION
-    for key in ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache"):
-        if keys.get(key) and not attends:
-            raise ValueError(f"layers that keep a state ({key}) have no published timings")
+    inner_keys = keys.get("text_config")
+    if "hidden_size" not in keys and isinstance(inner_keys, Mapping):
+        return shape_of_config({**inner_keys, "architectures": keys["architectures"]}, name)
     for key in ("global_head_dim", "per_layer_config"):  # Gemma 4's
         if keys.get(key):
             raise ValueError(f"layers whose heads differ in size ({key}) have no published timings")
@@ -66,7 +66,13 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
     inner = keys.get("intermediate_size") or keys.get("ffn_hidden_size")
     if inner is None and architecture == "FalconForCausalLM":
         inner = 4 * hidden
+    if architecture == "Lfm2ForCausalLM" and inner and keys.get("block_auto_adjust_ff_dim", True):
+        inner = int(keys.get("block_ffn_dim_multiplier", 1.0) * (2 * inner // 3))
+        multiple = keys.get("block_multiple_of", 256)
+        inner = -(-inner // multiple) * multiple
     experts = _experts(keys, num_layers)
+    if experts is None and architecture == "GraniteMoeHybridForCausalLM":
+        inner = keys["shared_intermediate_size"]
     if inner is None:
         raise KeyError("intermediate_size")
     width = inner if experts is None else experts.per_token * experts.width + experts.shared
@@ -85,13 +91,61 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
         window=_window(keys, architecture),
         max_model_len=keys["max_position_embeddings"],
         experts=experts,
+        states=_states(keys, num_layers),
+        gated_attention=bool(keys.get("linear_num_value_heads")),
     )
+
+
+def _states(keys: Mapping[str, Any], num_layers: int) -> StateLayers | None:
+    """Raises ValueError for layers that are divided otherwise."""
+    if set(keys.get("layer_types") or [""]) <= _ATTENTION:
+        return None
+    for key in ("hybrid_override_pattern", "mamba_num_heads", "mamba_d_ssm"):
+        if keys.get(key):
+            raise ValueError(f"no layers of attention or states and an MLP each ({key})")
+    if "linear_num_value_heads" in keys:
+        heads, key_heads = keys["linear_num_value_heads"], keys["linear_num_key_heads"]
+        key_dim, value_dim = keys["linear_key_head_dim"], keys["linear_value_head_dim"]
+        outputs = heads * value_dim
+        channels = 2 * key_heads * key_dim + outputs
+        inputs = channels + outputs + 2 * heads
+        taps, matrices = keys["linear_conv_kernel_dim"], heads * key_dim * value_dim
+    elif keys.get("mamba_n_heads"):
+        heads, groups = keys["mamba_n_heads"], keys.get("mamba_n_groups", 1)
+        head_dim = keys.get("mamba_d_head", "auto")
+        if head_dim == "auto":
+            head_dim = keys.get("mamba_expand", 2) * keys["hidden_size"] // heads
+        outputs = heads * head_dim
+        channels = outputs + 2 * groups * keys["mamba_d_state"]
+        inputs = channels + outputs + heads
+        taps, matrices = keys.get("mamba_d_conv", 4), outputs * keys["mamba_d_state"]
+    elif keys.get("conv_L_cache"):
+        channels = outputs = keys["hidden_size"]
+        inputs, taps, matrices = 3 * channels, keys["conv_L_cache"], 0
+    else:
+        return None
+    num_attending = _num_attending(keys, num_layers)
+    if not 0 < num_attending < num_layers:
+        raise ValueError("no layers of both attention and states")
+    state_bytes = 4 * matrices + 2 * (taps - 1) * channels
+    return StateLayers(num_layers - num_attending, inputs, outputs, state_bytes)
+
+
+def _num_attending(keys: Mapping[str, Any], num_layers: int) -> int:
+    if kinds := keys.get("layer_types"):
+        return sum(kind in _ATTENTION for kind in kinds)
+    for key in ("full_attn_idxs", "attn_layer_indices"):
+        if key in keys:
+            return len(keys[key])
+    if keys.get("linear_num_value_heads"):
+        return int(num_layers // keys.get("full_attention_interval", 4))
+    raise KeyError("layer_types")
 
 
 def _experts(keys: Mapping[str, Any], num_layers: int) -> Experts | None:
     number = next((keys[key] for key in _NUM_EXPERTS if keys.get(key)), 0)
     if not number:
-        if keys.get("num_experts_per_tok"):
+        if keys.get("num_experts_per_tok") and not any(key in keys for key in _NUM_EXPERTS):
             raise KeyError(" or ".join(_NUM_EXPERTS))
         return None
     width = keys.get("moe_intermediate_size") or keys["intermediate_size"]
@@ -102,7 +156,7 @@ def _experts(keys: Mapping[str, Any], num_layers: int) -> Experts | None:
     )
     every = keys.get("decoder_sparse_step") or keys.get("moe_layer_interval") or 1
     plain = keys.get("mlp_only_layers") or ()
-    first = keys.get("first_k_dense_replace") or keys.get("moe_layer_start_index") or 0
+    first = next((keys[key] for key in _FIRST if keys.get(key)), 0)
     with_experts = [
         layer
         for layer in range(first, num_layers)

@@ -30,12 +30,26 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers of a model that keep a state in place of keys and values.
+
+    inputs, outputs: widths of a layer's projections from and to the hidden state. state_bytes: of a
+    layer, of one position: matrices in float32, a convolution's last inputs at two bytes.
+    """
+
+    num_layers: int
+    inputs: int
+    outputs: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The dimensions that determine a transformer's cost.
 
     profiled: the layer shape whose published timings are scaled to this one. gated: the MLP has a
     gate beside its up projection. window: attention window in tokens, 0 for none. intermediate:
-    inner size of the MLP in layers without experts.
+    inner size of the MLP in layers without experts. gated_attention: so is the result of attention.
     """
 
     name: str
@@ -52,6 +66,12 @@ class ModelShape:
     window: int = 0
     max_model_len: int = 16384
     experts: Experts | None = None
+    states: StateLayers | None = None
+    gated_attention: bool = False
+
+    @property
+    def attention_layers(self) -> int:
+        return self.num_layers - (self.states.num_layers if self.states else 0)
 
     @property
     def matrices(self) -> dict[str, float]:
@@ -61,9 +81,16 @@ class ModelShape:
             inner += share * (self.experts.shared - inner)
             router = share * self.experts.number * self.hidden
         mlp = self.mlp(inner)
+        query = self.heads * (2 if self.gated_attention else 1)
+        qkv = float((query + 2 * self.kv_heads) * self.head_dim)
+        out = float(self.heads * self.head_dim)
+        if self.states is not None:
+            part = self.states.num_layers / self.num_layers
+            qkv += part * (self.states.inputs - qkv)
+            out += part * (self.states.outputs - out)
         return {
-            "qkv": self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim,
-            "out": self.heads * self.head_dim * self.hidden,
+            "qkv": self.hidden * qkv,
+            "out": self.hidden * out,
             "up": mlp["up"] + router,
             "down": mlp["down"],
         }
@@ -89,7 +116,12 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        return 4.0 * self.num_layers * self.kv_heads * self.head_dim
+        return 4.0 * self.attention_layers * self.kv_heads * self.head_dim
+
+    @property
+    def state_bytes(self) -> float:
+        """Of one request: two rows that steps read and write in turn, and one that is saved."""
+        return 3.0 * self.states.num_layers * self.states.state_bytes if self.states else 0.0
 
 
 @dataclass(frozen=True, slots=True)

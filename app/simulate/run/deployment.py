@@ -14,6 +14,8 @@ from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.acceptance import Acceptance
 
+_HAS_STATES = "layers of this model keep states, without which KV continues no request"
+
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
@@ -106,6 +108,13 @@ class Deployment:
                 raise ValueError(f"acceptance: a probability, not {self.acceptance:g}")
             if self.config.drafter == "none":
                 raise ValueError("acceptance has no effect with the drafter 'none'")
+        if self.config.num_saved_states is not None:
+            moves = self.division is not None and self.division.num_prefill > 0
+            for name, has in (("acceptance", self.acceptance), ("shared_kv", self.shared_kv)):
+                if has is not None:
+                    raise ValueError(f"{name}: {_HAS_STATES}")
+            if moves:
+                raise ValueError(f"division: {_HAS_STATES}")
         if self.shared_kv is not None:
             if not self.config.prefix_cache:
                 raise ValueError("shared_kv needs prefix_cache: KV is found by its digest")

@@ -76,14 +76,21 @@ def scheduler_config(
     **changes: object,
 ) -> SchedulerConfig:
     """The core's settings for a modeled deployment: memory, stages and cost model from `model`.
+    States, where layers keep them, take memory as of a live engine (`EngineConfig.cache_sizes`).
 
     Plans are made when a step ends (no lookahead), and a prompt is in one step at a time, as in the
     systems that the paper compares.
     """
     if model.kv_tokens < block_size:
         raise ValueError(f"{model.name}: kv_tokens is {model.kv_tokens}, nothing could run")
+    kv_tokens, has_states = model.kv_tokens, model.state_tokens > 0
+    if has_states:
+        max_requests = max(1, min(max_requests, kv_tokens // 2 // model.state_tokens))
+        kv_tokens -= max_requests * model.state_tokens
+        if kv_tokens < block_size:
+            raise ValueError(f"{model.name}: no KV fits beside the states of one request")
     base = SchedulerConfig(
-        num_blocks=model.kv_tokens // block_size,
+        num_blocks=kv_tokens // block_size,
         block_size=block_size,
         prefix_cache=False,
         swap="never",
@@ -100,7 +107,10 @@ def scheduler_config(
         cost_model=model.to_dict(),
         drafter="none",  # another one drafts where a `Deployment` has an acceptance
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    config: SchedulerConfig = replace(base, **changes)  # type: ignore[arg-type]
+    if not has_states:
+        return config
+    return replace(config, num_saved_states=max_requests if config.prefix_cache else 0)
 
 
 @functools.lru_cache(maxsize=20_000)

@@ -25,7 +25,10 @@ class Work:
         prompt = float((drawn.prompt_tokens - drawn.shared_tokens).mean())  # the rest is cached
         output = float(drawn.output_tokens.mean())
         held = float(drawn.prompt_tokens.mean()) + output / 2
-        streams = max(1, int(min(max_requests, cost.kv_tokens / held)) // cost.num_stages)
+        streams = max(
+            1,
+            int(min(max_requests, cost.kv_tokens / (held + cost.state_tokens))) // cost.num_stages,
+        )
         chunk = Mix()
         chunk.add(round(prompt / 2), PREFILL_STEP_TOKENS)
         decodes = Mix(streams, round(streams * held))

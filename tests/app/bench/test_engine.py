@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from actors.engine.config import EngineConfig, KVMemory
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.stage.spec import StageSpec
 from app.bench.ceilings import Ceilings
 from app.bench.engine.cpu_usage import CpuUsage
 from app.bench.engine.overhead import gaps_between_steps, overhead_figures
 from app.bench.engine.planning import measure_step
-from app.bench.engine.stage import LoadedStage
+from app.bench.engine.stage import BLOCK_SIZE, LoadedStage
 from app.bench.engine.steps import StepCase, limit
+from app.simulate.hardware.model_config import read_shape
+from app.simulate.run.simulation import scheduler_config
 
 
 def test_a_token_costs_what_the_idle_engine_does_not() -> None:
@@ -127,6 +134,45 @@ def test_a_step_reads_and_writes_the_states_of_its_requests(
     one, two = (limit(stage, StepCase("", n, 1), one_byte)[0] for n in (1, 2))
     assert two - one == pytest.approx(2 * 2 * 2496 + 2 * 4 * 2 * 16)
     stage.runner.close()
+
+
+@pytest.mark.tensors
+@pytest.mark.parametrize(
+    "variant",
+    ["qwen3-5-images", "qwen3-next", "lfm2-adjusted", "lfm2-moe", "granite-4", "granite-4-dense",
+     "bamba"],
+)  # fmt: skip
+def test_states_that_the_simulator_reads_from_a_config_are_those_of_the_engine(
+    tiny_model: Callable[..., Path], variant: str
+) -> None:
+    """With as many weights and KV of a token, so that as many requests and blocks fit."""
+    folder = tiny_model(variant)
+    shape = read_shape(folder / "config.json")
+    stage = LoadedStage(
+        folder, backend="torch", threads=1, max_requests=4, kv_tokens=2048, max_model_len=4096
+    )
+    info = stage.info
+    assert shape.state_bytes == info.state_bytes > 0
+    assert shape.kv_bytes_per_token * BLOCK_SIZE == info.kv_block_bytes
+    stage.runner.close()
+    stored = load_file(folder / "model.safetensors")
+    others = ("embed", "lm_head", "conv1d", "conv.conv", "visual")
+    matrices = [t.numel() for name, t in stored.items() if not any(o in name for o in others)]
+    vocabulary = 2 * 2 * shape.vocab * shape.hidden
+    assert shape.weight_bytes - vocabulary == pytest.approx(2 * sum(matrices), rel=0.02)
+
+    room = 41 * info.state_bytes
+    model = CostModel(
+        "m", ((1, 1.0),), kv_tokens=int(room / shape.kv_bytes_per_token),
+        state_tokens=math.ceil(shape.state_bytes / shape.kv_bytes_per_token), max_model_len=4096,
+    )  # fmt: skip
+    for asked in (8, 128):
+        scheduler = SchedulerConfig(num_blocks=1, max_requests=asked, max_model_len=4096)
+        engine = EngineConfig(StageSpec(""), scheduler, KVMemory(fraction=1.0))
+        live = engine.cache_sizes([replace(info, available_bytes=room)])
+        simulated = scheduler_config(model, max_requests=asked)
+        assert simulated.max_requests == live.num_requests == min(asked, 20)
+        assert simulated.num_blocks == pytest.approx(live.num_blocks, rel=0.05)
 
 
 @pytest.mark.tensors

@@ -56,6 +56,15 @@ GPT_OSS = BASE | {
     "num_local_experts": 32,
     "sliding_window": 128,
 }
+QWEN3_5 = BASE | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+}
 DEEP = BASE | {
     "first_k_dense_replace": 3,
     "moe_intermediate_size": 1024,
@@ -116,6 +125,9 @@ def test_configs_that_lack_something_say_what(tmp_path: Path) -> None:
         (BASE | {"num_experts_per_tok": 2}, "lacks the key 'num_local_experts or"),
         (DEEP | {"kv_lora_rank": 512}, "latent attention"),
         (BASE | {"global_head_dim": 512}, "heads differ in size"),
+        (BASE | {"hybrid_override_pattern": "M*-", "mamba_num_heads": 4}, "and an MLP each"),
+        (BASE | {"mamba_d_ssm": 64, "mamba_n_heads": 4}, r"\(mamba_d_ssm\)"),
+        (QWEN3_5 | {"layer_types": ["linear_attention"] * 32}, "no layers of both"),
     ):
         path.write_text(json.dumps(config), "utf-8")
         with pytest.raises(ValueError, match=message):
@@ -158,3 +170,22 @@ def test_a_mixture_costs_what_its_experts_do() -> None:
         expected_s = attention.linear_s(tokens) + one_s * experts_touched(8, 2, tokens)
         assert mixture.linear_s(tokens) == pytest.approx(expected_s, rel=0.03)
     assert mixture.linear_s(4096) == pytest.approx(passed.linear_s(4096), rel=0.05)
+
+
+def test_layers_with_states_have_no_growing_cost_but_that_of_moving_them() -> None:
+    """Of 32 layers, 24 keep states: a quarter of the KV and of its cost, and beside it, for each
+    request and step, the states of 24 layers read and written as fast as KV."""
+    dense = replace(shape_of_config(BASE, "it"), max_model_len=4096)
+    hybrid = replace(shape_of_config(QWEN3_5, "it"), max_model_len=4096)
+    assert hybrid.kv_bytes_per_token == dense.kv_bytes_per_token / 4
+    one, other = compose(dense, "a100", 1, 1), compose(hybrid, "a100", 1, 1)
+    assert other.decode_kv_s == pytest.approx(one.decode_kv_s / 4)
+    assert other.prefill_pair_s == pytest.approx(one.prefill_pair_s / 4)
+    assert hybrid.states is not None
+    tokens = 2 * 24 * hybrid.states.state_bytes / dense.kv_bytes_per_token  # as much as these
+    moved_s = other.decode_slice_s - one.decode_slice_s / 4
+    assert moved_s == pytest.approx(tokens * one.decode_kv_s)
+    assert other.state_tokens == pytest.approx(
+        3 * 24 * hybrid.states.state_bytes / hybrid.kv_bytes_per_token, abs=1
+    )
+    assert one.state_tokens == 0

@@ -12,7 +12,9 @@ from actors.fleet.scaling import Bounds
 from actors.scheduling.config import ConfigError
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
+from app.simulate.hardware.interconnect import INTERCONNECTS
 from app.simulate.run.capacity import search_capacity
+from app.simulate.run.deployment import Division, SharedKV
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
@@ -100,6 +102,37 @@ def test_conversations_find_their_prefix_in_the_cache() -> None:
     found = cached[later] > chats.shared_tokens[later] - 2 * config.block_size
     assert found.mean() > 0.8
     assert (cached[~later] == 0).all()
+
+
+def test_conversations_of_a_model_with_states_go_where_these_are() -> None:
+    chats = multi_turn(1.0, 5.0, fixed_lengths(120, 40), 40, think_s=5.0)
+    roomy = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 400_000, "state_tokens": 500})
+    config = scheduler_config(roomy, token_budget=256, tbt_s=0.1, prefix_cache=True)
+    assert (config.num_saved_states, config.num_blocks) == (128, (400_000 - 128 * 500) // 16)
+    found = {}
+    for routing in ("slack", "round_robin"):
+        result = simulate(chats, Deployment(config, roomy, num_replicas=4, routing=routing))
+        cached = np.array(result.record.num_cached_tokens)
+        found[routing] = cached.sum() / chats.shared_tokens.sum()
+    assert found["slack"] > found["round_robin"] + 0.2
+
+
+def test_what_kv_alone_would_have_to_do_is_refused_where_layers_keep_states() -> None:
+    model = CostModel.from_dict({**MODEL.to_dict(), "state_tokens": 500})
+    config = scheduler_config(model, prefix_cache=True)
+    drafting = scheduler_config(model, drafter="auto")
+    with pytest.raises(ValueError, match=r"^acceptance: layers of this model keep states"):
+        Deployment(drafting, model, acceptance=0.5)
+    shared = SharedKV(INTERCONNECTS["nvlink"], 1e5)
+    with pytest.raises(ValueError, match=r"^shared_kv: layers"):
+        Deployment(config, model, num_replicas=2, rebalance=True, shared_kv=shared)
+    with pytest.raises(ValueError, match=r"^division: layers"):
+        Deployment(
+            scheduler_config(model), model, num_replicas=2,
+            division=Division("split", 1, INTERCONNECTS["nvlink"], 1e5),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="no KV fits beside the states"):
+        scheduler_config(CostModel.from_dict({**model.to_dict(), "kv_tokens": 500}))
 
 
 def test_capacity_is_bracketed_and_says_what_broke() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from actors.scheduling.validation import validate
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import fixed_interval
 from app.simulate.workload.lengths import fixed_lengths
-from app.simulate.workload.requests import Workload, generate
+from app.simulate.workload.requests import Workload, generate, multi_turn
 
 # A step takes 10 ms plus 1 ms a token; nothing else costs anything.
 PLAIN = CostModel("plain", ((1, 0.011), (1000, 1.010)), kv_tokens=16_000, max_model_len=1024)
@@ -64,11 +66,17 @@ def test_two_stages_overlap_two_micro_batches() -> None:
     assert 0.0 < both.summary().bubble_share < 0.2
 
 
-def test_the_core_hears_only_what_a_live_one_hears() -> None:
+STATES = replace(PLAIN, state_tokens=200)
+
+
+@pytest.mark.parametrize("model", [PLAIN, STATES], ids=["plain", "states"])
+def test_the_core_hears_only_what_a_live_one_hears(model: CostModel) -> None:
     """Replaying the simulator's events into a fresh core gives identical plans."""
-    model, config = PLAIN, scheduler_config(PLAIN, token_budget=48)
+    config = scheduler_config(model, token_budget=48, prefix_cache=model is STATES)
     seen: list[tuple[object, float, list[object]]] = []
     traffic = generate(fixed_interval(12.0), fixed_lengths(60, 9), 30)
+    if model is STATES:
+        traffic = multi_turn(2.0, 4.0, fixed_lengths(61, 9), 8, think_s=9.0, max_total=400)
     deployment = Deployment(config, model)
 
     import app.simulate.run.replica as run_module
@@ -98,6 +106,17 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
         assert fresh.handle(event, now_s) == out  # type: ignore[arg-type]
     validate(fresh)
     assert fresh.is_idle
+    if model is STATES:
+        assert (config.max_requests, config.num_saved_states) == (40, 40)
+        rows = [i.outputs for _, _, out in seen for i in out if isinstance(i, Emit)]
+        first = {o.request_id: o.num_cached_tokens for row in rows for o in row if not o.index}
+        # A turn begins where the last one's prompt, before answer and question, left its states;
+        # unless an impatient user speaks before it is computed.
+        lasts = np.maximum(traffic.shared_tokens - 10, 0) // 16 * 16
+        found = np.array([first[number] for number in range(len(lasts))])
+        later = lasts > 0
+        assert (found[later] == lasts[later]).mean() > 0.8
+        assert not found[~later].any()
 
 
 def test_noise_is_seeded() -> None:
