@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
@@ -22,17 +24,58 @@ class LastingConsole(Console):
         except OSError:  # rich knows broken pipes alone
             self.on_broken_pipe()
 
+    has_no_reader = False  # of any
+
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())  # what is left in its buffer is written at the end
-        os.close(nowhere)
+        LastingConsole.has_no_reader = True
+        _write_nowhere(self.file.fileno())
 
 
 # soft_wrap: a message that names a file or an address stays in one piece, also in a log.
 console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 FAILED, WRONG_USAGE = 1, 2
+CUT_OFF = 128 + 13  # as a shell says it of what SIGPIPE has ended
+_STDOUT = 1
+
+
+def end_with_reader(command: Callable[[], None]) -> None:
+    """Run a command, which raises SystemExit. Where nobody reads its output to the end, as behind
+    `head`, it ends without a word, and that is not told as a failure of its own."""
+    stream, file = sys.stdout, _identity(_STDOUT)
+    end: SystemExit | None = None
+    try:
+        command()
+    except SystemExit as raised:
+        end = raised
+    try:
+        stream.flush()
+        is_cut = sys.stdout is not stream  # by Typer
+        if not LastingConsole.has_no_reader:
+            is_cut |= _identity(_STDOUT) != file  # by rich
+    except BrokenPipeError:
+        is_cut = not LastingConsole.has_no_reader
+    if is_cut:
+        _write_nowhere(_STDOUT)
+        raise SystemExit(CUT_OFF)
+    if end is not None:
+        raise end
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _write_nowhere(descriptor: int) -> None:
+    """What is left in its buffer is written at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def print_error(message: object) -> None:

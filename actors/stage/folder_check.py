@@ -63,12 +63,18 @@ def check_whole(spec: StageSpec, adapters: Iterable[tuple[str, Path]], *, on_cpu
                 choose_backend(spec.of_draft_model(), draft_config)
             except ValueError as error:
                 raise ModelError(f"speculation.model: {error}") from error
-    if spec.hub_model is None:  # else each rank downloads weights on its own node
+    each = [("model.path", spec, config, spec.hub_model)]
+    if draft_config is not None:
+        draft = spec.of_draft_model()
+        each.append(("speculation.model", draft, draft_config, spec.hub_draft_model))
+    for key, of, described, on_hub in each:
+        if on_hub is not None:  # each rank downloads weights on its own node
+            continue
         try:
-            with open_folder(Path(spec.model_path), config, spec, torch.float32):
+            with open_folder(Path(of.model_path), described, of, torch.float32):
                 pass
         except ModelError as error:
-            raise ModelError(f"model.path: {error}") from error
+            raise ModelError(f"{key}: {error}") from error
     for name, folder in adapters:
         try:
             read_adapter_config(folder, spec.max_adapter_rank)

@@ -15,7 +15,7 @@ try:
     import typer
 
     from app.paths import version
-    from app.terminal import SuggestingGroup, in_paragraphs
+    from app.terminal import SuggestingGroup, end_with_reader, in_paragraphs
 except KeyboardInterrupt:  # later it is typer that ends the command
     raise SystemExit(130) from None
 
@@ -96,8 +96,8 @@ def root(
     [bold]legato serve[/] serves the demo model, [bold]legato serve FOLDER[/] your own;
     [bold]legato chat[/] in another terminal talks to it.
 
-    Exit status: 0 done; 1 failed while running; 2 wrong usage, or a setting that will not do,
-    whenever that was found.
+    Exit status: 0 done; 1 failed while running; 141 its output was not read to the end; 2 wrong
+    usage, or a setting that will not do, whenever that was found.
     """
     reach_this_machine_directly()
 
@@ -114,7 +114,7 @@ def reach_this_machine_directly() -> None:
 
 
 def main() -> None:
-    app()
+    end_with_reader(app)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import Role
 from app.paths import locate
@@ -131,10 +133,30 @@ def parse_each(args: Mapping[str, Any]) -> list[Settings]:
         try:
             found.append(parse(whole))
         except SettingsError as error:
-            raise SettingsError(f"{entry_of(args, number)}{error}") from error
+            of = "" if _is_beside(args, number, error) else entry_of(args, number)
+            raise SettingsError(f"{of}{error}") from error
     _check_names([served_name(settings) for settings in found])
     _check_adapter_names(args, found)
     return found
+
+
+def _is_beside(args: Mapping[str, Any], number: int, error: SettingsError) -> bool:
+    """Whether all that is wrong with the settings of an entry is beside `models`."""
+    if "models" not in args or not isinstance(error.__cause__, ValidationError):
+        return False
+    places = [problem["loc"][:2] for problem in error.__cause__.errors()]
+    entry = args["models"][number]
+    return all(_has(args, place) and not _has(entry, place) for place in places)
+
+
+def _has(within: Any, place: Sequence[int | str]) -> bool:
+    for key in place:
+        if not isinstance(within, Mapping):
+            return True  # nothing deeper is read
+        if key not in within:
+            return False
+        within = within[key]
+    return True
 
 
 def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:

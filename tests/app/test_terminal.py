@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
+import sys
+
+import pytest
 
 from app.terminal import LastingConsole
 
@@ -19,3 +23,20 @@ def test_a_terminal_that_has_hung_up_ends_no_command() -> None:
         with console.status("draining"):
             console.print("stopping")
         assert console.quiet
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["models"], ["config", "reference"], ["--version"], ["simulate", "--figure7"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(arguments: list[str]) -> None:
+    """Written by Typer, also in one piece that is flushed at the end, and by rich."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        ended = subprocess.run(
+            [sys.executable, "-m", "app.cli.main", *arguments],
+            stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -249,6 +249,10 @@ def test_what_takes_seconds_to_check_is_left_to_config_check(tmp_path: Path) -> 
     check_models(_config(tmp_path, without_weights))
     with pytest.raises(SettingsError, match=r"^model.path: .* holds no \*.safetensors weights"):
         check_models(_config(tmp_path, without_weights), whole=True)
+    drafts = {"speculation": {"model": "HERE"}}
+    check_models(_config(tmp_path, drafts))
+    with pytest.raises(SettingsError, match=r"^speculation.model: .* holds no \*.safetensors"):
+        check_models(_config(tmp_path, drafts), whole=True)
     adapters = {"adapters": {"max_adapters": 1, "paths": {"a": "HERE"}}}
     with pytest.raises(SettingsError, match=r"^adapters.paths.a: .*adapter_config.json is missing"):
         check_models(_config(tmp_path, adapters), whole=True)

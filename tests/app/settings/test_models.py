@@ -100,6 +100,23 @@ def test_every_role_is_a_deployment_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (two() | {"slp": {}}, "slp: unknown setting; did you mean 'slo'"),
+        (two() | {"slo": {"tbt": 1}}, "slo.tbt: unknown setting"),
+        (two() | {"kv": 3}, "kv: must be a mapping"),
+        (two(kv=4), "models.1: kv: must be"),
+        (two(slo={"tbt": 2}), "models.1: slo.tbt: unknown"),
+        (two(slo={"tbt": 2}, kv={}) | {"kv": {"blocksize": 1}}, "kv.blocksize: unknown"),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_is_written(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_each(args)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
         ({"models": []}, "models: must be a list of at least one"),
         ({"models": "demo"}, "models: must be a list"),
         ({"models": [DEMO]}, "models.0: must be a mapping"),
