@@ -151,7 +151,8 @@ class FleetClient(EngineClient):
     @property
     def card(self) -> ModelCard:
         if self._card is None:
-            raise EngineUnavailable("no engine has joined yet", retry_after_s=RETRY_AFTER_S)
+            missing = f"no engine of {self.name} has joined yet"
+            raise EngineUnavailable(missing, retry_after_s=RETRY_AFTER_S)
         return self._card
 
     def is_ready(self) -> bool:

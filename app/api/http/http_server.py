@@ -10,6 +10,7 @@ import re
 import resource
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ _SPARE_FILES: Final = 512  # for all files except connections
 _NUM_ACCEPTED_AT_ONCE: Final = 64
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CHECK_AGAIN_S: Final = 0.1
+_TURN_WITHIN_S, _TURN_AGAIN_S = 2.0, 0.001  # others hold it for as long as they read a file
 _NAMES: Final = Path("/proc/net/unix")  # of all sockets that have one, in this network
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 _logger = logging.getLogger("legato.http")
@@ -194,19 +196,41 @@ def _claim(host: str, port: int, owner: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     address = str(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0])
     digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    claim.bind(f"\0legato-port/{port}/{address}/{digest}/{secrets.token_hex(4)}")
-    try:
-        names = _NAMES.read_text(errors="replace")
-    except OSError:  # hidden by a sandbox
-        return claim
-    for other, owned in re.findall(rf"@legato-port/{port}/(\S+)/(\S+)/\S+$", names, re.MULTILINE):
-        is_one_family = (":" in other) == (":" in address)  # a server of "::" has IPv6 alone
-        is_every = is_one_family and bool({other, address} & _EVERY_ADDRESS)
-        if (other == address or is_every) and owned != digest:
-            claim.close()
-            raise OSError(errno.EADDRINUSE, "another application of Legato answers there")
+    with _turn(port):  # of two that begin at once, each would else see the other's
+        try:
+            names = _NAMES.read_text(errors="replace")
+        except OSError:  # hidden by a sandbox
+            names = ""
+        claims = re.findall(rf"@legato-port/{port}/(\S+)/(\S+)/\S+$", names, re.MULTILINE)
+        for other, owned in claims:
+            is_one_family = (":" in other) == (":" in address)  # a server of "::" has IPv6 alone
+            is_every = is_one_family and bool({other, address} & _EVERY_ADDRESS)
+            if (other == address or is_every) and owned != digest:
+                raise _taken()
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        claim.bind(f"\0legato-port/{port}/{address}/{digest}/{secrets.token_hex(4)}")
     return claim
+
+
+def _turn(port: int) -> socket.socket:
+    """Held by one process at a time, whatever its owner, until it is closed."""
+    end_s = time.monotonic() + _TURN_WITHIN_S
+    turn = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    while True:
+        try:
+            turn.bind(f"\0legato-port-turn/{port}")
+        except OSError as error:
+            is_late = time.monotonic() > end_s
+            if error.errno != errno.EADDRINUSE or is_late:
+                turn.close()
+                raise _taken() if is_late else error from None
+            time.sleep(_TURN_AGAIN_S)
+        else:
+            return turn
+
+
+def _taken() -> OSError:
+    return OSError(errno.EADDRINUSE, "another application of Legato answers there")
 
 
 def _num_files() -> int:

@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.api.http import connections
+from app.api.http import connections, http_server
 from app.api.http.connections import MAX_HEAD_BYTES, RequestProtocol
 from app.api.http.http_server import HttpServer
 from tests.ports import free_port
@@ -171,6 +173,24 @@ async def test_a_port_is_shared_within_one_application_alone() -> None:
         successor = HttpServer(Slow(b""), HOST, port, owner="b")
         await successor.open()
     await successor.close()
+
+
+@pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="names of sockets are Linux's")
+def test_of_applications_that_begin_at_once_one_gets_the_port() -> None:
+    begin = threading.Barrier(3)
+
+    def claim(owner: str, port: int) -> socket.socket | None:
+        begin.wait()
+        try:
+            return http_server._claim(HOST, port, owner)
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor(3) as pool:
+        for port in range(1, 31):  # no names of a server's, whose ports are higher
+            claims = [one for one in pool.map(claim, "abc", [port] * 3) if one is not None]
+            assert len(claims) == 1
+            claims[0].close()
 
 
 async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> None:
