@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import os
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
+import msgpack
+import psutil
 from ray import serve
+from ray.experimental import internal_kv
+from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from actors.transport.gc_utils import freeze_gc_heap
+from actors.transport.node_directory import this_node
+from actors.transport.notices import notify
 from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.link import EngineFailed
@@ -29,6 +38,9 @@ from app.settings.load import parse, resolve
 from app.settings.models import served_name
 from app.user_config import UserConfig
 
+logger = logging.getLogger(__name__)
+
+_NAMESPACE: Final = "legato"
 # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
 # token streams: the scheduler does admission, and long streams need time to drain.
 FOR_STREAMS: Mapping[str, Any] = {
@@ -63,6 +75,8 @@ class Server(HttpReplica):
         _, text = await asyncio.gather(self.engine.start(), text_task)
         self.models = {name: ServedModel(self.engine, text, adapters)}
         await self.open([config])
+        if (name_here := _name_here()) is not None:
+            await asyncio.to_thread(tell_succession, name_here)
         freeze_gc_heap()
         shorten_time_slices()
 
@@ -86,7 +100,52 @@ class Server(HttpReplica):
         return {"open_requests": float(self.engine.num_open)}
 
     async def __del__(self) -> None:
+        if (name_here := _name_here()) is not None:
+            await asyncio.to_thread(leave_in_order, name_here)
         await self.close()
+
+
+def _name_here() -> str | None:
+    """Of the deployment; None: this is no replica, as in tests."""
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return None
+    return f"{context.app_name}/{context.deployment}"
+
+
+def tell_succession(name: str) -> None:
+    """Note in the cluster's store that this process serves, and say so if the one that is noted
+    there has died: its deployment is whole again."""
+    own = (this_node(), os.getpid())
+    try:
+        noted = internal_kv._internal_kv_get(_key(name), namespace=_NAMESPACE)
+        internal_kv._internal_kv_put(_key(name), msgpack.packb(own), namespace=_NAMESPACE)
+    except Exception as error:  # the store is down: no line is worth a replica
+        logger.warning("noting that this replica serves: %s", error)
+        return
+    node, pid = own if noted is None else msgpack.unpackb(noted)
+    if node == own[0] and not _lives(pid):
+        notify(f"process {own[1]} serves in the place of process {pid}, which had died")
+
+
+def leave_in_order(name: str) -> None:
+    """Whatever serves next takes the place of none that has died."""
+    with suppress(Exception):  # the store is down
+        noted = internal_kv._internal_kv_get(_key(name), namespace=_NAMESPACE)
+        if noted == msgpack.packb((this_node(), os.getpid())):
+            internal_kv._internal_kv_del(_key(name), namespace=_NAMESPACE)
+
+
+def _key(name: str) -> str:
+    return f"serving/{name}"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 LLMServer = serve.deployment(serve.ingress()(Server), name="LLMServer", **FOR_STREAMS)

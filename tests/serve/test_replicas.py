@@ -48,6 +48,8 @@ def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
             assert [line for line in lines if line][-1] == "data: [DONE]"
             assert "data: " in watching.read().decode()  # to its end: an open console is let go
         assert server.process.wait(60) == 0
+        told = f"process {successor.pid} serves in the place of process {replica.pid}, which had"
+        assert told in server.config.with_name("serve.log").read_text()
 
 
 @pytest.mark.long
