@@ -90,6 +90,7 @@ def build_api(
         route("/v1/batches/{batch_id}/cancel", batch.cancel, "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
+        route("/tokenizer_info", tokens.info, "GET"),
         route("/openapi.json", _document(context), "GET"),
         *extra_routes,
     ]

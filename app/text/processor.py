@@ -78,6 +78,11 @@ class TextProcessor:
         self._num_waiting_chars = 0  # of long chats
         templates = _templates(chat_template or tokenizer.chat_template)
         self.formats = choose_formats(templates.values(), tool_parser, reasoning_parser)
+        self.described: Mapping[str, Any] = {  # as by a tokenizer_config.json
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": templates.get("default", templates or None),
+            **_special_tokens(tokenizer),
+        }
         self.template = ChatTemplate(
             templates,
             _special_tokens(tokenizer),

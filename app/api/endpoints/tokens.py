@@ -1,6 +1,8 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 from __future__ import annotations
+
+from starlette.datastructures import QueryParams
 
 from app.api.context import Context
 from app.api.endpoints.conversation import prompt_of, template_messages
@@ -42,6 +44,13 @@ class Tokens:
         content = {"count": len(tokens), "max_model_len": context.engine.card.max_model_len}
         written = whole(content, tokens=await listed(tokens), token_strs=names)
         await call.reply(200, list(written))
+
+    async def info(self, call: Call) -> None:
+        """What a client needs to write prompts as chats are written here: the template in use and
+        the special tokens by their roles. `?model=NAME` says which of several."""
+        context = self._context.of(QueryParams(call.scope["query_string"]).get("model"))
+        longest = {"model_max_length": context.engine.card.max_model_len}
+        await call.reply_json({**context.text.described, **longest})
 
     async def detokenize(self, call: Call) -> None:
         """The text of token ids."""

@@ -41,6 +41,7 @@ from app.api.schema.other import (
     Status,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
     UnloadAdapterRequest,
     UnloadAdapterResponse,
     Version,
@@ -177,6 +178,7 @@ OPERATIONS: Final = (
     Operation("/v1/embeddings", "post", "Vectors of texts.", EmbeddingResponse, EmbeddingRequest),
     Operation("/tokenize", "post", "Token ids of a text.", TokenizeResponse, TokenizeRequest),
     Operation("/detokenize", "post", "Text of token ids.", DetokenizeResponse, DetokenizeRequest),
+    Operation("/tokenizer_info", "get", "Chat template and special tokens.", TokenizerInfo),
     Operation(
         "/v1/slo/quote",
         "post",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.schema.chat import GivenTool, Message
 from app.api.schema.common import ScheduleFields, ServedName, Slo, Strict
@@ -76,6 +76,18 @@ class DetokenizeRequest(Strict):
 
 class DetokenizeResponse(BaseModel):
     prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """With special tokens by their roles (`bos_token`, `eos_token`, ...), where it has them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    chat_template: str | dict[str, str] | None = Field(
+        description="By name if none is the default."
+    )
+    model_max_length: int
 
 
 class SloQuoteRequest(Strict):
