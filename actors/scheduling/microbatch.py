@@ -8,6 +8,9 @@ throttling) instead of all going into the first.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
+
 from actors.scheduling.interfaces import EngineView, pending_tokens
 from actors.scheduling.state import RequestState
 
@@ -28,6 +31,12 @@ def prefill_share(engine: EngineView, depth: int, num_tokens: int) -> int:
     computing = sum([step.num_prompt_tokens for step in engine.in_flight])
     total = pending_tokens(engine) + computing + len(engine.decoding)
     return max(-(-total // depth), num_tokens + _LEAST_PREFILL)
+
+
+def within(ready: list[RequestState], most: int) -> int:
+    """How many decodes fit `most` tokens, whichever they are; one goes on in any case."""
+    lengths = sorted([state.decode_length for state in ready], reverse=True)
+    return max(min(1, most), bisect_right(list(accumulate(lengths)), most))
 
 
 def spread(ready: list[RequestState], count: int) -> list[RequestState]:

@@ -28,6 +28,7 @@ class Outcomes:
         self.requests = requests
         self._on_end = on_end
         self.running = requests.running
+        self._keeps_states = requests.config.num_saved_states is not None
         self.num_prefilled_tokens = 0  # computed in answered steps
         self.num_accepted_drafts = 0
         self.num_overflows_in_a_row = 0  # requests that ended so, and no token drawn between
@@ -139,7 +140,8 @@ class Outcomes:
             state.first_token_s = requests.now_s
         if state.status is RequestStatus.RUNNING:
             if requests.config.prefix_cache:
-                running.commit(state, state.num_tokens - 1)  # those computed to sample the last
+                # Those computed to sample the last one, and not to be computed again
+                running.commit(state, min(state.num_tokens - 1, state.num_computed_tokens))
             requests.waiting.prompt_done(state, requests.now_s)
             state.slow_path_at = running.next_slow_path(state)
         outputs.append(_output(state, tokens, reason, logprobs, is_first))
@@ -170,16 +172,20 @@ class Outcomes:
             self._drain(state)
 
     def _settle_drafts(self, step: InFlight, result: StepResult) -> dict[int, tuple[int, ...]]:
-        """Subtract rejected drafts from the computed tokens; their positions are computed again."""
+        """Subtract rejected drafts from the computed tokens: their positions are computed again.
+        Where layers keep a state, which is then behind them, all of the slice is."""
         extra = dict(result.extra_tokens)
         for part in step.drafted:
             state, size = part.state, self.requests.config.block_size
             num_accepted = len(extra.get(state.request_id, ()))
             state.num_drafts = 0
             if self._counts(state):
-                state.num_computed_tokens -= part.num_drafts - num_accepted
+                num_rejected = part.num_drafts - num_accepted
+                state.num_computed_tokens -= num_rejected
                 needed = -(-(state.num_computed_tokens + 1) // size)
                 self.running.free_tail(state, max(part.num_blocks, needed))
+                if num_rejected and state.status is RequestStatus.RUNNING and self._keeps_states:
+                    state.go_back(part.num_tokens - num_rejected)
         return extra
 
     @staticmethod

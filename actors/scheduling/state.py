@@ -186,6 +186,12 @@ class RequestState:
         self.capacity = len(block_table) * block_size
         self.decode_limit = min(self.capacity, self.end)
 
+    def go_back(self, num_tokens: int) -> None:
+        """The state behind the last slice is of drafts that do not stand: what is known of its
+        tokens is computed again, from the state before, by the next decode, which needs a check."""
+        self.num_computed_tokens -= num_tokens
+        self.decode_limit = 0
+
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
@@ -194,6 +200,11 @@ class RequestState:
     def remaining(self) -> int:
         """Known tokens not yet planned."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def decode_length(self) -> int:
+        """Tokens of its next decode."""
+        return max(1, self.num_tokens - self.num_computed_tokens)
 
     def introduce(self) -> RequestStart:
         """The message with which it enters the stages."""
@@ -233,11 +244,17 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A decode that carries drafts. num_blocks: of its table, before blocks for them were added."""
+    """A decode of several tokens: before its last known one those computed again (`go_back`), and
+    behind it drafts. num_blocks: of its table, before blocks for them were added."""
 
     state: RequestState
     num_drafts: int
     num_blocks: int
+    num_redone: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_redone + 1 + self.num_drafts
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from actors.scheduling.class_view import ClassView
 from actors.scheduling.interfaces import EngineView
-from actors.scheduling.microbatch import decode_share, spread
+from actors.scheduling.microbatch import decode_share, spread, within
 from actors.scheduling.readable_step import ReadableStep
 from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
 
@@ -48,11 +48,12 @@ class StepBuilder(ReadableStep):
             return
         ready = self.runnable_decodes()
         share = decode_share(self._view, self.config.depth) if self._uniform else len(ready)
-        share = share if most is None else min(share, most)
-        before = self.contents.num_decodes
+        if most is not None:
+            share = min(share, within(ready, most))
+        before = self.contents.num_streams
         self.decode(spread(ready, share))
         for state in ready:  # instead of those that wait for memory
-            if self.contents.num_decodes - before >= share:
+            if self.contents.num_streams - before >= share:
                 return
             self.decode((state,))
 
@@ -86,6 +87,13 @@ class StepBuilder(ReadableStep):
             if start >= state.decode_limit:
                 if start >= state.end:
                     continue
+                if start < state.num_tokens - 1:
+                    self._grow_each(full)
+                    full = []
+                    num_added = len(contents.decode_slices) - num_before
+                    self._decode_again(state, self.room - num_added)
+                    num_free = self._running.block_manager.num_free
+                    continue
                 if len(full) < num_free:
                     full.append(state)
                 else:
@@ -105,6 +113,23 @@ class StepBuilder(ReadableStep):
             context_tokens += start + 1
         self._grow_each(full)
         contents.added_decodes(len(contents.decode_slices) - num_before, context_tokens)
+
+    def _decode_again(self, state: RequestState, room: int) -> None:
+        """A decode that begins where a slice with rejected drafts began, if its tokens fit the room
+        and its memory."""
+        start, end = state.num_computed_tokens, state.num_tokens
+        if end - start > room or (end > state.capacity and not self._grow(state, end)):
+            return
+        state.use_blocks(state.block_table, self.config.block_size)
+        if self.config.num_stages > 1 and end > state.num_first_stage_tokens:
+            self.contents.fed.append((state.request_id, end - 1, state.output_token_ids[-1]))
+            state.num_first_stage_tokens = end
+        state.num_computed_tokens = end
+        state.in_flight += 1
+        state.step_id = self.contents.step_id
+        state.slow_path_at = 0  # blocks are complete only now
+        redone = Drafted(state, 0, len(state.block_table), end - start - 1)
+        self.contents.add_redone(redone)
 
     def chunk(self, state: RequestState, limit: int) -> int:
         """Add up to `limit` tokens of an admitted prompt; returns how many.
@@ -175,7 +200,21 @@ class StepBuilder(ReadableStep):
 
     def room_for_drafts(self) -> int:
         """Drafts that budget and buffers allow in addition."""
-        return max(0, min(self.budget.room_for_drafts(self.shape), self.room))
+        room = min(self.budget.room_for_drafts(self.shape), self.room)
+        if self.config.num_saved_states is not None:
+            room = min(room, self._room_to_go_back())
+        return max(0, room)
+
+    def _room_to_go_back(self) -> int:
+        """Drafts that may all be wrong, and a later step still holds every decode: the buffers hold
+        what these would then compute again."""
+        taken = self.config.most_requests
+        for shape in (self.shape, *(step.shape for step in self._requests.in_flight)):
+            taken += sum([length - 1 for _, length in shape.prefills[: shape.num_drafted]])
+        for state in self._running.decoding:
+            if not state.in_flight:
+                taken += state.decode_length - 1
+        return self.config.max_step_tokens - taken
 
     def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
         """Add drafts to one of `contents.decodes_alone`; returns how many got memory.
@@ -194,7 +233,8 @@ class StepBuilder(ReadableStep):
         state.num_computed_tokens += count
         state.num_drafts = count
         state.slow_path_at = 0  # its answer takes the slow path
-        self.contents.give_drafts(Drafted(state, count, num_blocks), drafts)
+        num_redone = self.contents.num_redone_of(state)
+        self.contents.give_drafts(Drafted(state, count, num_blocks, num_redone), drafts)
         return count
 
     def charge(self, num_tokens: Mapping[RequestState, int]) -> None:

@@ -35,12 +35,12 @@ class StepContents:
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.num_tokens = 0
-        # Decodes without drafts
+        # Decodes of one token
         self.num_decodes = 0
         self.decode_context_tokens = 0
         self.decode_slices: list[SliceRow] = []
         self.decode_states: list[RequestState] = []
-        # Decodes with drafts
+        # Decodes of several tokens
         self.drafted: dict[RequestState, Drafted] = {}
         self.drafts: list[tuple[int, tuple[int, ...]]] = []
         self.drafts_asked: list[tuple[int, int]] = []
@@ -62,14 +62,22 @@ class StepContents:
     @property
     def decodes_alone(self) -> list[RequestState]:
         """Decodes that are in no other step in flight, so that all their tokens are known."""
-        return [s for s in self.decode_states if s.in_flight == 1]
+        alone = [s for s in self.decode_states if s.in_flight == 1]
+        if self.drafted:
+            alone += [s for s, d in self.drafted.items() if s.in_flight == 1 and not d.num_drafts]
+        return alone
+
+    @property
+    def num_streams(self) -> int:
+        """Decodes, of one token or several."""
+        return self.num_decodes + len(self.drafted)
 
     def shape(self, beside_move: bool) -> StepShape:
         prefills: tuple[tuple[int, int], ...] = ()
         if self.prefills:
             prefills = tuple([(s.num_computed_tokens - n, n) for s, n in self.prefills.items()])
         if self.drafted:
-            sizes = [(s, 1 + d.num_drafts) for s, d in self.drafted.items()]
+            sizes = [(s, d.num_tokens) for s, d in self.drafted.items()]
             prefills = (*[(s.num_computed_tokens - n, n) for s, n in sizes], *prefills)
         decodes, num_drafted = (self.num_decodes, self.decode_context_tokens), len(self.drafted)
         return _make(StepShape, (*decodes, prefills, beside_move, num_drafted))
@@ -89,14 +97,24 @@ class StepContents:
         if state.on_stages:
             self.new_blocks[request_id] = (*self.new_blocks.get(request_id, ()), *fresh)
 
+    def num_redone_of(self, state: RequestState) -> int:
+        """Tokens that its decode computes again."""
+        return self.drafted[state].num_redone if state in self.drafted else 0
+
+    def add_redone(self, redone: Drafted) -> None:
+        """Add a decode that computes tokens again."""
+        self.drafted[redone.state] = redone
+        self.num_tokens += redone.num_tokens
+
     def give_drafts(self, drafted: Drafted, drafts: tuple[int, ...]) -> None:
-        """Make one of the decodes, whose slice was a single token, one with drafts."""
+        """Make one of the decodes, which had none, one with drafts."""
         state = drafted.state
-        at = self.decode_states.index(state)
-        context = self.decode_slices[at][1] + 1
-        del self.decode_states[at], self.decode_slices[at]
-        self.num_decodes -= 1
-        self.decode_context_tokens -= context
+        if state not in self.drafted:
+            at = self.decode_states.index(state)
+            context = self.decode_slices[at][1] + 1
+            del self.decode_states[at], self.decode_slices[at]
+            self.num_decodes -= 1
+            self.decode_context_tokens -= context
         self.num_tokens += drafted.num_drafts
         self.drafted[state] = drafted
         self.drafts.append((state.request_id, drafts))
@@ -110,7 +128,7 @@ class StepContents:
         shape = self.shape(beside_move)
         num_decode_tokens = shape.num_decodes
         for state, drafted in self.drafted.items():
-            length = 1 + drafted.num_drafts
+            length = drafted.num_tokens
             num_decode_tokens += length
             start = state.num_computed_tokens - length
             slices.append((state.request_id, start, length, True))

@@ -75,7 +75,10 @@ def _validate_progress(core: Core, by_status: dict[RequestStatus, list[RequestSt
         assert state.num_computed_tokens < state.num_tokens, state
         assert state.num_computed_tokens <= state.capacity, state
     for state in requests.decoding:
-        assert state.num_tokens - 1 <= state.num_computed_tokens <= state.capacity, state
+        assert state.num_computed_tokens <= state.capacity, state
+        if state.num_computed_tokens < state.num_tokens - 1:  # it has gone back
+            assert core.config.num_saved_states is not None, state
+            assert state.in_flight == state.decode_limit == 0, state
         ahead = state.num_drafts or core.config.steps_per_request - 1
         assert state.num_computed_tokens <= state.num_tokens + ahead, state
         assert state.num_computed_tokens <= max(state.end, state.num_tokens), state

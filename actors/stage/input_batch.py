@@ -208,10 +208,10 @@ class InputBatch:
             if row is not None:  # a request that was released needs no token
                 self.tokens_RP[row, position] = token
         if plan.drafts:
-            starts = {request_id: start for request_id, start, _, _ in plan.slices}
+            ends = {request_id: start + length for request_id, start, length, _ in plan.slices}
             for request_id, drafts in plan.drafts:
-                first = starts[request_id] + 1
-                self.tokens_RP[self.row(request_id), first : first + len(drafts)] = drafts
+                end = ends[request_id]
+                self.tokens_RP[self.row(request_id), end - len(drafts) : end] = drafts
 
     def gather(self, slices: Sequence[SliceRow]) -> HostBatch:
         """The batch of one step. Raises KeyError for unknown requests, ValueError for slices

@@ -56,15 +56,12 @@ _REUSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("kv.disk_cache_gib", (0,)),
     ("kv.shared_cache_gib", (0,)),
     ("scheduling.swap", ("never", "auto")),
-    ("speculation.drafter", ("none", "auto")),
-    ("speculation.model", (None,)),
 )
 
 
 def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
     """Values of the scheduler's settings for a model with layers that keep a state: KV alone
-    continues no request, and no token can be taken back. Raises SettingsError for a setting that
-    is written and asks for more."""
+    continues no request. Raises SettingsError for a setting that is written and asks for more."""
     for key, harmless in _REUSE:
         section, name = key.split(".")
         within = getattr(settings, section)
@@ -75,4 +72,4 @@ def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
             )
     if settings.adapters is not None:
         raise SettingsError(f"adapters: not supported with {architecture}")
-    return {"swap": "never", "drafter": "none", "num_saved_states": 0}
+    return {"swap": "never", "num_saved_states": 0}

@@ -254,7 +254,7 @@ def _scheduler(settings: Settings, config: DecoderConfig) -> SchedulerConfig:
         values["drafter"] = "none"
     if config.mixer is not None:
         values |= without_reuse(settings, config.architecture)
-        logger.info("no drafts and no swapping: layers of the model keep a state")
+        logger.info("no swapping: layers of the model keep a state")
     if values["draft_model"] is not None:
         values["draft_model"] = str(model_folder(values["draft_model"], "speculation.model"))
     if "delivery_ms" in settings.slo.model_fields_set and values["budget"] in _CONSTANT_BUDGETS:

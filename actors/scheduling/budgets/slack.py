@@ -117,10 +117,10 @@ class Slack:
             self._saved.setdefault(view.step_id, []).append(next_s)
 
     def _leave_out(self, view: RequestView, due_s: float, now_s: float) -> None:
-        """Its token comes after this step. One that is late anyway, since it lacks memory, say,
-        shortens no step."""
+        """Its token comes after this step. One late anyway, for lack of memory, shortens none."""
         if due_s > now_s:
-            self._left_out.add(view.num_tokens - 1, 1, self.cost.profile.attention_window)
+            first, window = view.num_computed_tokens, self.cost.profile.attention_window
+            self._left_out.add(first, view.num_tokens - first, window)
             self._left_out_due_s = min(self._left_out_due_s, due_s)
 
     def _banked_s(

@@ -136,5 +136,4 @@ def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | Non
 
 def _whole(step: StepBuilder, left: int) -> int:
     """The limit for the next whole prompt; a step without one takes a prompt of any length."""
-    has_prompt = step.contents.num_tokens > step.contents.num_decodes
-    return left if has_prompt else max(left, step.room)
+    return left if step.contents.prefills else max(left, step.room)

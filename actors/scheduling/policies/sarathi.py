@@ -120,7 +120,8 @@ class Sarathi:
             return
         step.narrow(is_background=False)
         # Else prompts that fill every step would keep background decodes waiting without end.
-        self._fill(step, kept=int(any(state.is_background for state in step.decoding)))
+        lengths = [state.decode_length for state in step.decoding if state.is_background]
+        self._fill(step, kept=max(lengths, default=0))
         # Those that wait behind background requests come the sooner the faster these go on.
         has_live = give_way(step) or not step.contents.is_empty or step.is_in_flight
         step.narrow(is_background=True)
@@ -144,7 +145,7 @@ class Sarathi:
         """The first prompt goes on beside any number of decodes."""
         contents = step.contents
         share = self.chunk_size(state) - contents.num_tokens
-        return max(share, _ROUNDING) if contents.num_tokens == contents.num_decodes else share
+        return share if contents.prefills else max(share, _ROUNDING)
 
     def chunk_size(self, state: RequestState) -> int:
         """Tokens a step may hold for this prompt to join it."""

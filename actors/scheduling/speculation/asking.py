@@ -82,7 +82,8 @@ class Asking:
             )
             for s, d in asking
         ]
-        counts = choose(self._cost_model, shape, wishes, room, pass_s)
+        goes_back = self._config.num_saved_states is not None
+        counts = choose(self._cost_model, shape, wishes, room, pass_s, goes_back)
         self.num_idle = 0 if any(counts) else self.num_idle + 1
         if sum(counts) < room and (not self.num_idle or self.num_idle >= _PROBE_STEPS):
             # Without it nothing would be learned any more.

@@ -15,12 +15,13 @@ _LEAST_GAIN = 0.05  # of the decodes' tokens: less is not worth a step that is n
 class Wish(NamedTuple):
     """The drafts that one request could use.
 
-    start: position of its known token. rate: of acceptance. most: drafts.
+    start: of its slice. rate: of acceptance. most: drafts. num_known: tokens before them.
     """
 
     start: int
     rate: float
     most: int
+    num_known: int = 1
 
 
 def choose(
@@ -29,13 +30,16 @@ def choose(
     wishes: Sequence[Wish],
     most: int,
     pass_s: float = 0.0,
+    goes_back: bool = False,
 ) -> list[int]:
     """The drafts of each request, `most` together: the likeliest, as many as raise the expected
     tokens per predicted second of a step of this shape; none if they do not raise it enough.
 
     Tokens of prompts count like those of decodes, so that drafts lengthen a step with prefill only
     where they compute more per second than the prefill itself. pass_s: time that the draft model
-    takes for one draft of each. Without a cost model only the chances count.
+    takes for one draft of each. goes_back: a slice with a wrong draft is computed again as far as
+    it is right, in a later step, which is at most as long again. Without a cost model only the
+    chances count.
     """
     drafts = likeliest([(wish.rate, wish.most) for wish in wishes], most)
     if cost_model is None or not drafts:
@@ -44,15 +48,24 @@ def choose(
     for chance, _, _ in drafts:
         total -= chance
         gained.append(total)
-    num_tokens, step_s = shape.num_tokens, cost_model.step_s
+    step_s = cost_model.step_s
+    # What the step itself computes again is no gain, and takes its time with drafts or without.
+    base = _without_redone(shape)
+    base_s, num_tokens, redone_s = step_s(base), base.num_tokens, 0.0
+    if base is not shape:
+        redone_s = max(0.0, step_s(shape) - base_s)
 
     def rate_of(number: int) -> float:
         counts = _counts(drafts[:number], len(wishes))
-        with_drafts_s = step_s(_with_drafts(shape, wishes, counts)) + max(counts) * pass_s
-        return (num_tokens + gained[number]) / with_drafts_s
+        with_drafts = _with_drafts(shape, wishes, counts)
+        seconds = step_s(with_drafts)
+        if goes_back:
+            share = _share_redone(with_drafts.num_tokens - num_tokens, wishes, counts)
+            seconds += share * max(0.0, seconds - base_s)
+        return (num_tokens + gained[number]) / (seconds - redone_s + max(counts) * pass_s)
 
     number, rate = best_number(len(drafts), rate_of)
-    least = (num_tokens + _LEAST_GAIN * shape.num_decodes) / step_s(shape)
+    least = (num_tokens + _LEAST_GAIN * base.num_decodes) / base_s
     if rate < least:
         return [0] * len(wishes)
     return _counts(drafts[:number], len(wishes))
@@ -87,13 +100,41 @@ def _counts(drafts: Iterable[tuple[float, int, int]], num_requests: int) -> list
 
 
 def _with_drafts(shape: StepShape, wishes: Sequence[Wish], counts: Sequence[int]) -> StepShape:
-    slices = [(wish.start, 1 + count) for wish, count in zip(wishes, counts, strict=True) if count]
-    context = shape.decode_context_tokens - sum([start + 1 for start, _ in slices])
+    slices, rest = list[tuple[int, int]](), list(shape.prefills)
+    num_decodes, context = shape.num_decodes, shape.decode_context_tokens
+    for (start, _, _, num_known), count in zip(wishes, counts, strict=True):
+        if count:
+            slices.append((start, num_known + count))
+            if num_known > 1:
+                rest.remove((start, num_known))
+            else:
+                num_decodes, context = num_decodes - 1, context - start - 1
     return shape._replace(
-        num_decodes=shape.num_decodes - len(slices),
-        decode_context_tokens=context,
-        prefills=(*slices, *shape.prefills),
+        num_decodes=num_decodes, decode_context_tokens=context, prefills=(*slices, *rest)
     )
+
+
+def _without_redone(shape: StepShape) -> StepShape:
+    """The step, did it compute no tokens again: its decodes of several tokens have one."""
+    if not shape.num_drafted:
+        return shape
+    redone, rest = shape.prefills[: shape.num_drafted], shape.prefills[shape.num_drafted :]
+    return shape._replace(
+        num_decodes=shape.num_decodes + len(redone),
+        decode_context_tokens=shape.decode_context_tokens + sum([s + n for s, n in redone]),
+        prefills=rest,
+        num_drafted=0,
+    )
+
+
+def _share_redone(num_more: int, wishes: Sequence[Wish], counts: Sequence[int]) -> float:
+    """Of num_more tokens, which a step has in addition to one of each decode, the share that is
+    expected to be computed again at most: all of each slice with a wrong draft."""
+    redone = 0.0
+    for wish, count in zip(wishes, counts, strict=True):
+        if count:
+            redone += (1.0 - wish.rate**count) * (wish.num_known - 1 + count)
+    return redone / num_more
 
 
 def best_number(most: int, value: Callable[[int], float]) -> tuple[int, float]:

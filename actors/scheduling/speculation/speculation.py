@@ -46,6 +46,8 @@ class Speculation:
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
         self._had_room = True  # for drafts in the last step
+        # Where layers keep a state, which is of the slice's end
+        self._goes_back = config.num_saved_states is not None
         self.is_on = config.drafter in ("lookup", "model") or (
             config.drafter == "auto" and cost_model is not None
         )
@@ -141,6 +143,9 @@ class Speculation:
 
     def _offers(self, step: StepBuilder) -> list[tuple[RequestState, tuple[int, ...]]]:
         candidates = self._candidates(step.draftable(step.contents.decodes_alone))
+        if self._goes_back and self.cost_model is None:
+            # What is computed again would grow with every wrong draft.
+            candidates = [s for s in candidates if not step.contents.num_redone_of(s)]
         return [(s, d) for s in candidates if (d := self._offer(s))]
 
     def _add_drafts(
@@ -149,8 +154,13 @@ class Speculation:
         """False if there were some, but no number of them pays."""
         if not offers:
             return True
-        wishes = [Wish(s.num_computed_tokens - 1, _acceptance_rate(s), len(d)) for s, d in offers]
-        counts = choose(self.cost_model, step.shape, wishes, room)
+        wishes = []
+        for state, drafts in offers:
+            num_known = 1 + step.contents.num_redone_of(state)
+            start = state.num_computed_tokens - num_known
+            wishes.append(Wish(start, _acceptance_rate(state), len(drafts), num_known))
+        shape = step.shape
+        counts = choose(self.cost_model, shape, wishes, room, goes_back=self._goes_back)
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])

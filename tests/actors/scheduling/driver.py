@@ -241,7 +241,8 @@ class Driver:
                 if state.is_background and self.core.requests.are_mixed:
                     continue
                 ready = state.in_flight < self.config.steps_per_request
-                holds_memory = state.num_computed_tokens < state.capacity
+                last = max(state.num_computed_tokens, state.num_tokens - 1)
+                holds_memory = last < state.capacity
                 assert not (ready and holds_memory and state.num_computed_tokens < state.end), state
 
     def _check_budget(self, plan: StepPlan) -> None:
@@ -257,7 +258,15 @@ class Driver:
                 part.num_tokens == 1 and part.samples and part.start > 0
                 for part in plan.named_slices
             )
-            decodes += sum(part.request_id in dict(plan.drafts) for part in plan.named_slices)
+            drafts = dict(plan.drafts)
+            goes_back = core.config.num_saved_states is not None
+            for part in plan.named_slices:
+                num_known = part.num_tokens - len(drafts.get(part.request_id, ()))
+                if part.request_id in drafts:
+                    decodes += num_known
+                elif num_known > 1 and goes_back and part.samples:
+                    state = core.requests.by_id[part.request_id]
+                    decodes += num_known * (part.start >= state.num_prompt_tokens)
             beside = 1 if core.requests.num_background else 0  # that goes on all the same
             assert plan.num_tokens <= max(core.config.token_budget, decodes) + beside
 

@@ -54,7 +54,8 @@ def _whole_answer(
 @dataclass
 class Mirror:
     """What the stages know of one request. prefixes: of as many tokens as have been computed.
-    state: the hash of all computed tokens, of a model whose layers keep states."""
+    states: the hash of all tokens before a position, of a model whose layers keep states: where the
+    last slice began, and where it ended."""
 
     tokens: list[int]
     blocks: list[int]
@@ -63,7 +64,7 @@ class Mirror:
     pooling: str | None
     computed: int
     corrupt: bool = False
-    state: int = ROOT
+    states: dict[int, int] = field(default_factory=dict)
     prefixes: list[int] = field(default_factory=list)
 
     def prefixes_to(self, end: int) -> list[int]:
@@ -111,7 +112,9 @@ class FakeStages:
                 if more:
                     extra_tokens.append((part.request_id, tuple(more)))
                 if part.request_id in asked:
-                    offered.append((part.request_id, self._guess(mirror, asked[part.request_id])))
+                    at = part.start + part.num_tokens - len(drafts[part.request_id]) + len(more)
+                    guesses = self._guess(mirror, at, asked[part.request_id])
+                    offered.append((part.request_id, guesses))
                 continue
             token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
             self._save_states(plan, part, mirror)
@@ -121,7 +124,8 @@ class FakeStages:
                 if self.config.num_stages == 1:
                     mirror.tokens.append(token)
                 if part.request_id in asked:
-                    offered.append((part.request_id, self._guess(mirror, asked[part.request_id])))
+                    guesses = self._guess(mirror, end, asked[part.request_id])
+                    offered.append((part.request_id, guesses))
             if mirror.pooling and end == mirror.num_prompt:
                 pooled.append((part.request_id, (float(token),)))
             last = min(end + 1, mirror.num_prompt)
@@ -142,33 +146,36 @@ class FakeStages:
             draft_pass_s=self.pass_s if asked else 0.0,
         )
 
-    def _guess(self, mirror: Mirror, count: int) -> tuple[int, ...]:
-        """What will be drawn next, but for every `wrong`-th token."""
+    def _guess(self, mirror: Mirror, at: int, count: int) -> tuple[int, ...]:
+        """What will be drawn behind the token drawn at a position, but for every `wrong`-th."""
         if mirror.corrupt:
             return (GARBAGE,) * count
-        prefix, guesses = [ROOT, *mirror.prefixes_to(mirror.computed)][-1], list[int]()
+        prefix, guesses = [ROOT, *mirror.prefixes_to(at)][-1], list[int]()
         for number in range(count + 1):
             token = draw(prefix, mirror.seed)
             prefix = extend(prefix, token)
-            is_wrong = (mirror.computed + number) % self.wrong == self.wrong - 1
+            is_wrong = (at + number) % self.wrong == self.wrong - 1
             guesses.append((token + is_wrong) % VOCABULARY)
         return tuple(guesses[1:])  # the first is of the token that this step has drawn
 
     def _verify(self, part: Slice, mirror: Mirror, drafts: tuple[int, ...]) -> list[int]:
         """Draw behind the known token and behind each draft that stands."""
-        assert part.num_tokens == 1 + len(drafts)
+        first = part.start + part.num_tokens - len(drafts)  # that is drawn
+        assert first == part.start + 1 or self.config.num_saved_states is not None
         if mirror.corrupt:
             return [GARBAGE]
         mirror.tokens += drafts
         self._compute(part, mirror)
         drawn: list[int] = []
         for draft in (*drafts, None):
-            prefix = self.slots[self._slot(mirror, part.start + len(drawn))]
+            prefix = self.slots[self._slot(mirror, first - 1 + len(drawn))]
             drawn.append(draw(prefix, mirror.seed))
             if drawn[-1] != draft:
                 break
-        mirror.computed = part.start + len(drawn)
-        mirror.forget(mirror.computed)
+        last = first - 1 + len(drawn)
+        mirror.forget(last)
+        goes_back = self.config.num_saved_states is not None and len(drawn) <= len(drafts)
+        mirror.computed = part.start if goes_back else last
         if self.config.num_stages == 1:
             mirror.tokens.append(drawn[-1])
         return drawn
@@ -239,8 +246,9 @@ class FakeStages:
             )
             if self.config.num_saved_states is not None:
                 assert (start.state_row is None) == (begin == 0), "no state to begin with"
-                if start.state_row is not None:
-                    self.known[start.request_id].state = self.saved[start.state_row]
+                row = start.state_row
+                state = ROOT if row is None else self.saved[row]
+                self.known[start.request_id].states[begin] = state
         for request_id, num_blocks in plan.trimmed:
             assert request_id in dict(plan.new_blocks)
             del self.known[request_id].blocks[num_blocks:]
@@ -277,8 +285,9 @@ class FakeStages:
         found = list(map(self.slots.get, islice(slots, part.start)))
         assert found == prefixes[: part.start], f"wrong KV below {part}"
         if self.config.num_saved_states is not None:
-            assert mirror.state == [ROOT, *prefixes][part.start], f"wrong state before {part}"
-            mirror.state = prefixes[-1]
+            before = mirror.states.get(part.start)
+            assert before == [ROOT, *prefixes][part.start], f"wrong state before {part}"
+            mirror.states = {part.start: before, end: prefixes[-1]}
         own = islice(slots, part.num_tokens)
         self.slots.update(zip(own, prefixes[part.start :], strict=True))
         mirror.computed = end

@@ -32,7 +32,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         **rest: object,
     ) -> SchedulerConfig:
         if rest["num_saved_states"] is not None:
-            rest |= {"drafter": "none", "swap": "never", "tier_ranks": 0, "hands_over": False}
+            rest |= {"swap": "never", "tier_ranks": 0, "hands_over": False}
         if rest["drafter"] == "none":
             rest["max_drafts"] = None
         rest["draft_model"] = "small" if rest["drafter"] == "model" else None

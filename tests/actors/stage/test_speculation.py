@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,15 @@ import pytest
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
-from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
+from actors.scheduling.events import (
+    Emit,
+    Event,
+    Execute,
+    PipelineLost,
+    StepDone,
+    StepFailed,
+    Submit,
+)
 from actors.scheduling.plan import StepPlan, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request, SamplingParams
 from actors.scheduling.validation import validate
@@ -85,8 +93,10 @@ def serve(
     execute: Run,
     known: dict[int, Answer] | None = None,
     requests: Sequence[Request] | None = None,
+    faults: Mapping[int, Callable[[], Run] | None] | None = None,
 ) -> tuple[dict[int, Answer], Core, list[StepPlan]]:
-    """The answers of a core on these stages; `known` gives some requests drafts of other rates."""
+    """The answers of a core on these stages; `known` gives some requests drafts of other rates.
+    faults: by step, what makes the stages that take the place of lost ones, or None: it failed."""
     core = build_core(config)
     requests = make_requests() if requests is None else requests
     answers = {request.request_id: Answer() for request in requests}
@@ -113,8 +123,18 @@ def serve(
         if known is not None and state is not None and request.request_id % 4:
             answer = known[request.request_id]
             state.drafter = Known(answer, 2 + request.request_id % 5)  # type: ignore[assignment]
+    faults = faults or {}
     while waiting:
-        send(StepDone(execute(waiting.popleft())))
+        plan = waiting.popleft()
+        if plan.step_id not in faults:
+            send(StepDone(execute(plan)))
+        elif (make := faults[plan.step_id]) is None:
+            execute(plan)
+            send(StepFailed(plan.step_id, "its answer is lost"))
+        else:
+            waiting.clear()
+            execute = make()
+            send(PipelineLost())
     assert core.is_idle
     blocks = core.requests.running.block_manager
     assert blocks.num_free == config.num_blocks, "a block leaked"

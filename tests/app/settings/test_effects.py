@@ -64,7 +64,6 @@ def test_defaults_and_what_works_are_none() -> None:
     [
         ({"kv": {"swap_gib": 1}}, "kv.swap_gib: has no effect with Qwen3_5ForCausalLM"),
         ({"kv": {"host_cache_gib": 1}}, "kv.host_cache_gib: has no effect with Qwen3_5ForCausalLM"),
-        ({"speculation": {"drafter": "lookup"}}, "speculation.drafter: has no effect with Qwen3_5"),
         (
             {"scheduling": {"swap": "always"}},
             "scheduling.swap: has no effect with Qwen3_5ForCausalLM",
@@ -84,9 +83,19 @@ def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> 
     model = {"path": str(tiny_model("qwen3-5"))}
     scheduler = resolve(parse({"model": model})).scheduler
     assert (scheduler.prefix_cache, scheduler.swap) == (True, "never")
-    assert (scheduler.drafter, scheduler.num_saved_states) == ("none", 0)
+    assert scheduler.num_saved_states == 0
     shown = filled_in({"model": model})  # as `legato config show` prints it
     assert resolve(parse(shown)).scheduler == scheduler
+
+
+def test_a_model_with_states_takes_drafts(tiny_model: Callable[..., Path]) -> None:
+    model, drafts = {"path": str(tiny_model("qwen3-5"))}, str(tiny_model("llama"))
+    parallel = {"backend": "cpu"}  # which is exact, whether or not it is here
+    scheduler = resolve(parse({"model": model, "parallel": parallel})).scheduler
+    assert scheduler.drafter == "auto"
+    speculation = {"drafter": "model", "model": drafts}
+    scheduler = resolve(parse({"model": model, "speculation": speculation})).scheduler
+    assert (scheduler.drafter, scheduler.draft_model) == ("model", drafts)
 
 
 def test_a_model_with_states_cannot_draft(tiny_model: Callable[..., Path]) -> None:

@@ -107,9 +107,9 @@ def test_a_model_that_is_wrong_is_asked_less_and_less() -> None:
 
 def test_a_request_with_a_hard_beginning_is_asked_again_beside_one_that_gains() -> None:
     class HardBeginning(FakeStages):
-        def _guess(self, mirror: Mirror, count: int) -> tuple[int, ...]:
-            guess = super()._guess(mirror, count)
-            if mirror.seed == 2 and mirror.computed < 33:
+        def _guess(self, mirror: Mirror, at: int, count: int) -> tuple[int, ...]:
+            guess = super()._guess(mirror, at, count)
+            if mirror.seed == 2 and at < 33:
                 return tuple([(token + 1) % VOCABULARY for token in guess])
             return guess
 

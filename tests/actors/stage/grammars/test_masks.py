@@ -308,24 +308,28 @@ def test_a_grammar_says_what_it_forces(tiny_model: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("draft_model", [False, True])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-5"])
 def test_what_a_grammar_forces_is_drafted(
-    tiny_model: Callable[..., Path], num_stages: int, draft_model: bool
+    tiny_model: Callable[..., Path], num_stages: int, draft_model: bool, variant: str
 ) -> None:
-    """Fewer steps, the same bytes: beside a draft model, which guesses the rest, and without."""
+    """Fewer steps, the same bytes: beside a draft model, which guesses the rest, and without; also
+    where layers keep a state."""
     skip_unless_available("cpu")
-    grammar, folder = Grammar("json_schema", json.dumps(FORCING)), tiny_model("llama")
+    grammar, folder = Grammar("json_schema", json.dumps(FORCING)), tiny_model(variant)
+    kept = {} if variant == "llama" else {"num_saved_states": 8, "swap": "never"}
+    settings = replace(BASE, num_stages=num_stages, **kept)  # type: ignore[arg-type]
     base = SamplingParams(90, temperature=1.0, logprobs=1, stop_token_ids=STOPS)
     requests = [
         Request(i, tuple(p), replace(base, seed=i, grammar=None if i == 2 else grammar), 0.0)
         for i, p in enumerate(make_prompts()[:4])
     ]
     plain, _, plans = serve(
-        replace(BASE, num_stages=num_stages),
+        settings,
         make_chain(folder, num_stages, NUM_BLOCKS, backend="cpu"),
         requests=requests,
     )
-    options = {"draft_model_path": str(folder), "max_drafts": 8} if draft_model else {}
-    config = replace(BASE, num_stages=num_stages, drafter="lookup")
+    options = {"draft_model_path": str(tiny_model("llama")), "max_drafts": 8} if draft_model else {}
+    config = replace(settings, drafter="lookup")
     if draft_model:
         config = replace(config, drafter="model", draft_model="itself")
     drafted, core, fewer = serve(

@@ -1,0 +1,97 @@
+"""Where layers keep a state, a request with a wrong draft goes back to its slice's beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.scheduling.budgets.fixed import FixedBudget
+from actors.scheduling.build import build_core
+from actors.scheduling.plan import StepPlan, StepShape
+from actors.scheduling.policies import POLICIES
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.speculation.costs import Costs
+from tests.actors.scheduling.speculation.test_speculation import config, copying, with_oracle
+
+STATES = {"num_saved_states": 2, "swap": "never", "max_requests": 8}
+
+
+def driver_of(costs: Costs | None, **changes: Any) -> Driver:
+    settings = config(**STATES, **changes)
+    return Driver(settings, build_core(settings, budget=FixedBudget(128), cost_model=costs))
+
+
+def lengths_of(plans: list[StepPlan]) -> list[tuple[int, int, int]]:
+    """Of each slice of request 1: its start, its known tokens, its drafts."""
+    found = []
+    for plan in plans:
+        num_drafts = len(dict(plan.drafts).get(1, ()))
+        found += [(s, n - num_drafts, num_drafts) for i, s, n, _ in plan.slices if i == 1]
+    return found
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_is_known_of_a_slice_is_computed_again(stages: int) -> None:
+    """Every ninth token is guessed wrong. Without a cost model, a slice that computes tokens again
+    has no drafts."""
+    driver = driver_of(None, num_stages=stages, lookahead=False, max_drafts=4)
+    with_oracle(driver, copying(1, length=20), wrong=9)
+    driver.drain()
+    driver.check_everyone_finished()
+    assert lengths_of(driver.plans) == [
+        (0, 3, 0), (3, 1, 4), (8, 1, 4), (8, 4, 0), (12, 1, 4), (17, 1, 4), (17, 4, 0), (21, 1, 0),
+    ]  # fmt: skip
+
+
+def test_a_slice_that_is_computed_again_may_carry_drafts() -> None:
+    """Where they are cheap: those before them are then computed once more if one is wrong."""
+    driver = driver_of(Costs(64), lookahead=False, max_drafts=4)
+    with_oracle(driver, copying(1, length=20), wrong=3)
+    driver.drain()
+    driver.check_everyone_finished()
+    starts = [start for start, _, num_drafts in lengths_of(driver.plans) if num_drafts]
+    assert any(starts.count(start) > 2 for start in starts)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("blocks", [34, 60])
+def test_tokens_are_the_same_on_every_policy(policy: str, stages: int, blocks: int) -> None:
+    """Preemption, wrong drafts, buffers that hold little more than the decodes; the stages compare
+    the state before each slice with that of all tokens before it."""
+    driver = driver_of(
+        Costs(16), policy=policy, num_stages=stages, num_blocks=blocks, prefix_cache=True,
+        max_step_tokens=20,
+    )  # fmt: skip
+    for number in range(5):
+        with_oracle(driver, copying(number, length=60, seed=number), wrong=3 + number)
+    driver.drain()
+    driver.check_everyone_finished()
+    assert 0 < driver.core.outcomes.num_accepted_drafts < driver.core.speculation.num_drafts
+
+
+def total_s(least: int, num_requests: int, wrong: int | None, **changes: Any) -> float:
+    """The time of all steps by the same costs. wrong: None: without drafts."""
+    costs = Costs(least)
+    driver = driver_of(costs, lookahead=False, **changes)
+    driver.core.speculation.is_on = wrong is not None
+    for number in range(num_requests):
+        with_oracle(driver, copying(number, length=100, seed=number), wrong or 1)
+        drafter = driver.core.requests.by_id[number].drafter
+        assert drafter is not None
+        drafter.acceptance_rate = 1.0 - 1.0 / (wrong or 1)
+    driver.drain()
+    shapes = [StepShape(prefills=tuple((s, n) for _, s, n, _ in p.slices)) for p in driver.plans]
+    return sum(map(costs.step_s, shapes))
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("least", [1, 2, 4, 8, 12, 16, 64])
+def test_drafts_never_take_longer_than_they_save(least: int, num_requests: int) -> None:
+    """Whatever share of them is right, and however many tokens of a step are free."""
+    plain_s = total_s(least, num_requests, None)
+    drafted_s = [total_s(least, num_requests, wrong) for wrong in (2, 3, 4, 6, 10, 30)]
+    assert max(drafted_s) <= plain_s * (1 + 1e-9)
+    if least >= 8:
+        assert drafted_s[-1] < 0.4 * plain_s
