@@ -127,7 +127,6 @@ class StepBuilder(ReadableStep):
         state.num_computed_tokens = end
         state.in_flight += 1
         state.step_id = self.contents.step_id
-        state.slow_path_at = 0  # blocks are complete only now
         redone = Drafted(state, 0, len(state.block_table), end - start - 1)
         self.contents.add_redone(redone)
 

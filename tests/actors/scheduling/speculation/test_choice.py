@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -75,6 +75,39 @@ def test_tokens_of_prompts_count_like_those_of_decodes() -> None:
     wishes = [Wish(10, 0.9, 8)] * 2
     assert choose(Costs(32), StepShape(2, 22, ((0, 40),)), wishes, 99) == [0, 0]
     assert choose(Costs(32), StepShape(2, 22, ((0, 10),)), wishes, 99) == [8, 8]
+
+
+def test_what_a_wrong_draft_costs_where_its_slice_is_computed_again() -> None:
+    """Four tokens are free; of two drafts of this rate, three in four slices have a wrong one."""
+    wishes = [Wish(10, 0.5, 2)]
+    assert choose(Costs(2), StepShape(1, 11), wishes, 9) == [1]
+    assert choose(Costs(2), StepShape(1, 11), wishes, 9, goes_back=True) == [1]
+    assert choose(Costs(1), StepShape(1, 11), [Wish(10, 0.97, 2)], 9, goes_back=True) == [0]
+    assert choose(Costs(4), StepShape(4, 44), wishes, 9) == choose(
+        Costs(4), StepShape(4, 44), wishes, 9, goes_back=True
+    )
+
+
+@dataclass(frozen=True)
+class Noting(Costs):
+    asked: list[StepShape] = field(default_factory=list)
+
+    def step_s(self, shape: StepShape) -> float:
+        self.asked.append(shape)
+        return super().step_s(shape)
+
+
+def test_drafts_of_a_slice_that_computes_tokens_again() -> None:
+    """Its own time is spent with drafts or without, and what it computes again is no gain."""
+    costs, chunk = Noting(4), (20, 3)
+    shape = StepShape(prefills=((10, 4),), num_drafted=1)
+    assert choose(costs, shape, [Wish(10, 0.97, 4, 4)], 9, goes_back=True) == [4]
+    assert costs.asked[0] == StepShape(1, 14)
+    assert StepShape(prefills=((10, 8),), num_drafted=1) in costs.asked
+    # Twelve tokens instead of one that would take as long as four: soon, rather than once more.
+    long = StepShape(prefills=((10, 12), chunk), num_drafted=1)
+    assert choose(Costs(4), long, [Wish(10, 0.6, 1, 12)], 9, goes_back=True) == [0]
+    assert choose(Costs(40), long, [Wish(10, 0.6, 1, 12)], 9, goes_back=True) == [1]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,39 @@ def test_tokens_are_the_same_on_every_policy(policy: str, stages: int, blocks: i
     driver.drain()
     driver.check_everyone_finished()
     assert 0 < driver.core.outcomes.num_accepted_drafts < driver.core.speculation.num_drafts
+
+
+def test_buffers_hold_every_decode_after_wrong_drafts() -> None:
+    """Prompts go first; then the others decode beside the one that computes its slice again."""
+    driver = driver_of(None, policy="vllm", lookahead=False, max_step_tokens=12)
+    with_oracle(driver, copying(1, length=20), wrong=8)
+    driver.answer()
+    for number in range(2, 9):
+        driver.submit(copying(number, length=20, seed=number))
+    driver.drain()  # it checks the length of every step
+    driver.check_everyone_finished()
+    assert any(num_known > 1 for _, num_known, _ in lengths_of(driver.plans)[1:])
+
+
+@pytest.mark.parametrize("budget", [20, 128])
+def test_background_requests_go_on_after_wrong_drafts(budget: int) -> None:
+    """Beside a long live prompt that would fill the steps."""
+    settings = config(**STATES, lookahead=False, max_step_tokens=20)
+    driver = Driver(settings, build_core(settings, budget=FixedBudget(budget)))
+    with_oracle(driver, replace(copying(1, length=60), priority=-1), wrong=5)
+    driver.submit(replace(copying(2, length=60, seed=2), priority=-1))
+    while len(dict(driver.outstanding[0].drafts).get(1, ())) < 6:
+        driver.answer()
+    driver.submit(replace(copying(3), prompt=tuple(range(1, 10)) * 11))
+    num_before = len(driver.plans)
+    for _ in range(4):
+        driver.answer()
+        assert driver.core.requests.prefilling
+    beside = lengths_of(driver.plans[num_before:])
+    assert next(num_known for _, num_known, _ in beside) > 3
+    assert len(beside) > 1
+    driver.drain()
+    driver.check_everyone_finished()
 
 
 def total_s(least: int, num_requests: int, wrong: int | None, **changes: Any) -> float:
