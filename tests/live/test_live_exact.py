@@ -72,16 +72,22 @@ async def test_architectures(
         await engine.close()
 
 
-@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    ("variant", "stages"),
+    [pytest.param("llama", 1, marks=pytest.mark.long), ("llama", 2), ("qwen3-5", 1)],
+)
 async def test_drafts_change_no_token(
-    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    variant: str,
+    stages: int,
 ) -> None:
     """Two tokens are likelier than all others, so that what is drawn repeats itself."""
     bias = tuple((token, 12.0) for token in range(2))
     answers = []
     for drafter in ("none", "lookup"):
         engine = make_engine(
-            tiny_model("llama"),
+            tiny_model(variant),
             parallel={"pipeline_stages": stages},
             scheduling={"token_budget": 64},
             speculation={"drafter": drafter},

@@ -13,11 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.budgets.slack import INITIAL_SHARE, MOST_SHARE, KeptShare, due_after
+from actors.scheduling.budgets.slack import (
+    INITIAL_SHARE,
+    MOST_SHARE,
+    KeptShare,
+    Slack,
+    due_after,
+)
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
+from actors.scheduling.state import RequestState
 from tests.actors.scheduling.exact_stages import TOKEN, ExactStages
 from tests.actors.scheduling.modeled import modeled
 
@@ -113,6 +120,15 @@ def test_what_was_gained_beyond_the_first_share_is_for_a_queue(forgives: bool) -
     for _ in range(500):
         kept.note(False, taken=1.0)
     assert kept.for_queue(0) == kept.for_queue(1) == kept.value == kept.least
+
+
+def test_a_decode_left_out_counts_with_what_it_computes_again() -> None:
+    """Of four known tokens, as where the last slice had a wrong draft."""
+    slack = Slack(OnlineCostModel(_linear(1)), tbt_s=0.1, max_step_tokens=64)
+    state = RequestState(Request(1, (1, 2, 3), SamplingParams(9), 0.0, output=(4, 5, 6, 7)), 1, 64)
+    state.num_computed_tokens = 3
+    slack._leave_out(state, due_s=1.0, now_s=0.0)
+    assert (slack._left_out.num_decodes, slack._left_out.prefill_tokens) == (0, 4)
 
 
 # ---- steps that take as long as predicted --------------------------------------------------
