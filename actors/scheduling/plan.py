@@ -107,11 +107,12 @@ class StepPlan:
 class StepShape(NamedTuple):
     """The shape of a step, which determines its time.
 
-    num_decodes: slices of one token that continue a generation; one with drafts is a prefill.
+    num_decodes: slices of one token that continue a generation; longer ones are prefills.
     decode_context_tokens: KV positions those decodes attend to, summed (their own included).
     prefills: (start, num_tokens) of every other slice.
     beside_move: KV moves to or from the second tier meanwhile.
-    num_drafted: how many of the prefills, the first ones, are decodes with drafts.
+    num_drafted: how many of the prefills, the first ones, are decodes: with drafts, or with known
+        tokens that are computed again.
     """
 
     num_decodes: int = 0

@@ -16,6 +16,7 @@ from actors.scheduling.request import Request, SamplingParams
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import Execute as Run
 from tests.actors.stage.mini_planner import make_chain
+from tests.actors.stage.rank_pool import RankPool
 from tests.actors.stage.test_speculation import BASE, LENGTH, NUM_BLOCKS, serve
 
 Folder = Callable[..., Path]
@@ -54,7 +55,10 @@ def check(
     return plans
 
 
-FAMILIES = ("qwen3-next", "qwen3-5", "lfm2", "granite-4", "nemotron-h", "bamba", "falcon-h1")
+FAMILIES = (
+    "qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "lfm2-moe", "granite-4", "nemotron-h",
+    "nemotron-3", "bamba", "falcon-h1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
@@ -116,6 +120,21 @@ def test_equal_bytes_beside_a_long_prefill(tiny_model: Folder, num_stages: int) 
     )
     beside = [p for p in plans if p.drafts and any(i == 200 for i, *_ in p.slices)]
     assert redone(beside)
+
+
+@pytest.mark.parametrize(("variant", "num_stages"), [("qwen3-5", 1), ("granite-4", 2)])
+def test_equal_bytes_on_two_ranks(
+    ranks: RankPool, tiny_model: Folder, variant: str, num_stages: int
+) -> None:
+    skip_unless_available("cpu")
+    folder = tiny_model(variant)
+
+    def execute() -> Run:
+        ranks.make(folder, num_stages, NUM_BLOCKS, backend="cpu")
+        return ranks.execute
+
+    plain, drafted = (replace(c, num_stages=num_stages) for c in (PLAIN, DRAFTED))
+    check(plain, drafted, execute)
 
 
 def test_a_step_repeated_gives_the_same(tiny_model: Folder) -> None:
