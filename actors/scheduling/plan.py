@@ -127,6 +127,10 @@ class StepShape(NamedTuple):
             return self.num_decodes
         return self.num_decodes + sum([n for _, n in self.prefills])
 
+    @property
+    def num_decode_tokens(self) -> int:
+        return self.num_decodes + sum([n for _, n in self.prefills[: self.num_drafted]])
+
 
 def logit_rows(max_requests: int) -> int:
     """Most rows that one step may sample: the stages reserve memory for their logits."""

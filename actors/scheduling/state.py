@@ -266,7 +266,7 @@ class InFlight:
     partial: list[tuple[RequestState, int]]  # prefill slices that sample nothing, and their ends
     shape: StepShape
     num_tokens: int
-    num_decode_tokens: int  # of slices that continue a generation, drafts included
+    num_decode_tokens: int  # of slices that continue a generation, all of them
     pinned: list[int]  # device blocks that the plan copies from
     host_blocks: Sequence[int]  # host blocks that the plan copies from
     swapped_out: Sequence[RequestState]  # whose KV the plan copies to the host

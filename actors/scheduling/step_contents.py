@@ -126,10 +126,8 @@ class StepContents:
         slices = self.decode_slices
         sampled, partial = self.decode_states, []
         shape = self.shape(beside_move)
-        num_decode_tokens = shape.num_decodes
         for state, drafted in self.drafted.items():
             length = drafted.num_tokens
-            num_decode_tokens += length
             start = state.num_computed_tokens - length
             slices.append((state.request_id, start, length, True))
             sampled.append(state)
@@ -166,7 +164,7 @@ class StepContents:
             partial=partial,
             shape=shape,
             num_tokens=self.num_tokens,
-            num_decode_tokens=num_decode_tokens,
+            num_decode_tokens=shape.num_decode_tokens,
             pinned=[source for source, _ in running.copies],
             host_blocks=swap.returned if swap.is_pending else (),
             swapped_out=swap.swapped_out if swap.is_pending else (),

@@ -148,8 +148,8 @@ class AdaptiveBudget:
         else:
             tokens = self._most_alone
             self._prefilled_at_s = engine.now_s  # no prefill is held back
-            if self.tbt_s is None and shape.num_decodes:
-                tokens = max(self._sizes.efficient_tokens, shape.num_decodes + LEAST_RELIEF)
+            if self.tbt_s is None and shape.num_decode_tokens:
+                tokens = max(self._sizes.efficient_tokens, shape.num_decode_tokens + LEAST_RELIEF)
         if engine.is_background:
             tokens = min(tokens, self._sizes.of_background(shape.num_decodes + LEAST_RELIEF))
         self._limit_s, self._relieves, self.holds_starts = limit_s, relieves, holds_starts

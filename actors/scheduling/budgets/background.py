@@ -37,8 +37,9 @@ class BackgroundRoom:
         live_s = 0.0
         if mix.num_slices:
             live_s = self._seconds(mix)
-            self._between_s = LENGTHENED * self._seconds(Mix(max(1, num_live), kv_tokens))
-        self._limit_s = live_s if mix.num_prefills else self._between_s
+            self._between_s = LENGTHENED * self._seconds(self._decodes(live))
+        has_prompt = len(live.prefills) > live.num_drafted
+        self._limit_s = live_s if has_prompt else self._between_s
 
         def seconds(count: int) -> float:
             mix.num_decodes, mix.decode_kv_tokens = num_live + count, kv_tokens + count * context
@@ -59,6 +60,12 @@ class BackgroundRoom:
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         room = self.cost.profile.largest_chunk(mix, 0, most, self._limit_s / self.cost.ratio(mix))
         return max(room, int(mix.num_decodes == self._num_live))
+
+    def _decodes(self, live: StepShape) -> Mix:
+        """Those of a step, one at least."""
+        decodes = live._replace(prefills=live.prefills[: live.num_drafted])
+        mix = Mix.of_shape(decodes, self.cost.profile.attention_window)
+        return mix if mix.num_slices else Mix(1)
 
     def _seconds(self, mix: Mix) -> float:
         return self.cost.profile.stage_s(mix) * self.cost.ratio(mix)

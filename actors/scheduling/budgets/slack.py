@@ -59,7 +59,7 @@ class Slack:
         clock, default_s, send_s = self.clock, self.tbt_s, self._send_s
         clock.sync(engine)
         # The decodes already in this step have the newest step of all.
-        steps = [view.step_id for view in engine.decoding] if shape.num_decodes else ()
+        steps = [view.step_id for view in engine.decoding] if shape.num_decode_tokens else ()
         due_s, ours_tbt_s, others_tbt_s = self._due_s(engine, max(steps, default=NO_STEP))
         self.tightest_s = min(ours_tbt_s, others_tbt_s)
         if self.tightest_s == math.inf and default_s is not None:
@@ -67,7 +67,7 @@ class Slack:
         limit_s = clock.room_s(due_s, send_s) if due_s < math.inf else math.inf
         if others_tbt_s < math.inf:
             followers = clock.followers(others_tbt_s, self._saved)
-            if self._left_out.num_decodes:  # these come before
+            if self._left_out.num_slices:  # these come before
                 followers.insert(0, (self._left_out_due_s, clock.stage_s(self._left_out)))
             limit_s = min(limit_s, clock.room_before_others_s(followers, send_s))
         return limit_s

@@ -31,7 +31,7 @@ class FasterTransformer:
         self._places -= len(step.contents.starting)
         if step.contents.is_empty:
             step.decode_all()
-            if step.contents.num_decodes:
+            if step.contents.num_streams:
                 self._places = 0
 
 

@@ -128,7 +128,7 @@ def test_a_decode_left_out_counts_with_what_it_computes_again() -> None:
     state = RequestState(Request(1, (1, 2, 3), SamplingParams(9), 0.0, output=(4, 5, 6, 7)), 1, 64)
     state.num_computed_tokens = 3
     slack._leave_out(state, due_s=1.0, now_s=0.0)
-    assert (slack._left_out.num_decodes, slack._left_out.prefill_tokens) == (0, 4)
+    assert (slack._left_out.num_slices, slack._left_out.prefill_tokens) == (1, 4)
 
 
 # ---- steps that take as long as predicted --------------------------------------------------

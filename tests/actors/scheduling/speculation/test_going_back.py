@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from actors.scheduling.budgets.background import BackgroundRoom
 from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.build import build_core
+from actors.scheduling.cost.online import read_cost_model
 from actors.scheduling.plan import StepPlan, StepShape
 from actors.scheduling.policies import POLICIES
 from tests.actors.scheduling.driver import Driver
@@ -103,6 +105,37 @@ def test_background_requests_go_on_after_wrong_drafts(budget: int) -> None:
     assert len(beside) > 1
     driver.drain()
     driver.check_everyone_finished()
+
+
+_COSTS = {"name": "slow", "tokens_s": [[1, 0.01], [64, 0.011], [128, 0.015], [1024, 0.12]]}
+
+
+@pytest.mark.parametrize("tbt_s", [0.03, None])
+def test_prompts_give_way_to_a_lone_stream_that_computes_tokens_again(tbt_s: float | None) -> None:
+    """As to one that decodes one token, whenever they arrive."""
+    settings = config(
+        **STATES, lookahead=False, max_step_tokens=1024, max_model_len=2000, num_blocks=1000,
+        budget="adaptive", tbt_s=tbt_s, cost_model=_COSTS, max_drafts=4,
+    )  # fmt: skip
+    first_steps = []
+    for num_answers in range(2, 20):
+        driver = Driver(settings, build_core(settings))
+        with_oracle(driver, copying(1, length=100), wrong=6)
+        for _ in range(num_answers):
+            driver.answer()
+        driver.submit(replace(copying(2), prompt=tuple(range(1, 1500))))
+        driver.answer()
+        first_steps.append({i: n for i, _, n, _ in driver.plans[-1].slices})
+    assert any(step[1] > 1 and 2 in step for step in first_steps)
+    assert max(step.get(2, 0) for step in first_steps) < 256
+
+
+def test_background_work_beside_tokens_computed_again_is_as_much_as_beside_a_decode() -> None:
+    cost = read_cost_model(_COSTS)
+    assert cost is not None
+    shapes = (StepShape(1, 33), StepShape(prefills=((31, 2),), num_drafted=1))
+    most = [BackgroundRoom(cost).num_decodes(shape, 200, 50) for shape in shapes]
+    assert most[1] >= most[0] - 1 > 10
 
 
 def total_s(least: int, num_requests: int, wrong: int | None, **changes: Any) -> float:
