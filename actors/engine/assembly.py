@@ -66,11 +66,6 @@ class Engine:
     ) -> tuple[StageInfo, int, str | None]:
         info, sizes = await self._stages.build()
         num_blocks, chosen = sizes.num_blocks, self._config.scheduler_on(info.backend)
-        if sizes.num_requests < chosen.most_requests:
-            logger.warning(
-                "scheduling.max_requests: %d, not %d, as the states of one take %.1f MiB",
-                sizes.num_requests, chosen.most_requests, info.state_bytes / (1 << 20),
-            )  # fmt: skip
         scheduler = replace(
             chosen,
             num_blocks=num_blocks,

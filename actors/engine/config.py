@@ -135,8 +135,8 @@ class EngineConfig:
                 self._check_part(part, infos)
             direct_bytes = int(self.kv.direct_gib * GIB)
             shares = [int(info.room_bytes(part) * self.kv.fraction) for info in infos]
-            rooms = [max(0, share - direct_bytes) for share in shares]
-            num_requests = self._num_requests(rooms, infos)
+            rooms = beside = [max(0, share - direct_bytes) for share in shares]
+            num_requests = self._num_requests(beside, infos)
             pairs = zip(rooms, infos, strict=True)
             rooms = [room - num_requests * info.state_bytes for room, info in pairs]
         pairs = zip(rooms, infos, strict=True)
@@ -144,6 +144,8 @@ class EngineConfig:
         # No more than all requests at full length can be used, also if fewer run for now.
         length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
         num_blocks = max(2, min([*counts, num_requests * length + 1]))
+        if is_start and num_requests < self.scheduler.most_requests:
+            self._warn_of_states(num_requests, beside, infos)
         if self.kv.gib is not None and is_start:
             for info in infos:
                 self._check_room(info.available_bytes, num_blocks * info.kv_block_bytes)
@@ -157,6 +159,26 @@ class EngineConfig:
         pairs = zip(rooms, infos, strict=True)
         fitting = [room // 2 // info.state_bytes for room, info in pairs if info.state_bytes]
         return max(1, min([self.scheduler.most_requests, *fitting]))
+
+    def _warn_of_states(
+        self, num_requests: int, rooms: Sequence[int], infos: Sequence[StageInfo]
+    ) -> None:
+        """Name the rank whose room is the smallest for its states, and what makes it larger."""
+        pairs = [pair for pair in zip(rooms, infos, strict=True) if pair[1].state_bytes]
+        room, info = min(pairs, key=lambda pair: pair[0] // pair[1].state_bytes)
+        each, most = info.state_bytes / (1 << 20), self.scheduler.most_requests
+        if self.kv.gib is None:
+            where = f"kv.memory_fraction ({self.kv.fraction:g}) gives to states and KV cache"
+            cure = "kv.memory_fraction raises that"
+        else:
+            where = f"kv.memory_gib ({self.kv.gib:g}) leaves free"
+            cure = "a smaller kv.memory_gib raises that"
+        logger.warning(
+            "scheduling.max_requests: %d, not %d. Layers with a state keep %.1f MiB for each "
+            "request, %.0f MiB for %d, and states may take half of the %.0f MiB that %s; %s, and "
+            "max_requests: %d accepts it", num_requests, most, each, each * most, most,
+            room / (1 << 20), where, cure, num_requests,
+        )  # fmt: skip
 
     def _check_part(self, part: float, infos: Sequence[StageInfo]) -> None:
         """What is meant for Ray's count only would silently leave the smallest cache."""

@@ -151,3 +151,30 @@ def test_states_take_at_most_half_of_the_memory() -> None:
     exact = replace(config, kv=KVMemory(gib=1.0))
     assert exact.cache_sizes([replace(first, state_bytes=4 << 20)]) == (1024, 0, 64)
     assert exact.cache_sizes([replace(first, state_bytes=8 << 20)]) == (1024, 0, 36)
+
+
+def test_fewer_requests_than_asked_for_are_explained(caplog: pytest.LogCaptureFixture) -> None:
+    """What takes the memory, how many fit, and which setting makes room."""
+    scheduler = SchedulerConfig(num_blocks=1, block_size=16, max_model_len=4096, max_requests=64)
+    config = EngineConfig(StageSpec("somewhere"), scheduler, KVMemory(fraction=0.5))
+    info = StageInfo(
+        64, 100, 4096, "float32", "cpu", 1 << 20, 1600 << 20, (2,), 10**6, state_bytes=16 << 20
+    )
+    with caplog.at_level(logging.WARNING):
+        assert config.cache_sizes([info]).num_requests == 25
+        assert replace(config, kv=KVMemory(gib=1.0)).cache_sizes([info]).num_requests == 18
+        assert config.cache_sizes([info], is_rebuild=True).num_requests == 25
+    by_fraction, by_size = caplog.messages
+    start = "Layers with a state keep 16.0 MiB for each request, 1024 MiB for 64, and states may "
+    assert by_fraction == (
+        f"scheduling.max_requests: 25, not 64. {start}take half of the 800 MiB that "
+        "kv.memory_fraction (0.5) gives to states and KV cache; kv.memory_fraction raises that, "
+        "and max_requests: 25 accepts it"
+    )
+    assert by_size == (
+        f"scheduling.max_requests: 18, not 64. {start}take half of the 576 MiB that kv.memory_gib "
+        "(1) leaves free; a smaller kv.memory_gib raises that, and max_requests: 18 accepts it"
+    )
+    caplog.clear()
+    assert config.cache_sizes([replace(info, state_bytes=0)]).num_requests == 64
+    assert not caplog.records
