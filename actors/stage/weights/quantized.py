@@ -6,6 +6,7 @@ the file, and at four bits per weight a layer is small.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,8 @@ class PackedLayers:
         self._checkpoint = checkpoint
         self._method = config["quant_method"]
         self._bits = config.get("bits", 4)
+        # Tools that leave it out have 128, as transformers takes it to be.
+        self._group = config.get("group_size", config.get("q_group_size", 128))
         self._format = str(config.get("checkpoint_format") or config.get("format") or "gptq")
         where = f"{checkpoint.folder / 'config.json'}: quantization_config"
         if self._method == "gptq":
@@ -58,6 +61,8 @@ class PackedLayers:
                 raise ModelError(f"{where}: GPTQ format {self._format!r}; supported: gptq, gptq_v2")
         elif self._bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
             raise ModelError(f"{where}: AWQ other than 4 bits, version gemm")
+        if isinstance(self._group, bool) or not isinstance(self._group, int):
+            raise ModelError(f"{where}: group_size {self._group!r} is not a size")
         for key, value in config.items():
             # GPTQModel's rules by layer: those with "-" only leave layers out.
             is_rules = key == "dynamic" and isinstance(value, dict)
@@ -69,7 +74,7 @@ class PackedLayers:
         """Check the names and shapes of the tensors of a layer of `shape` (out, in features);
         values are checked when read. Raises ModelError naming the file."""
         (rows, columns), per_word = shape, 32 // self._bits
-        groups = (*self._checkpoint.shape_of(f"{name}.scales"), 0)[0]
+        groups = -(-columns // self._group) if self._group > 0 else 1
         zeros = (groups, rows // per_word)
         words = (columns // per_word, rows) if self._method == "gptq" else (columns, zeros[1])
         wanted = {"qweight": words, "qzeros": zeros, "scales": (groups, rows)}
@@ -79,7 +84,7 @@ class PackedLayers:
                 shard = self._checkpoint.file_of(f"{name}.{ending}")
                 raise ModelError(
                     f"{shard}: layer {name}: {ending} has shape {found}, a layer of {rows} x "
-                    f"{columns} with {self._bits} bits has {size}"
+                    f"{columns} with {self._bits} bits and group_size {self._group} has {size}"
                 )
 
     def __contains__(self, name: str) -> bool:
@@ -113,12 +118,15 @@ class PackedLayers:
             raise ModelError(f"{shard}: layer {name}: {bad}") from bad
         return weight
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; pieces of one layer
     def _unpack(self, name: str) -> QuantizedWeight:
         raw = self._checkpoint.read_raw
         words, zeros = raw(f"{name}.qweight"), raw(f"{name}.qzeros")
         scales_GO = raw(f"{name}.scales")
         if self._method == "awq":
-            return unpack_awq(words, zeros, scales_GO)
+            return unpack_awq(words, zeros, scales_GO, group_size=self._group)
         order = f"{name}.g_idx"
         index_K = raw(order) if order in self._checkpoint.names else None
-        return unpack_gptq(words, zeros, scales_GO, index_K, self._bits, self._format)
+        return unpack_gptq(
+            words, zeros, scales_GO, index_K, self._bits, self._format, group_size=self._group
+        )

@@ -84,11 +84,15 @@ class ScaledWeights:
         layer = name.removesuffix(".weight")
         if layer not in self.layers or not name.endswith(".weight"):
             return self._checkpoint.read(name, shape, part, dtype)
-        dense = self._float8(layer) if self.scheme.kind == "float8" else self._whole(layer)
+        rows = (0, shape[0]) if part.rows is None else part.rows
+        dense = (
+            self._float8(layer, rows) if self.scheme.kind == "float8" else self._rows(layer, rows)
+        )
         if not torch.isfinite(dense.sum()):
             shard = self._checkpoint.file_of(self._name(layer))
             raise ModelError(f"{shard}: layer {layer} holds values that are not finite")
-        return cut(dense.to(dtype or self._dtype), part).contiguous()
+        columns = Shard(columns=part.columns)
+        return cut(dense.to(dtype or self._dtype), columns).contiguous()
 
     @functools.cache  # noqa: B019 - lives only while loading, one entry per layer
     def is_packed(self, layer: str) -> bool:
@@ -178,12 +182,13 @@ class ScaledWeights:
         rows = self.layers[layer][0]
         return (scales.reshape(1).expand(rows) if scales.numel() == 1 else scales).reshape(rows, -1)
 
-    def _whole(self, layer: str) -> torch.Tensor:
+    def _rows(self, layer: str, rows: tuple[int, int]) -> torch.Tensor:
         try:
-            return self._unpack(layer).dequantize(torch.float32)
+            return self._unpack(layer).rows(*rows).dequantize(torch.float32)
         except ValueError as bad:
             raise self._unfit(layer, bad) from bad
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; pieces of one layer
     def _unpack(self, layer: str) -> QuantizedWeight:
         scheme = self.scheme
         if scheme.kind == "float8":
@@ -192,12 +197,14 @@ class ScaledWeights:
         values = self._raw(layer, self._name(layer).rpartition(".")[2])
         zeros = None if scheme.symmetric else self._raw(layer, "weight_zero_point")
         if scheme.kind == "int8":
-            return unpack_int8(values, zeros, scales_OG)
+            return unpack_int8(values, zeros, scales_OG, group_size=scheme.group)
         order = f"{layer}.weight_g_idx"
         ordered = scheme.act_order and order in self._checkpoint.names
         index_K = self._checkpoint.read_raw(order) if ordered else None
         inputs = self.layers[layer][1]
-        return unpack_compressed(values, zeros, scales_OG, index_K, scheme.bits, inputs)
+        return unpack_compressed(
+            values, zeros, scales_OG, index_K, scheme.bits, inputs, group_size=scheme.group
+        )
 
     @property
     def _group(self) -> int:
@@ -216,19 +223,19 @@ class ScaledWeights:
             raise ValueError("it holds values that are not finite")
         return QuantizedWeight(values, scales.reshape(rows, -1), 8, self._group)
 
-    def _float8(self, layer: str) -> torch.Tensor:
-        values = self._raw(layer, "weight")
-        scales = self._raw(layer, self.scheme.scale).float()
+    def _float8(self, layer: str, part: tuple[int, int]) -> torch.Tensor:
         rows, columns = self.layers[layer]
-        weight = values.float()
+        begin, end = part
+        weight = self._raw(layer, "weight")[begin:end].float()
+        scales = self._raw(layer, self.scheme.scale).float()
         if self.scheme.block is not None:
             height, width = self.scheme.block
             scales = scales.view(-(-rows // height), -(-columns // width))
-            scales = scales.repeat_interleave(height, 0)[:rows]
+            scales = scales[torch.arange(begin, end) // height]
             return weight * scales.repeat_interleave(width, 1)[:, :columns]
         if self.scheme.one_scale:
             return weight * scales.reshape(())
-        scales = scales.view(rows, -1)
+        scales = scales.view(rows, -1)[begin:end]
         return weight * scales.repeat_interleave(self.scheme.group or columns, 1)[:, :columns]
 
     def _unfit(self, layer: str, cause: object) -> ModelError:

@@ -293,8 +293,9 @@ def test_gptq_layers_mean_what_they_say(bits: int, checkpoint_format: str, act_o
         ones = 0x11111111 if bits == 4 else 0x01010101
         words = (words.long() - ones).to(torch.int32)
     made = unpack_gptq(
-        pack_words(values_KO.T, bits).T, words, scales_GO, group_of_K.int(), bits, checkpoint_format
-    )
+        pack_words(values_KO.T, bits).T, words, scales_GO, group_of_K.int(), bits,
+        checkpoint_format, group_size=group,
+    )  # fmt: skip
     assert torch.equal(made.dequantize(), weight_OK)
     assert (made.permutation_K is not None) == act_order
     assert made.group_size == group
@@ -306,8 +307,9 @@ def test_gptq_per_channel_and_wide_groups() -> None:
         zeros_GO = torch.full((1, 32), zero)
         values_KO, scales_GO, weight_OK = gptq_layer(4, one_group, zeros_GO, 32)
         made = unpack_gptq(
-            pack_words(values_KO.T, 4).T, pack_words(zeros_GO, 4), scales_GO, None, 4, "gptq_v2"
-        )
+            pack_words(values_KO.T, 4).T, pack_words(zeros_GO, 4), scales_GO, None, 4, "gptq_v2",
+            group_size=-1,
+        )  # fmt: skip
         assert torch.equal(made.dequantize(), weight_OK)
         assert made.group_size == group
 
@@ -315,13 +317,15 @@ def test_gptq_per_channel_and_wide_groups() -> None:
 def test_gptq_tensors_that_do_not_fit_are_refused() -> None:
     values, zeros, scales = torch.zeros(16, 32).int(), torch.zeros(4, 4).int(), torch.ones(4, 32)
     with pytest.raises(ValueError, match="3-bit"):
-        unpack_gptq(values, zeros, scales, None, 3)
+        unpack_gptq(values, zeros, scales, None, 3, group_size=32)
     with pytest.raises(ValueError, match="unknown"):
-        unpack_gptq(values, zeros, scales, None, 4, "marlin")
+        unpack_gptq(values, zeros, scales, None, 4, "marlin", group_size=32)
     with pytest.raises(ValueError, match="do not fit"):
-        unpack_gptq(values, zeros[:2], scales, None, 4)
-    with pytest.raises(ValueError, match="unequal"):
-        unpack_gptq(values, zeros, scales, torch.zeros(128).int(), 4)
+        unpack_gptq(values, zeros[:2], scales, None, 4, group_size=32)
+    with pytest.raises(ValueError, match="128 inputs in 2 groups"):
+        unpack_gptq(values, zeros, scales, None, 4, group_size=64)
+    with pytest.raises(ValueError, match="groups of other sizes than 32"):
+        unpack_gptq(values, zeros, scales, torch.zeros(128).int(), 4, group_size=32)
 
 
 def test_awq_layers_mean_what_they_say() -> None:
@@ -337,7 +341,7 @@ def test_awq_layers_mean_what_they_say() -> None:
         in_order = values.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1)
         return pack_words(in_order, 4)
 
-    made = unpack_awq(awq(values_KO), awq(zeros_GO), scales_GO)
+    made = unpack_awq(awq(values_KO), awq(zeros_GO), scales_GO, group_size=group)
     assert torch.equal(made.dequantize(), weight_KO.T)
     if library.load() is not None:
         check(made, torch.bfloat16)

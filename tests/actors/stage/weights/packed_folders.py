@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -94,3 +95,15 @@ def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     grouped = values.view(values.shape[0], -1, per_word)
     words = (grouped << (torch.arange(per_word) * bits)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[int]:
+    """One entry for each call of the function, which does what it did."""
+    calls, function = [], getattr(module, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(len(calls))
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls

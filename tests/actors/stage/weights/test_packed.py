@@ -20,6 +20,7 @@ from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from actors.stage.weights import quantized
 from kernels.cpu.quantize import quantize
 from kernels.gptq_awq import unpack_gptq
 from kernels.quantized import fake_quantize
@@ -87,6 +88,34 @@ def test_layers_with_states(tmp_path: Path, method: str) -> None:
     model = packed_folders.write(tmp_path, method, "qwen3-next", group=16)
     planner = MiniPlanner(make_chain(tmp_path, backend="cpu"))
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("method", ["gptq", "gptq-act-order", "awq"])
+def test_a_last_group_may_have_fewer_inputs(tmp_path: Path, method: str, backend: str) -> None:
+    """64 inputs are groups of 40 and 24, which equal parts would be in number too."""
+    skip_unless_available(backend)
+    model = packed_folders.write(tmp_path, method, group=40)
+    path = tmp_path / "model.safetensors"
+    if method == "gptq":  # which older tools leave out
+        tensors = load_file(path)
+        save_file({n: t for n, t in tensors.items() if not n.endswith(".g_idx")}, path)
+    planner = MiniPlanner(make_chain(tmp_path, backend=backend))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_groups_of_another_size_than_the_config_s_are_refused(tmp_path: Path, method: str) -> None:
+    packed_folders.write(tmp_path, method)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for size, message in (
+        (64, r"layer model\.layers.*: \w+ has shape .* with 4 bits and group_size 64 has "),
+        ("32", r"config\.json: quantization_config: group_size '32' is not a size"),
+    ):
+        config["quantization_config"]["group_size"] = size
+        path.write_text(json.dumps(config))
+        refused(tmp_path, message)
 
 
 @pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
@@ -216,6 +245,17 @@ def test_fused_tensors_and_turned_features(tmp_path: Path, method: str, variant:
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
+def test_a_layer_taken_in_pieces_is_unpacked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, keys and values of Phi-3 are rows of one tensor, gate and up of another."""
+    packed_folders.write(tmp_path, "awq", "phi3")
+    calls = packed_folders.count_calls(monkeypatch, quantized, "unpack_awq")
+    make_chain(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert len(calls) == sum(name.endswith(".qweight") for name in tensors)
+
+
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_mixtures_rounded_at_load(tmp_path: Path, quantization: str, backend: str) -> None:
@@ -256,7 +296,8 @@ def test_unpacking_makes_no_wider_copy_of_the_values() -> None:
     for bits in (4, 8):
         largest, per_word = 0, 32 // bits
         with Sizes():
-            made = unpack_gptq(words, zeros.repeat(1, 8 // per_word), scales, None, bits)
+            wide, group = zeros.repeat(1, 8 // per_word), 8 * per_word
+            made = unpack_gptq(words, wide, scales, None, bits, group_size=group)
         assert largest <= 2 * words.numel() * per_word
         shifts = torch.arange(0, 32, bits)
         stored = words.long()[:, None] >> shifts[:, None] & ((1 << bits) - 1)

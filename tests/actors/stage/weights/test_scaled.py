@@ -14,12 +14,14 @@ from actors.stage.folder_check import check_folder
 from actors.stage.models.config import ModelError
 from actors.stage.models.read import load_config
 from actors.stage.spec import StageSpec
+from actors.stage.weights import scaled
 from actors.stage.weights.folder import open_folder
-from actors.stage.weights.source import WHOLE
+from actors.stage.weights.names import all_shapes
+from actors.stage.weights.source import WHOLE, Shard
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
-from tests.actors.stage.weights import scaled_folders
+from tests.actors.stage.weights import packed_folders, scaled_folders
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, Written, answers
 from tests.actors.stage.weights.test_packed import written as written  # a fixture of this one too
 
@@ -69,6 +71,40 @@ def test_two_ranks(tmp_path: Path, ranks: RankPool, method: str) -> None:
     ranks.make(tmp_path)
     assert MiniPlanner(ranks.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
     assert packed_layers(tmp_path, 2) == (method == "w8a8")
+
+
+@pytest.mark.parametrize("form", ["pack-quantized", "int-quantized"])
+def test_a_last_group_may_have_fewer_inputs(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 inputs are groups of 40 and 24, which equal parts would be in number too."""
+    uneven = scaled_folders.compressed(
+        form, strategy="group", group_size=40, symmetric=form == "pack-quantized"
+    )
+    monkeypatch.setitem(scaled_folders.METHODS, "uneven", uneven)
+    model = scaled_folders.write(tmp_path, "uneven")
+    planner = MiniPlanner(make_chain(tmp_path))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_layer_taken_in_pieces_is_unpacked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """Also where ranks would cut its groups, and its rows are turned into floating point."""
+    scaled_folders.write(tmp_path, "w4a16", "phi3")
+    config, spec = load_config(tmp_path), StageSpec(str(tmp_path), tensor_ranks=ranks)
+    layer = "model.layers.0.mlp.gate_up_proj"
+    calls = packed_folders.count_calls(monkeypatch, scaled, "unpack_compressed")
+    with open_folder(tmp_path, config, spec, torch.float32) as (source, packed):
+        shape = all_shapes(config)[f"{layer}.weight"]
+        pieces = [Shard(rows=(0, 96)), Shard(rows=(96, 192))]
+        if packed is not None and layer in packed:
+            found = [packed.read(layer, shape, part).dequantize(torch.float32) for part in pieces]
+        else:
+            found = [source.read(f"{layer}.weight", shape, part) for part in pieces]
+        assert len(calls) == 1
+        assert torch.equal(torch.cat(found), source.read(f"{layer}.weight", shape))
 
 
 def test_scales_that_float16_does_not_hold_are_not_rounded(tmp_path: Path) -> None:
