@@ -23,7 +23,7 @@ def families() -> dict[str, str]:
 
 def formats() -> dict[str, str]:
     """Weight formats -> the supported variants."""
-    from actors.stage.weights.gguf_config import GGUF_FAMILIES
+    from actors.stage.weights.gguf_families import GGUF_FAMILIES
     from actors.stage.weights.schemes import COMPRESSED, FLOAT8, FORMATS
     from kernels.ggml_blocks import BLOCK_TYPES
 

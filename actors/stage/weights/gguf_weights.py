@@ -6,24 +6,23 @@ with float16 scales. All other formats are converted to the serving type as they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from actors.stage.models.config import DecoderConfig, ModelError
-from actors.stage.models.names import Names
-from actors.stage.weights.gguf_config import family_of
-from actors.stage.weights.gguf_file import GgufFile, StoredTensor
-from actors.stage.weights.names import all_shapes
+from actors.stage.weights.gguf_families import family_of
+from actors.stage.weights.gguf_file import GgufFile
+from actors.stage.weights.gguf_places import Place, fits, places
 from actors.stage.weights.source import WHOLE, PackedView, Shard
-from kernels.ggml_blocks import PACKED, Bytes, as_quantized, dequantize
+from kernels.ggml_blocks import PACKED, BlockType, Bytes, as_quantized, dequantize
 from kernels.quantized import QuantizedWeight
 
 # Read with the config, not as weights.
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _CHUNK_FEATURES = 1 << 22  # converted to floating point at a time
-_Place = tuple[str, int | None]  # the tensor's name in the file, and the expert in it
 
 
 class GgufWeights:
@@ -41,9 +40,8 @@ class GgufWeights:
         self._dtype = dtype
         self._ranks = ranks
         self._config = config
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         try:
-            self._family = family_of(self._file)
             self._check(path)
         except ModelError:
             self.close()
@@ -64,38 +62,49 @@ class GgufWeights:
         part: Shard = WHOLE,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        stored = self._stored(name)
-        rows = part.rows if part.rows is not None and len(shape) > 1 else None
-        is_raised = self._family.norms_plus_one and len(shape) == 1 and name.endswith(".weight")
-        wanted = dtype or self._dtype
-        read_as = torch.float32 if is_raised else wanted  # 1 + w has no room in half precision
-        out = torch.cat(list(self._chunks(name, stored, rows, part.columns, read_as)))
+        place, wanted = self._places[name], dtype or self._dtype
+        # 1 + w, for one, has no room in half precision.
+        read_as = wanted if place.undo is None else torch.float32
         if len(shape) == 1:
-            out = out.flatten()
-            if (order := self._order(name)) is not None:
-                out = out[order]
-            if is_raised:
-                out = (out - 1).to(wanted)
-            if part.rows is not None:
-                out = out[slice(*part.rows)]
+            out = self._vector(place, read_as)
+            out = out if part.rows is None else out[slice(*part.rows)]
+        else:
+            out = self._matrix(place, part.rows, part.columns, read_as)
+            out = out.view(len(out), *shape[1:-1], out.shape[-1])
+        if place.undo is not None:
+            out = place.undo(out).to(wanted)
         if not torch.isfinite(out.sum(dtype=torch.float32)):
-            place = self._places[name][0]
-            raise ModelError(f"{self._file.path}: tensor {place} holds values that are not finite")
+            raise ModelError(
+                f"{self._file.path}: tensor {place.tensors[0]} holds values that are not finite"
+            )
         return out.contiguous()
+
+    def _vector(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
+        (tensor,) = place.tensors
+        stored = self._file.tensors[tensor]
+        if place.expert is None:
+            raw = self._rows(tensor)
+        else:
+            raw = self._file.rows(tensor, place.expert, place.expert + 1)
+        whole = torch.from_numpy(dequantize(raw, stored.kind)).flatten().to(dtype)
+        return whole if place.rows is None else whole[place.rows]
 
     def is_packed(self, layer: str) -> bool:
         place = self._places.get(f"{layer}.weight")
-        if place is None or place[0] in ("token_embd.weight", "output.weight"):
+        if place is None or place.tensors[0] in ("token_embd.weight", "output.weight"):
             return False  # the embedding is looked up; the head is quantized by its own rules
-        stored = self._file.tensors[place[0]]
-        return stored.kind.name in PACKED and not stored.shape[-1] % (
-            stored.kind.features * self._ranks
-        )
+        kind = self._kind(place)
+        if kind is None or kind.name not in PACKED or len(place.shape) != 2:
+            return False
+        moves = place.columns is not None and place.order_of_blocks is None
+        return not moves and not place.shape[1] % (kind.features * self._ranks)
 
     def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
-        name = f"{layer}.weight"
-        raw, kind = self._raw(name, part.rows), self._stored(name).kind
-        weight = as_quantized(raw, kind)
+        place = self._places[f"{layer}.weight"]
+        raw, kind = self._raw(place, part.rows), self._kind(place)
+        if (order := place.order_of_blocks) is not None:
+            raw = raw.reshape(len(raw), len(order), -1)[:, order.numpy()].reshape(len(raw), -1)
+        weight = None if kind is None else as_quantized(raw, kind)
         if weight is None:
             raise ModelError(f"{self._file.path}: layer {layer} is not stored as whole numbers")
         if part.columns is None:
@@ -109,108 +118,93 @@ class GgufWeights:
         self._file.close()
 
     def _check(self, path: Path) -> None:
-        config = self._config
+        config, files = self._config, self._file.tensors
         head = f"{config.names.head}.weight"
-        for name, shape in all_shapes(config).items():
-            place, expert = _place(name, config)
-            stored = self._file.tensors.get(place)
-            if stored is None:
+        for name, place in places(config, family_of(self._file), files).items():
+            missing = next((tensor for tensor in place.tensors if tensor not in files), None)
+            if missing is not None:
                 if name == head and config.tied_embeddings:
                     continue
-                raise ModelError(f"tensor {place} is missing from {path}")
-            wanted = shape if expert is None else (config.num_experts, *shape)
-            if stored.shape != wanted:
-                raise ModelError(
-                    f"{path}: tensor {place} has shape {stored.shape}, the config says {wanted}"
-                )
-            self._places[name] = (place, expert)
-        known = {place for place, _ in self._places.values()}
-        for place in self._file.tensors:
-            if place not in known and place not in _OF_THE_CONFIG:
-                raise ModelError(f"{path}: unexpected tensor {place}; the model has none such")
+                raise ModelError(f"tensor {missing} is missing from {path}")
+            found = [files[tensor].shape for tensor in place.tensors]
+            height = sum(math.prod(shape[:-1]) for shape in found)
+            if place.expert is not None:
+                height = found[0][1] if len(found[0]) > 1 else 0
+            for tensor, shape in zip(place.tensors, found, strict=True):
+                if not fits(shape, place, config.num_experts, height):
+                    raise ModelError(
+                        f"{path}: tensor {tensor} has shape {shape}, the config says "
+                        f"{place.wanted(config.num_experts)}"
+                    )
+            self._places[name] = place
+        known = {tensor for place in self._places.values() for tensor in place.tensors}
+        layers = 1 + max(int(tensor.split(".")[1]) for tensor in known if tensor[:4] == "blk.")
+        for tensor in files:
+            # Layers behind the last predict further tokens.
+            further = tensor[:4] == "blk." and int(tensor.split(".")[1]) >= layers
+            if tensor not in known and tensor not in _OF_THE_CONFIG and not further:
+                raise ModelError(f"{path}: unexpected tensor {tensor}; the model has none such")
 
-    def _stored(self, name: str) -> StoredTensor:
-        return self._file.tensors[self._places[name][0]]
+    def _kind(self, place: Place) -> BlockType | None:
+        """Of all its tensors; None where they are of several."""
+        kinds = {self._file.tensors[tensor].kind for tensor in place.tensors}
+        return kinds.pop() if len(kinds) == 1 else None
 
-    def _chunks(
+    def _matrix(
         self,
-        name: str,
-        stored: StoredTensor,
+        place: Place,
         rows: tuple[int, int] | None,
         columns: tuple[int, int] | None,
         dtype: torch.dtype,
-    ) -> Iterator[torch.Tensor]:
+    ) -> torch.Tensor:
+        if (kind := self._kind(place)) is not None:
+            raw = self._raw(place, rows)
+            return self._converted(raw, kind, place, columns, dtype)
+        whole = torch.cat(
+            [
+                self._converted(
+                    self._rows(tensor), self._file.tensors[tensor].kind, place, columns, dtype
+                )
+                for tensor in place.tensors
+            ]
+        )
+        begin, end = rows or (0, len(whole))
+        return whole[begin:end] if place.rows is None else whole[place.rows[begin:end]]
+
+    def _converted(
+        self,
+        raw: Bytes,
+        kind: BlockType,
+        place: Place,
+        columns: tuple[int, int] | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
         """Rows of this type, in chunks, because intermediate values take more memory."""
-        raw = self._raw(name, rows) if len(stored.shape) > 1 else self._vector(name)
-        step = max(1, _CHUNK_FEATURES // stored.shape[-1])
+        features = raw.shape[1] // kind.num_bytes * kind.features
+        step, chunks = max(1, _CHUNK_FEATURES // features), []
         for begin in range(0, len(raw), step):
-            wide = torch.from_numpy(dequantize(raw[begin : begin + step], stored.kind))
-            yield (wide if columns is None else wide[:, slice(*columns)]).to(dtype, copy=True)
-        if not len(raw):
-            yield torch.empty(0, stored.shape[-1], dtype=dtype)
+            wide = torch.from_numpy(dequantize(raw[begin : begin + step], kind))
+            if place.columns is not None:
+                wide = wide[:, place.columns]
+            chunks.append(
+                (wide if columns is None else wide[:, slice(*columns)]).to(dtype, copy=True)
+            )
+        return torch.cat(chunks) if chunks else torch.empty(0, features, dtype=dtype)
 
-    def _vector(self, name: str) -> Bytes:
-        return self._file.rows(self._places[name][0], 0, 1)
+    def _rows(self, tensor: str) -> Bytes:
+        return self._file.rows(tensor, 0, math.prod(self._file.tensors[tensor].shape[:-1]))
 
-    def _raw(self, name: str, rows: tuple[int, int] | None) -> Bytes:
+    def _raw(self, place: Place, rows: tuple[int, int] | None) -> Bytes:
         """Rows of a matrix as stored, in the order of a folder."""
-        place, expert = self._places[name]
-        height = self._file.tensors[place].shape[-2]
-        first = 0 if expert is None else expert * height
-        begin, end = rows or (0, height)
-        order = self._order(name)
-        if order is None:
-            return self._file.rows(place, first + begin, first + end)
-        return self._file.rows(place, first, first + height)[order[begin:end].numpy()]
-
-    def _order(self, name: str) -> torch.Tensor | None:
-        """The file's position of each row of q or k; None if the order is a folder's."""
-        if not self._family.permuted:
-            return None
-        config, layer = self._config, name.rpartition(".")[0]
-        if layer.endswith(config.names.q):
-            heads = config.num_heads
-        elif config.names.k is not None and layer.endswith(config.names.k):
-            heads = config.num_kv_heads
-        else:
-            return None
-        size = config.head_dim
-        return torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2).flatten()
-
-
-def _places_in_a_layer(names: Names) -> dict[str, str]:
-    pairs = {
-        names.input_norm: "attn_norm",
-        names.attention_out_norm: "post_attention_norm",
-        names.mlp_norm: "ffn_norm",
-        names.mlp_out_norm: "post_ffw_norm",
-        names.out: "attn_output",
-        names.q_norm: "attn_q_norm",
-        names.k_norm: "attn_k_norm",
-        names.down: "ffn_down",
-        names.router: "ffn_gate_inp",
-        names.gate: "ffn_gate",
-        names.up: "ffn_up",
-        names.gate_up: "ffn_up",
-        names.qkv: "attn_qkv",
-    }
-    if names.qkv is None:
-        pairs |= {names.q: "attn_q", names.k: "attn_k", names.v: "attn_v"}
-    return {ours: theirs for ours, theirs in pairs.items() if ours is not None}
-
-
-def _place(name: str, config: DecoderConfig) -> _Place:
-    """The place in the file of a tensor with this name in a folder."""
-    names = config.names
-    layer_name, _, ending = name.rpartition(".")
-    ends = {names.embedding: "token_embd", names.final_norm: "output_norm", names.head: "output"}
-    if layer_name in ends:
-        return f"{ends[layer_name]}.{ending}", None
-    front, back = names.layer.split("{}")
-    layer, _, inside = layer_name.removeprefix(front).partition(back)
-    expert_front, expert_back = names.expert.split("{}")
-    if inside.startswith(expert_front):
-        number, _, which = inside.removeprefix(expert_front).partition(expert_back)
-        kinds = {names.expert_gate: "gate", names.expert_up: "up", names.expert_down: "down"}
-        return f"blk.{layer}.ffn_{kinds[which]}_exps.{ending}", int(number)
-    return f"blk.{layer}.{_places_in_a_layer(names)[inside]}.{ending}", None
+        if len(place.tensors) > 1:
+            whole = np.concatenate([self._rows(tensor) for tensor in place.tensors])
+            begin, end = rows or (0, len(whole))
+            return whole[begin:end] if place.rows is None else whole[place.rows[begin:end].numpy()]
+        (tensor,) = place.tensors
+        shape = self._file.tensors[tensor].shape
+        height = shape[-2] if place.expert is not None else math.prod(shape[:-1])
+        first = (place.expert or 0) * height
+        begin, end = rows or (0, place.shape[0])
+        if place.rows is None:
+            return self._file.rows(tensor, first + begin, first + end)
+        return self._file.rows(tensor, first, first + height)[place.rows[begin:end].numpy()]

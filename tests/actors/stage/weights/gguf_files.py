@@ -51,7 +51,7 @@ def write(
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_metadata(writer, architecture, model.config)
     if tokenizer is None:
-        _write_tokenizer(writer, tiny_models.VOCAB_SIZE)
+        write_tokenizer(writer, tiny_models.VOCAB_SIZE)
     else:
         tokenizer(writer)
     if tune is not None:
@@ -203,7 +203,7 @@ def _llama3_factors(config: Any, head_dim: int) -> np.ndarray:  # type: ignore[t
     return (plain / used.numpy()).astype(np.float32)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     """The tiny models' byte-level tokenizer, and one merge."""
     specials = [tiny_models.EOS, tiny_models.TURN_END, tiny_models.TURN_START]
     tokens = [*sorted(bytes_to_unicode().values()), *specials, "th"]

@@ -1,0 +1,108 @@
+"""GGUF architectures of mixtures of experts."""
+
+from __future__ import annotations
+
+from actors.stage.models.keys import JsonObject
+from actors.stage.weights.gguf_dense import granite_keys
+from actors.stage.weights.gguf_family import MLP_NORM, GgufFamily, of_images, only, window
+from actors.stage.weights.gguf_metadata import GgufMetadata
+
+_SIGMOID = 2  # llama.cpp's number of these scores
+
+
+def experts(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    width = metadata.get("expert_feed_forward_length")
+    return {
+        "num_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "moe_intermediate_size": config.get("intermediate_size") if width is None else width,
+    }
+
+
+def _qwen2_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return {
+        **experts(metadata, config),
+        "norm_topk_prob": False,
+        "qkv_bias": metadata.has("blk.0.attn_q.bias"),
+        "shared_expert_intermediate_size": metadata.number("expert_shared_feed_forward_length"),
+    }
+
+
+def qwen3_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return experts(metadata, config) | {"norm_topk_prob": True}
+
+
+def _qwen3_moe_images(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return qwen3_moe(metadata, config) | of_images(metadata, config)
+
+
+def _olmoe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    found = experts(metadata, config) | {"norm_topk_prob": False}
+    return found | {"intermediate_size": found.pop("moe_intermediate_size")}
+
+
+def _granite_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    found = {
+        **granite_keys(metadata, config),
+        "num_local_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+    }
+    if shared := metadata.get("expert_shared_feed_forward_length", 0):
+        return {
+            **found,
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "model_type": "granitemoeshared",
+            "shared_intermediate_size": shared,
+        }
+    return found
+
+
+def _gpt_oss(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    return {
+        **window(metadata),
+        "num_local_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "intermediate_size": metadata.number("expert_feed_forward_length"),
+        "rope_parameters": config["rope_parameters"] | {"truncate": False},
+    }
+
+
+def of_deepseek_v3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """Keys of families whose mixtures are those of DeepSeek-V3."""
+    only(metadata, "expert_gating_func", _SIGMOID)
+    return {
+        **experts(metadata, config),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),
+        "n_group": metadata.get("expert_group_count", 1),
+        "n_routed_experts": metadata.number("expert_count"),
+        "n_shared_experts": metadata.get("expert_shared_count", 1),
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+    }
+
+
+def _glm4_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    found = of_deepseek_v3(metadata, config)
+    return found | {"use_qk_norm": metadata.has("blk.0.attn_q_norm.weight")}
+
+
+def _minimax_m2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    only(metadata, "expert_gating_func", _SIGMOID)
+    return {
+        "num_local_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "intermediate_size": metadata.number("expert_feed_forward_length"),
+    }
+
+
+FAMILIES: dict[str, GgufFamily] = {
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
+    "qwen3vlmoe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe_images),
+    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", _qwen2_moe),
+    "gpt-oss": GgufFamily("GptOssForCausalLM", "gpt_oss", _gpt_oss, renamed=MLP_NORM),
+    "glm4moe": GgufFamily("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, renamed=MLP_NORM),
+    "minimax-m2": GgufFamily("MiniMaxM2ForCausalLM", "minimax_m2", _minimax_m2),
+    "olmoe": GgufFamily("OlmoeForCausalLM", "olmoe", _olmoe),
+    "granitemoe": GgufFamily("GraniteMoeForCausalLM", "granitemoe", _granite_moe, permuted=True),
+}

@@ -1,0 +1,230 @@
+"""Where each tensor of a model folder is in a GGUF file, and what a converter did to its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import torch
+
+from actors.stage.models.config import DecoderConfig, LinearAttention
+from actors.stage.models.names import Names
+from actors.stage.weights.gguf_family import GgufFamily
+from actors.stage.weights.names import all_shapes
+
+Undo = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """shape: of the folder's tensor. tensors: of the file, whose rows count one below another.
+    expert: which of a tensor of all. rows, columns: for each of the folder's, where it is among
+    these; None: in order. undo: of the values, in float32.
+    """
+
+    shape: tuple[int, ...]
+    tensors: tuple[str, ...]
+    expert: int | None = None
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    undo: Undo | None = None
+
+    def wanted(self, num_experts: int) -> tuple[int, ...]:
+        return self.shape if self.expert is None else (num_experts, *self.shape)
+
+    @property
+    def order_of_blocks(self) -> torch.Tensor | None:
+        """Of 32 columns each; None where whole ones are not moved."""
+        if self.columns is None:
+            return None
+        blocks, first = self.columns.view(-1, 32), self.columns[::32]
+        whole = torch.equal(blocks, first[:, None] + torch.arange(32))
+        return first // 32 if whole and not (first % 32).any() else None
+
+
+def places(config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -> dict[str, Place]:
+    """By the folder's name. stored: names of the file's tensors."""
+    # As files have them, gate and up of an expert or of an MLP are apart.
+    config = replace(config, names=replace(config.names, stacked=None))
+    return {
+        name: _place(name, shape, config, family, stored)
+        for name, shape in all_shapes(config).items()
+    }
+
+
+def _place(
+    name: str,
+    shape: tuple[int, ...],
+    config: DecoderConfig,
+    family: GgufFamily,
+    stored: Collection[str],
+) -> Place:
+    ends = {
+        config.names.embedding: "token_embd",
+        config.names.final_norm: "output_norm",
+        config.names.head: "output",
+    }
+    layer_name, _, ending = name.rpartition(".")
+    norm = _subtract_one if family.adds_one(name) else None
+    if layer_name in ends:
+        called = family.called(ends[layer_name])
+        return Place(shape, (f"{called}.{ending}",), undo=norm)
+    front, back = config.names.layer.split("{}")
+    layer, _, inside = name.removeprefix(front).partition(back)
+    config = config.at(_number_of(config, int(layer)))
+    prefix, names = f"blk.{layer}.", config.names
+    wholes = _wholes(names)
+    if inside in wholes:
+        undo = _log_of_negative if inside == names.mixer.decay_log else None
+        found = Place(shape, (prefix + wholes[inside],), undo=undo)
+    else:
+        stem = inside.rpartition(".")[0]
+        found = _of_expert(stem, ending, prefix, shape, config, stored) or Place(
+            shape,
+            tuple(prefix + family.whole(s, ending) for s in _stems(stem, names, family)),
+            undo=norm,
+        )  # fmt: skip
+    rows, columns = _orders(inside, config, family)
+    return found if rows is columns is None else replace(found, rows=rows, columns=columns)
+
+
+def _number_of(config: DecoderConfig, stored: int) -> int:
+    """The layer that has a part of this number."""
+    if not config.stored_at:
+        return stored
+    return next(layer for layer, places in enumerate(config.stored_at) if stored in places)
+
+
+def _of_expert(
+    stem: str,
+    ending: str,
+    prefix: str,
+    shape: tuple[int, ...],
+    config: DecoderConfig,
+    stored: Collection[str],
+) -> Place | None:
+    names = config.names
+    front, back = names.expert.split("{}")
+    number, _, which = stem.removeprefix(front).partition(back)
+    if not config.num_experts or not stem.startswith(front) or not number.isdigit():
+        return None
+    kinds = {names.expert_gate: "gate", names.expert_up: "up", names.expert_down: "down"}
+    expert, both = int(number), f"{prefix}ffn_gate_up_exps.{ending}"
+    if both in stored and kinds[which] != "down":
+        rows = torch.arange(shape[0]) + (shape[0] if kinds[which] == "up" else 0)
+        return Place(shape, (both,), expert, rows)
+    return Place(shape, (f"{prefix}ffn_{kinds[which]}_exps.{ending}",), expert)
+
+
+def _wholes(names: Names) -> dict[str, str]:
+    """Of tensors whose names in a folder have no ending."""
+    mixer, shared = names.mixer, names.correction_bias
+    wholes = {mixer.decay_log: "ssm_a", mixer.step_bias: "ssm_dt.bias", mixer.skip: "ssm_d"}
+    optional = {names.sinks: "attn_sinks.weight", shared: "exp_probs_b.bias"}
+    return wholes | {ours: theirs for ours, theirs in optional.items() if ours is not None}
+
+
+def _stems(stem: str, names: Names, family: GgufFamily) -> tuple[str, ...]:
+    if family.split_gate_up and stem == names.gate_up:
+        return "ffn_gate", "ffn_up"
+    if names.shared_gate_up and stem == f"{names.shared_expert}{names.shared_gate_up}":
+        return "ffn_gate_shexp", "ffn_up_shexp"
+    if family.regrouped and stem == names.mixer.inputs:
+        return "attn_qkv", "attn_gate"
+    return (family.called(_in_a_layer(names)[stem]),)
+
+
+def _in_a_layer(names: Names) -> dict[str, str]:
+    mixer, shared = names.mixer, names.shared_expert or ""
+    inputs = "attn_qkv" if mixer.z else "ssm_in"
+    pairs = {
+        names.mlp_norm: "ffn_norm",
+        names.input_norm: "attn_norm",
+        names.attention_out_norm: "post_attention_norm",
+        names.mlp_out_norm: "post_ffw_norm",
+        names.out: "attn_output",
+        names.q_norm: "attn_q_norm",
+        names.k_norm: "attn_k_norm",
+        names.down: "ffn_down",
+        names.router: "ffn_gate_inp",
+        names.gate: "ffn_gate",
+        names.up: "ffn_up",
+        names.gate_up: "ffn_up",
+        names.qkv: "attn_qkv",
+        mixer.inputs: inputs,
+        mixer.z: "attn_gate",
+        mixer.rates: "ssm_beta" if mixer.decays else "ssm_ba",
+        mixer.decays: "ssm_alpha",
+        mixer.conv: "ssm_conv1d",
+        mixer.norm: "ssm_norm",
+        mixer.out: "ssm_out",
+    }
+    if shared:
+        pairs |= {
+            f"{shared}{names.expert_gate}": "ffn_gate_shexp",
+            f"{shared}{names.expert_up}": "ffn_up_shexp",
+            f"{shared}{names.shared_down or names.expert_down}": "ffn_down_shexp",
+            names.shared_gate: "ffn_gate_inp_shexp",
+        }
+    if names.qkv is None:
+        pairs |= {names.q: "attn_q", names.k: "attn_k", names.v: "attn_v"}
+    return {ours: theirs for ours, theirs in pairs.items() if ours is not None}
+
+
+def _orders(
+    inside: str, config: DecoderConfig, family: GgufFamily
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of the rows and the columns of a tensor, where a converter moves them."""
+    names, stem = config.names, inside.rpartition(".")[0]
+    if family.permuted and stem in (names.q, names.k):
+        heads, size = config.num_heads if stem == names.q else config.num_kv_heads, config.head_dim
+        halves = torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2)
+        return halves.flatten(), None
+    mixer = config.mixer
+    if not isinstance(mixer, LinearAttention):
+        return None, None
+    if family.regrouped:
+        return (_grouped(mixer), None) if stem == names.mixer.inputs else (None, None)
+    one, wide = _tiled(mixer, 1), _tiled(mixer, mixer.value_dim)
+    below = torch.cat([torch.arange(2 * mixer.key_size), 2 * mixer.key_size + wide])
+    if stem == names.mixer.out:
+        return None, wide
+    rows = {names.mixer.inputs: below, names.mixer.conv: below, names.mixer.z: wide}
+    rows |= dict.fromkeys((names.mixer.rates, names.mixer.decays), one)
+    if inside in (names.mixer.decay_log, names.mixer.step_bias):
+        return one, None
+    return rows.get(stem), None
+
+
+def _tiled(mixer: LinearAttention, width: int) -> torch.Tensor:
+    """Value heads lie by their number within a key's group in a file, by the group in a folder."""
+    keys, each = mixer.num_key_heads, mixer.values_per_key
+    return torch.arange(keys * each * width).view(each, keys, width).transpose(0, 1).flatten()
+
+
+def _grouped(mixer: LinearAttention) -> torch.Tensor:
+    """All queries, keys, values and gates, one below another, of rows grouped by key head."""
+    keys, values = mixer.key_size, mixer.value_size
+    parts = torch.split(torch.arange(2 * keys + 2 * values), [keys, keys, values, values])
+    return torch.cat([part.view(mixer.num_key_heads, -1) for part in parts], dim=1).flatten()
+
+
+def fits(found: tuple[int, ...], place: Place, num_experts: int, height: int) -> bool:
+    """Whether a tensor of the file, of this shape, may be what a place says. height: rows of all
+    its tensors together."""
+    wanted = place.shape
+    if place.expert is not None:
+        rows = height if place.rows is not None and len(wanted) > 1 else wanted[0]
+        return found == (num_experts, rows, *wanted[1:])
+    if len(wanted) == 1:
+        return math.prod(found) == wanted[0]
+    return height == wanted[0] and found[-1] == wanted[-1]
+
+
+def _subtract_one(weight: torch.Tensor) -> torch.Tensor:
+    return weight - 1
+
+
+def _log_of_negative(decay: torch.Tensor) -> torch.Tensor:
+    return (-decay).log()

@@ -1,0 +1,48 @@
+"""GGUF files of models with states give the tokens of the folders that they were converted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.stage.gguf_folder import model_folder
+from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.weights import gguf_conversions
+from tests.actors.stage.weights.gguf_conversions import convert
+from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+
+DELTA = (gguf_conversions.delta_rule_keys, gguf_conversions.delta_rule)
+CONVOLUTIONS = (gguf_conversions.convolution_keys, gguf_conversions.short_convolutions)
+GRANITE = (gguf_conversions.granite_keys, gguf_conversions.permuted_mamba2)
+NEMOTRON = (gguf_conversions.nemotron_keys, gguf_conversions.permuted_mamba2)
+FALCON = (gguf_conversions.falcon_keys, gguf_conversions.falcon_h1)
+CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Any]], dict[str, Any]]] = {
+    "qwen35": ("qwen3-5", DELTA, {}),
+    "qwen35moe": ("qwen3-5-moe", DELTA, {}),
+    "qwen3next": ("qwen3-next", DELTA, {"mlp_only_layers": []}),
+    "lfm2": ("lfm2", CONVOLUTIONS, {}),
+    "lfm2moe": (
+        "lfm2-moe",
+        CONVOLUTIONS,
+        {"routed_scaling_factor": 1.0, "tie_word_embeddings": True},
+    ),
+    "granitehybrid": ("granite-4", GRANITE, {}),
+    "granitehybrid, dense": ("granite-4-dense", GRANITE, {}),
+    "nemotron_h": ("nemotron-h", NEMOTRON, {}),
+    "nemotron_h_moe": ("nemotron-3", NEMOTRON, {}),
+    "falcon-h1": ("falcon-h1", FALCON, {}),
+}
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_families(tmp_path: Path, architecture: str) -> None:
+    variant, (metadata, change), overrides = CASES[architecture]
+    path = tmp_path / "tiny.gguf"
+    model = convert(path, architecture.split(",")[0], variant, metadata, change, **overrides)
+    folder = model_folder(path, tmp_path / "cache")
+    planner = MiniPlanner(make_chain(folder, 2), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model, variant in BY_LENGTH)

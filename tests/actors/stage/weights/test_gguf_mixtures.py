@@ -1,0 +1,37 @@
+"""GGUF files of mixtures of experts give the tokens of the folders they were converted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.stage.gguf_folder import model_folder
+from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.weights import gguf_conversions
+from tests.actors.stage.weights.gguf_conversions import as_they_are, convert, mixture_keys
+from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+
+CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "gpt-oss": ("gpt-oss", gguf_conversions.gpt_oss, {}),
+    "glm4moe": ("glm4-moe", as_they_are, {}),
+    "minimax-m2": ("minimax-m2", as_they_are, {}),
+    "qwen2moe": ("qwen2-moe", as_they_are, {"mlp_only_layers": []}),
+    "qwen3vlmoe": ("qwen3-moe", as_they_are, {"mlp_only_layers": []}),
+    "olmoe": ("olmoe", as_they_are, {}),
+    "granitemoe": ("granite-moe-shared", gguf_conversions.permuted_mamba2, {}),
+}
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_families(tmp_path: Path, architecture: str) -> None:
+    variant, change, overrides = CASES[architecture]
+    path = tmp_path / "tiny.gguf"
+    model = convert(path, architecture, variant, mixture_keys, change, **overrides)
+    folder = model_folder(path, tmp_path / "cache")
+    planner = MiniPlanner(make_chain(folder, 2), feeds=True)
+    right = answers(model, variant in BY_LENGTH)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == right
