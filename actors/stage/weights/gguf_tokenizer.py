@@ -27,14 +27,30 @@ _WITHOUT_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
 # What tokenizer.ggml.pre means beside the splits that transformers knows, as in llama.cpp.
 _AS_GPT2 = (
     "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "gigachat", "a.x-4.0",
-    "granite-docling",
+    "granite-docling", "exaone4",
 )  # fmt: skip
-_DIGITS_THEN_GPT2 = ("smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2")
+_DIGITS_THEN_GPT2 = (
+    "smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2", "command-r",
+)  # fmt: skip
 # Cased letters, as DeepSeek's own list has them: some fewer than Unicode.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-"
     "ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-"
     "ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_GLM4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
     "default": (
@@ -43,10 +59,10 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
         r"\p{N}+",
         "[0-9][0-9][0-9]",
     ),
-    "qwen2": (  # for files that name none
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
+    "qwen2": _QWEN2,  # for files that name none
+    "hunyuan": _QWEN2,
+    **dict.fromkeys(("glm4", "chatglm-bpe"), _GLM4),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
     "deepseek-llm": (
         r"[\r\n]",
@@ -62,7 +78,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
     ),
 }
 # Text is composed (NFC), as their folders say.
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "f2llmv2", "megrez", "qwen35")
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "f2llmv2", "megrez", "qwen35", "command-r")
 # A part that is a token is that token, even if no merges lead to it; and a text begins with BOS
 # unless the file says otherwise.
 _LIKE_LLAMA3 = (

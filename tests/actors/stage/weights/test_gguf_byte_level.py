@@ -144,6 +144,12 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
         ("seed-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("deepseek-coder", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("deepseek-llm", ["ab", "Ġ", "12", "Ġ", "Ġ!?", "Ċ"]),
+        ("deepseek-v3", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("hunyuan", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
+        ("exaone4", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
+        ("command-r", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("glm4", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("qwen35", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
     ],
 )
 def test_text_is_split_as_the_file_says(
@@ -170,6 +176,16 @@ def test_deepseek_llm_splits_by_script(tmp_path: Path) -> None:
     split = tokenizer.pre_tokenizer.pre_tokenize_str(text)
     parts = [text[start:end] for _, (start, end) in split]
     assert parts == ["Это", " é", "猫", " ", "가나", "12", "!", "x", "  աբ", "  "]
+
+
+def test_deepseek_v3_splits_by_script_and_signs(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "hunyuan-dense")
+    tokenizer = read(path).backend_tokenizer
+    text = "x=12345 e\u0301 (ab) 漢かナ가  "
+    split = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    parts = [text[start:end] for _, (start, end) in split]
+    assert parts == ["x", "=", "123", "45", " e\u0301", " (", "ab", ")", " ", "漢かナ", "가", "  "]
 
 
 @pytest.mark.parametrize(("variant", "as_in"), [("llama", "default"), ("qwen2", "qwen2")])
