@@ -9,7 +9,7 @@ from __future__ import annotations
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_families import family_of
-from actors.stage.weights.gguf_family import of_layers, partial_rotation
+from actors.stage.weights.gguf_family import partial_rotation
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_metadata import GgufMetadata
 
@@ -31,11 +31,11 @@ def config_of(file: GgufFile) -> JsonObject:
         "model_type": family.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": max(of_layers(metadata, "feed_forward_length")),
+        "intermediate_size": _most(metadata, "feed_forward_length"),
         "num_hidden_layers": metadata.number("block_count")
         - metadata.get("nextn_predict_layers", 0),
         "num_attention_heads": heads,
-        "num_key_value_heads": max(of_layers(metadata, "attention.head_count_kv")) or heads,
+        "num_key_value_heads": _most(metadata, "attention.head_count_kv") or heads,
         "head_dim": metadata.get("attention.key_length") or hidden // heads,
         "max_position_embeddings": metadata.number("context_length"),
         "rms_norm_eps": _epsilon(metadata),
@@ -63,6 +63,12 @@ def config_of(file: GgufFile) -> JsonObject:
             f"{family.architecture}"
         )
     return config
+
+
+def _most(metadata: GgufMetadata, key: str) -> int:
+    """Of the layers; families where they differ read each one's."""
+    value = metadata.get(key, 0)
+    return int(max(value) if isinstance(value, list) else metadata.number(key) if value else 0)
 
 
 def _epsilon(metadata: GgufMetadata) -> float:

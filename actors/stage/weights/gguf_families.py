@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from actors.stage.models.config import ModelError
-from actors.stage.weights import gguf_dense, gguf_hybrids, gguf_mixtures
+from actors.stage.weights import gguf_dense, gguf_gemma4, gguf_hybrids, gguf_mixtures
 from actors.stage.weights.gguf_family import GgufFamily
 from actors.stage.weights.gguf_file import GgufFile
 
 GGUF_FAMILIES: dict[str, GgufFamily] = {
     **gguf_dense.FAMILIES,
+    **gguf_gemma4.FAMILIES,
     **gguf_mixtures.FAMILIES,
     **gguf_hybrids.FAMILIES,
 }

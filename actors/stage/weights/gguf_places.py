@@ -46,7 +46,8 @@ class Place:
 def places(config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -> dict[str, Place]:
     """By the folder's name. stored: names of the file's tensors."""
     # As files have them, gate and up of an expert or of an MLP are apart.
-    config = replace(config, names=replace(config.names, stacked=None))
+    kinds = tuple(replace(k, names=replace(k.names, stacked=None)) for k in config.kinds)
+    config = replace(config, names=replace(config.names, stacked=None), kinds=kinds)
     return {
         name: _place(name, shape, config, family, stored)
         for name, shape in all_shapes(config).items()
@@ -64,6 +65,12 @@ def _place(
         config.names.embedding: "token_embd",
         config.names.final_norm: "output_norm",
         config.names.head: "output",
+    }
+    additions = config.names.additions
+    ends |= {
+        additions.inputs: "per_layer_token_embd",
+        additions.inputs_projection: "per_layer_model_proj",
+        additions.inputs_norm: "per_layer_proj_norm",
     }
     layer_name, _, ending = name.rpartition(".")
     norm = _subtract_one if family.adds_one(name) else None
@@ -119,9 +126,16 @@ def _of_expert(
 
 def _wholes(names: Names) -> dict[str, str]:
     """Of tensors whose names in a folder have no ending."""
-    mixer, shared = names.mixer, names.correction_bias
-    wholes = {mixer.decay_log: "ssm_a", mixer.step_bias: "ssm_dt.bias", mixer.skip: "ssm_d"}
-    optional = {names.sinks: "attn_sinks.weight", shared: "exp_probs_b.bias"}
+    mixer, more = names.mixer, names.additions
+    wholes = {
+        mixer.decay_log: "ssm_a",
+        mixer.step_bias: "ssm_dt.bias",
+        mixer.skip: "ssm_d",
+        more.scalar: "layer_output_scale.weight",
+        more.router_scale: "ffn_gate_inp.scale",
+        more.expert_scales: "ffn_down_exps.scale",
+    }
+    optional = {names.sinks: "attn_sinks.weight", names.correction_bias: "exp_probs_b.bias"}
     return wholes | {ours: theirs for ours, theirs in optional.items() if ours is not None}
 
 
@@ -136,9 +150,15 @@ def _stems(stem: str, names: Names, family: GgufFamily) -> tuple[str, ...]:
 
 
 def _in_a_layer(names: Names) -> dict[str, str]:
-    mixer, shared = names.mixer, names.shared_expert or ""
+    mixer, more, shared = names.mixer, names.additions, names.shared_expert or ""
     inputs = "attn_qkv" if mixer.z else "ssm_in"
     pairs = {
+        more.input_gate: "inp_gate",
+        more.input_projection: "proj",
+        more.input_norm: "post_norm",
+        more.mlp_norm: "post_ffw_norm_1",
+        more.experts_norm: "post_ffw_norm_2",
+        more.experts_input_norm: "pre_ffw_norm_2",
         names.mlp_norm: "ffn_norm",
         names.input_norm: "attn_norm",
         names.attention_out_norm: "post_attention_norm",
@@ -168,7 +188,7 @@ def _in_a_layer(names: Names) -> dict[str, str]:
             names.shared_gate: "ffn_gate_inp_shexp",
         }
     if names.qkv is None:
-        pairs |= {names.q: "attn_q", names.k: "attn_k", names.v: "attn_v"}
+        pairs |= {names.q: "attn_q", names.v: "attn_v", names.k: "attn_k"}  # v may be k
     return {ours: theirs for ours, theirs in pairs.items() if ours is not None}
 
 
@@ -208,6 +228,16 @@ def _grouped(mixer: LinearAttention) -> torch.Tensor:
     keys, values = mixer.key_size, mixer.value_size
     parts = torch.split(torch.arange(2 * keys + 2 * values), [keys, keys, values, values])
     return torch.cat([part.view(mixer.num_key_heads, -1) for part in parts], dim=1).flatten()
+
+
+def unused(config: DecoderConfig) -> set[str]:
+    """Tensors of keys and values in layers that attend to those of others."""
+    return {
+        f"blk.{layer}.attn_{which}.weight"
+        for layer, kind in enumerate(config.kinds)
+        if kind.names.k is None
+        for which in ("k", "v", "k_norm")
+    }
 
 
 def fits(found: tuple[int, ...], place: Place, num_experts: int, height: int) -> bool:

@@ -15,7 +15,7 @@ import torch
 from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.weights.gguf_families import family_of
 from actors.stage.weights.gguf_file import GgufFile
-from actors.stage.weights.gguf_places import Place, fits, places
+from actors.stage.weights.gguf_places import Place, fits, places, unused
 from actors.stage.weights.source import WHOLE, PackedView, Shard
 from kernels.ggml_blocks import PACKED, BlockType, Bytes, as_quantized, dequantize
 from kernels.quantized import QuantizedWeight
@@ -137,7 +137,9 @@ class GgufWeights:
                         f"{place.wanted(config.num_experts)}"
                     )
             self._places[name] = place
-        known = {tensor for place in self._places.values() for tensor in place.tensors}
+        known = unused(config) | {
+            tensor for place in self._places.values() for tensor in place.tensors
+        }
         layers = 1 + max(int(tensor.split(".")[1]) for tensor in known if tensor[:4] == "blk.")
         for tensor in files:
             # Layers behind the last predict further tokens.

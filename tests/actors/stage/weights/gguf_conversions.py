@@ -22,6 +22,12 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 _PLAIN = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm", "ssm_a", "ssm_d")
 
 
+class Plain(dict[str, Any]):
+    """A config.json by attributes."""
+
+    __getattr__ = dict.get
+
+
 def convert(
     path: Path,
     architecture: str,
@@ -39,7 +45,9 @@ def convert(
     matrices; wide: parts of the file's names of those that are stored as F32 all the same.
     """
     model = tiny_models.build(variant, **overrides).float()
-    config = model.config
+    config: Any = model.config
+    if config.model_type.startswith("gemma4"):  # where some attributes are of one layer alone
+        config = Plain({**config.to_dict(), **tiny_models.VARIANTS[variant][1], **overrides})
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_shared(writer, config)
     metadata(writer, config)
@@ -77,6 +85,10 @@ def _is_stored_as(kind: Kind, name: str, tensor: torch.Tensor) -> bool:
     return kind != Kind.F32 and tensor.dim() > 1 and not plain
 
 
+def _has(config: Any, name: str) -> bool:
+    return name in (config if isinstance(config, Plain) else config.to_dict())
+
+
 def _write_shared(writer: gguf.GGUFWriter, config: Any) -> None:
     def given(*names: str) -> Any:
         values = (getattr(config, name, None) for name in names)
@@ -89,16 +101,18 @@ def _write_shared(writer: gguf.GGUFWriter, config: Any) -> None:
     has_mlp = config.model_type not in ("qwen3_5_moe_text", "nemotron_h")
     if has_mlp and (width := given("intermediate_size")) is not None:
         writer.add_feed_forward_length(width)
-    if (head_dim := given("head_dim")) is not None and "head_dim" in config.to_dict():
+    if (head_dim := given("head_dim")) is not None and _has(config, "head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     number = given("num_local_experts", "num_experts", "n_routed_experts")
     if number and config.model_type != "nemotron_h":
         writer.add_expert_count(number)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_used_count(given("num_experts_per_tok", "top_k_experts"))
     if (eps := given("rms_norm_eps", "norm_eps", "layer_norm_epsilon")) is not None:
         writer.add_layer_norm_rms_eps(eps)
     rope = given("rope_parameters") or {}
+    if config.model_type.startswith("gemma4"):
+        return
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope.get("rope_type") == "yarn":
@@ -308,6 +322,50 @@ def dense_keys(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(scale)
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def gemma4_keys(writer: gguf.GGUFWriter, config: Any) -> None:
+    layers, full = config.num_hidden_layers, config.global_head_dim
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    shared, inner = config.num_kv_shared_layers or 0, config.intermediate_size
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(slides)
+    writer.add_key_length(full)
+    writer.add_value_length(full)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if (few := config.num_global_key_value_heads) is not None:
+        writer.add_head_count_kv([config.num_key_value_heads if each else few for each in slides])
+    if config.use_double_wide_mlp:
+        writer.add_feed_forward_length([inner] * (layers - shared) + [2 * inner] * shared)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_used_count(config.top_k_experts)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    rotated = int(full * rope["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * rotated + [1e30] * (full // 2 - rotated)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+def gemma4(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+    layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+    if name.endswith("router.scale"):
+        yield f"{layer}.ffn_gate_inp.scale", tensor
+    elif name.endswith("per_expert_scale"):
+        yield f"{layer}.ffn_down_exps.scale", tensor
+    elif name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj")):
+        yield f"{name}.weight", tensor
+    else:
+        yield name, tensor
 
 
 def mixture_keys(writer: gguf.GGUFWriter, config: Any) -> None:

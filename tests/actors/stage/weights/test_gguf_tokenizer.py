@@ -93,20 +93,26 @@ def pieces(heads: dict[str, int], blanks: Sequence[str] = (), behind: Sequence[s
     return Pieces([*heads, *_BYTES, *joined, *letters, *behind], kinds, merges)
 
 
-def write_file(path: Path, variant: str, vocabulary: Pieces, **flags: bool) -> None:
+def write_file(
+    path: Path, variant: str, vocabulary: Pieces, model: str = "llama", **flags: bool
+) -> None:
     """As llama.cpp's converter does: scores fall with the rank of a piece, blanks of pieces that a
-    user defined are written as such, and merges are not written."""
+    user defined are written as such, and merges are not written; of Gemma 4, they are, and blanks
+    are not."""
     names = vocabulary.vocab
     ends = {"gemma2": ("<bos>", "<eos>")}.get(variant, ("<s>", "</s>"))
 
     def tokenizer(writer: gguf.GGUFWriter) -> None:
         scores = [-float(number) for number in range(len(names))]
         spelled = [
-            token.replace("▁", " ") if kind == Token.USER_DEFINED else token
+            token.replace("▁", " ") if kind == Token.USER_DEFINED and model == "llama" else token
             for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
         ]
-        writer.add_tokenizer_model("llama")
-        writer.add_tokenizer_pre("default")
+        writer.add_tokenizer_model(model)
+        if model == "llama":
+            writer.add_tokenizer_pre("default")
+        else:
+            writer.add_token_merges([" ".join(merge) for merge in vocabulary.merges])
         writer.add_token_list(spelled)
         writer.add_token_scores(scores)
         writer.add_token_types(vocabulary.kinds)
@@ -207,6 +213,20 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, case: str) -> N
     first = ours.encode("The")[0]
     assert (first == ours.bos_token_id) == flags["add_bos_token"]
     assert vocabulary.tokens[ours.bos_token_id] == ("<bos>" if case == "gemma" else "<s>")
+
+
+def test_gemma_4_has_merges_and_no_begin_of_text_of_its_own(tmp_path: Path) -> None:
+    """Its chat template writes that, as in its folders."""
+    vocabulary = pieces(GEMMA_HEADS, _BLANKS)
+    flags = {"add_bos_token": True, "add_space_prefix": False}
+    write_file(tmp_path / "tiny.gguf", "gemma2", vocabulary, "gemma4", **flags)
+    ours = transformers.AutoTokenizer.from_pretrained(model_folder(tmp_path, tmp_path / "cache"))
+    theirs = gemma(vocabulary)
+    assert ours.get_vocab() == vocabulary.vocab
+    for text in MIXED:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
 
 
 def test_a_token_that_the_file_lacks_is_none(tmp_path: Path) -> None:
