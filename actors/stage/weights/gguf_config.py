@@ -47,7 +47,8 @@ def config_of(file: GgufFile) -> JsonObject:
     }
     if not config["intermediate_size"]:  # every MLP is a mixture of experts
         del config["intermediate_size"]
-    if metadata.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
+    length = metadata.get("attention.value_length", config["head_dim"])
+    if length != config["head_dim"] and not family.latent:
         raise ModelError(f"{file.path}: values of another length than keys are not supported")
     if metadata.get("pooling_type", 0) not in (0, 1, 3):  # of embeddings; a request chooses its own
         raise ModelError(

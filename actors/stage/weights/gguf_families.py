@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.stage.models.config import ModelError
-from actors.stage.weights import gguf_dense, gguf_gemma4, gguf_hybrids, gguf_mixtures
+from actors.stage.weights import gguf_dense, gguf_gemma4, gguf_hybrids, gguf_latent, gguf_mixtures
 from actors.stage.weights.gguf_family import GgufFamily
 from actors.stage.weights.gguf_file import GgufFile
 
@@ -11,6 +11,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     **gguf_dense.FAMILIES,
     **gguf_gemma4.FAMILIES,
     **gguf_mixtures.FAMILIES,
+    **gguf_latent.FAMILIES,
     **gguf_hybrids.FAMILIES,
 }
 

@@ -23,7 +23,7 @@ class GgufFamily:
     those of linear attention. renamed: tensors with other names than most files have.
     without_ending: tensors whose names have none. split_gate_up: gate and up are two tensors, where
     the folder has one. regrouped: so are what comes into linear attention and its gates, and not
-    grouped by key head as there.
+    grouped by key head as there. latent: attention is, so that keys and values differ in length.
     """
 
     architecture: str
@@ -37,6 +37,7 @@ class GgufFamily:
     without_ending: tuple[str, ...] = ()
     split_gate_up: bool = False
     regrouped: bool = False
+    latent: bool = False
 
     def called(self, stem: str) -> str:
         return self.renamed.get(stem, stem)

@@ -67,9 +67,11 @@ def _gpt_oss(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     }
 
 
-def of_deepseek_v3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    """Keys of families whose mixtures are those of DeepSeek-V3."""
-    only(metadata, "expert_gating_func", _SIGMOID)
+def of_deepseek_v3(
+    metadata: GgufMetadata, config: JsonObject, scores: int | None = _SIGMOID
+) -> JsonObject:
+    """Keys of families whose mixtures are those of DeepSeek-V3, but for the scores."""
+    only(metadata, "expert_gating_func", scores)
     return {
         **experts(metadata, config),
         "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),

@@ -20,7 +20,8 @@ Undo = Callable[[torch.Tensor], torch.Tensor]
 class Place:
     """shape: of the folder's tensor. tensors: of the file, whose rows count one below another.
     expert: which of a tensor of all. rows, columns: for each of the folder's, where it is among
-    these; None: in order. undo: of the values, in float32.
+    these; None: in order. undo: of the values, in float32. heads: of latent attention, whose keys,
+    turned over, and values are tensors of their own.
     """
 
     shape: tuple[int, ...]
@@ -29,6 +30,7 @@ class Place:
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
     undo: Undo | None = None
+    heads: int = 0
 
     def wanted(self, num_experts: int) -> tuple[int, ...]:
         return self.shape if self.expert is None else (num_experts, *self.shape)
@@ -82,6 +84,9 @@ def _place(
     config = config.at(_number_of(config, int(layer)))
     prefix, names = f"blk.{layer}.", config.names
     wholes = _wholes(names)
+    if inside == f"{names.latent.up}.weight":
+        tensors = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
+        return Place(shape, tensors, heads=config.num_heads)
     if inside in wholes:
         undo = _log_of_negative if inside == names.mixer.decay_log else None
         found = Place(shape, (prefix + wholes[inside],), undo=undo)
@@ -153,6 +158,11 @@ def _in_a_layer(names: Names) -> dict[str, str]:
     mixer, more, shared = names.mixer, names.additions, names.shared_expert or ""
     inputs = "attn_qkv" if mixer.z else "ssm_in"
     pairs = {
+        names.latent.query_down: "attn_q_a",
+        names.latent.query_norm: "attn_q_a_norm",
+        names.latent.query_up: "attn_q_b",
+        names.latent.down: "attn_kv_a_mqa",
+        names.latent.norm: "attn_kv_a_norm",
         more.input_gate: "inp_gate",
         more.input_projection: "proj",
         more.input_norm: "post_norm",
@@ -244,6 +254,8 @@ def fits(found: tuple[int, ...], place: Place, num_experts: int, height: int) ->
     """Whether a tensor of the file, of this shape, may be what a place says. height: rows of all
     its tensors together."""
     wanted = place.shape
+    if place.heads:
+        return len(found) == 3 and found[0] == place.heads and wanted[1] in found[1:]
     if place.expert is not None:
         rows = height if place.rows is not None and len(wanted) > 1 else wanted[0]
         return found == (num_experts, rows, *wanted[1:])

@@ -16,7 +16,7 @@ from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.weights.gguf_families import family_of
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_places import Place, fits, places, unused
-from actors.stage.weights.source import WHOLE, PackedView, Shard
+from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
 from kernels.ggml_blocks import PACKED, BlockType, Bytes, as_quantized, dequantize
 from kernels.quantized import QuantizedWeight
 
@@ -65,7 +65,9 @@ class GgufWeights:
         place, wanted = self._places[name], dtype or self._dtype
         # 1 + w, for one, has no room in half precision.
         read_as = wanted if place.undo is None else torch.float32
-        if len(shape) == 1:
+        if place.heads:
+            out = cut(self._of_heads(place, read_as), part)
+        elif len(shape) == 1:
             out = self._vector(place, read_as)
             out = out if part.rows is None else out[slice(*part.rows)]
         else:
@@ -78,6 +80,16 @@ class GgufWeights:
                 f"{self._file.path}: tensor {place.tensors[0]} holds values that are not finite"
             )
         return out.contiguous()
+
+    def _of_heads(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
+        """Keys and values of each head, from the latents."""
+        whole = []
+        for tensor in place.tensors:
+            stored = self._file.tensors[tensor]
+            rows = self._converted(self._rows(tensor), stored.kind, place, None, dtype)
+            whole.append(rows.view(stored.shape))
+        keys, values = whole
+        return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
     def _vector(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
         (tensor,) = place.tensors
@@ -94,7 +106,7 @@ class GgufWeights:
         if place is None or place.tensors[0] in ("token_embd.weight", "output.weight"):
             return False  # the embedding is looked up; the head is quantized by its own rules
         kind = self._kind(place)
-        if kind is None or kind.name not in PACKED or len(place.shape) != 2:
+        if place.heads or kind is None or kind.name not in PACKED or len(place.shape) != 2:
             return False
         moves = place.columns is not None and place.order_of_blocks is None
         return not moves and not place.shape[1] % (kind.features * self._ranks)

@@ -6,18 +6,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from actors.stage.gguf_folder import model_folder
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
-from tests.actors.stage.weights.gguf_conversions import (
-    as_they_are,
-    convert,
-    dense_keys,
-    permuted_mamba2,
-)
+from tests.actors.stage.weights.gguf_conversions import as_they_are, convert
+from tests.actors.stage.weights.gguf_hybrids import granite_keys, permuted_mamba2
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+
+
+def dense_keys(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_vocab_size(config.vocab_size)
+    if config.model_type == "granitemoehybrid":  # without Mamba, whose keys it has all the same
+        granite_keys(writer, config)
+        return
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        writer.add_sliding_window(window)
+    if config.model_type == "exaone4" and window is not None:
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(pattern)
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        writer.add_logit_scale(scale)
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
 
 # What the format cannot say, as llama.cpp takes it to be.
 COHERE2 = {"layer_types": [*["sliding_attention"] * 3, "full_attention"], "num_hidden_layers": 4}

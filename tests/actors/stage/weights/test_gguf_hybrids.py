@@ -11,15 +11,15 @@ import pytest
 from actors.stage.gguf_folder import model_folder
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
-from tests.actors.stage.weights import gguf_conversions
+from tests.actors.stage.weights import gguf_hybrids
 from tests.actors.stage.weights.gguf_conversions import convert
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
-DELTA = (gguf_conversions.delta_rule_keys, gguf_conversions.delta_rule)
-CONVOLUTIONS = (gguf_conversions.convolution_keys, gguf_conversions.short_convolutions)
-GRANITE = (gguf_conversions.granite_keys, gguf_conversions.permuted_mamba2)
-NEMOTRON = (gguf_conversions.nemotron_keys, gguf_conversions.permuted_mamba2)
-FALCON = (gguf_conversions.falcon_keys, gguf_conversions.falcon_h1)
+DELTA = (gguf_hybrids.delta_rule_keys, gguf_hybrids.delta_rule)
+CONVOLUTIONS = (gguf_hybrids.convolution_keys, gguf_hybrids.short_convolutions)
+GRANITE = (gguf_hybrids.granite_keys, gguf_hybrids.permuted_mamba2)
+NEMOTRON = (gguf_hybrids.nemotron_keys, gguf_hybrids.permuted_mamba2)
+FALCON = (gguf_hybrids.falcon_keys, gguf_hybrids.falcon_h1)
 CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Any]], dict[str, Any]]] = {
     "qwen35": ("qwen3-5", DELTA, {}),
     "qwen35moe": ("qwen3-5-moe", DELTA, {}),

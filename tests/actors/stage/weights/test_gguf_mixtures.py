@@ -13,6 +13,7 @@ from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import gguf_conversions
 from tests.actors.stage.weights.gguf_conversions import as_they_are, convert, mixture_keys
+from tests.actors.stage.weights.gguf_hybrids import permuted_mamba2
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
@@ -22,7 +23,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "qwen2moe": ("qwen2-moe", as_they_are, {"mlp_only_layers": []}),
     "qwen3vlmoe": ("qwen3-moe", as_they_are, {"mlp_only_layers": []}),
     "olmoe": ("olmoe", as_they_are, {}),
-    "granitemoe": ("granite-moe-shared", gguf_conversions.permuted_mamba2, {}),
+    "granitemoe": ("granite-moe-shared", permuted_mamba2, {}),
 }
 
 

@@ -17,13 +17,9 @@ from actors.stage.weights.folder import open_folder
 from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.rank_pool import RankPool
-from tests.actors.stage.weights.gguf_conversions import (
-    Tensors,
-    convert,
-    delta_rule,
-    delta_rule_keys,
-)
+from tests.actors.stage.weights.gguf_conversions import Tensors, convert
 from tests.actors.stage.weights.gguf_files import Kind
+from tests.actors.stage.weights.gguf_hybrids import delta_rule, delta_rule_keys
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 
