@@ -16,8 +16,10 @@ from actors.stage.weights.gguf_metadata import GgufMetadata
 # Turn ends, for files of chat models that name only the end of text.
 _TURN_ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>",
+    "<|return|>", "<|call|>", "<turn|>", "<|tool_response>", "[EOT]",
 )  # fmt: skip
-_CONTROL = 3  # token type
+_OF_A_MESSAGE = "<|end|>"  # where turns of several messages end otherwise, as gpt-oss's do
+_CONTROL, _USER_DEFINED = 3, 4  # token types
 
 
 def config_of(file: GgufFile) -> JsonObject:
@@ -124,11 +126,15 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _end_tokens(file: GgufFile) -> list[int]:
-    """The file's end tokens, and known turn ends that the vocabulary has as control tokens."""
+    """The file's end tokens, and known turn ends that the vocabulary has as tokens of their own."""
     named = (file.metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom"))
     ends = [int(token) for token in named if token is not None]
     tokens, kinds = (file.metadata.get(f"tokenizer.ggml.{k}", []) for k in ("tokens", "token_type"))
-    for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False)):
-        if kind == _CONTROL and text in _TURN_ENDS and token not in ends:
-            ends.append(token)
-    return ends
+    found = {
+        text: token
+        for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED) and text in _TURN_ENDS
+    }
+    if "<|return|>" in found:
+        found.pop(_OF_A_MESSAGE, None)
+    return [*ends, *(token for token in found.values() if token not in ends)]

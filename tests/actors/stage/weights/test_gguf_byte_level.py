@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,24 @@ def test_begin_and_end_are_tokens_whatever_their_type(tmp_path: Path) -> None:
     begin, end = map(tokens.index, DEEPSEEK[:2])
     assert tokenizer.encode(f"a{DEEPSEEK[1]}") == [begin, tokens.index("a"), end]
     assert max(tokenizer.get_vocab().values()) < len(tokens)
+
+
+def ends(path: Path) -> list[int]:
+    folder = model_folder(path, path.parent / "cache")
+    found: list[int] = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    return found
+
+
+def test_ends_of_turns_are_known_beside_the_end_of_text(tmp_path: Path) -> None:
+    """gpt-oss ends each message of a turn, and Gemma 4 stops for what a tool answers."""
+    path = tmp_path / "tiny.gguf"
+    messages = ("<|startoftext|>", "<|return|>", "<|call|>", "<|end|>", "<|endoftext|>")
+    tokens = write_file(path, "gpt-4o", control=messages)
+    assert ends(path) == [tokens.index(text) for text in ("<|return|>", "<|call|>", messages[-1])]
+    tokens = write_file(path, "qwen2", control=("<bos>", "<eos>", "<turn|>", "<|end|>"),
+                        user_defined=["<|tool_response>"])  # fmt: skip
+    wanted = ("<eos>", "<turn|>", "<|end|>", "<|tool_response>")
+    assert ends(path) == [tokens.index(text) for text in wanted]
 
 
 def test_more_tokens_than_the_embedding_has_are_refused(tmp_path: Path) -> None:
