@@ -75,11 +75,16 @@ def _most(metadata: GgufMetadata, key: str) -> int:
 
 
 def _epsilon(metadata: GgufMetadata) -> float:
+    """Of whichever norms the family has; a file with both keys is clear only where they agree."""
     of_layer_norms = metadata.get("attention.layer_norm_epsilon")
-    if of_layer_norms is not None:
-        metadata.get("attention.layer_norm_rms_epsilon")
-        return float(of_layer_norms)
-    return float(metadata.number("attention.layer_norm_rms_epsilon"))
+    if of_layer_norms is None:
+        return float(metadata.number("attention.layer_norm_rms_epsilon"))
+    if metadata.get("attention.layer_norm_rms_epsilon", of_layer_norms) != of_layer_norms:
+        raise ModelError(
+            f"{metadata.file.path}: attention.layer_norm_epsilon and "
+            "attention.layer_norm_rms_epsilon differ"
+        )
+    return float(of_layer_norms)
 
 
 def _rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:

@@ -257,7 +257,8 @@ def fits(found: tuple[int, ...], place: Place, num_experts: int, height: int) ->
     if place.heads:
         return len(found) == 3 and found[0] == place.heads and wanted[1] in found[1:]
     if place.expert is not None:
-        rows = height if place.rows is not None and len(wanted) > 1 else wanted[0]
+        # One with rows of its own is half of a fused tensor.
+        rows = 2 * wanted[0] if place.rows is not None and len(wanted) > 1 else wanted[0]
         return found == (num_experts, rows, *wanted[1:])
     if len(wanted) == 1:
         return math.prod(found) == wanted[0]

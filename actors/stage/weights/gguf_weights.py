@@ -140,8 +140,6 @@ class GgufWeights:
                 raise ModelError(f"tensor {missing} is missing from {path}")
             found = [files[tensor].shape for tensor in place.tensors]
             height = sum(math.prod(shape[:-1]) for shape in found)
-            if place.expert is not None:
-                height = found[0][1] if len(found[0]) > 1 else 0
             for tensor, shape in zip(place.tensors, found, strict=True):
                 if not fits(shape, place, config.num_experts, height):
                     raise ModelError(
@@ -153,9 +151,11 @@ class GgufWeights:
             tensor for place in self._places.values() for tensor in place.tensors
         }
         layers = 1 + max(int(tensor.split(".")[1]) for tensor in known if tensor[:4] == "blk.")
+        architecture = self._file.metadata["general.architecture"]
+        written = int(self._file.metadata[f"{architecture}.block_count"])
         for tensor in files:
-            # Layers behind the last predict further tokens.
-            further = tensor[:4] == "blk." and int(tensor.split(".")[1]) >= layers
+            # Layers behind the model's predict further tokens.
+            further = tensor[:4] == "blk." and layers <= int(tensor.split(".")[1]) < written
             if tensor not in known and tensor not in _OF_THE_CONFIG and not further:
                 raise ModelError(f"{path}: unexpected tensor {tensor}; the model has none such")
 

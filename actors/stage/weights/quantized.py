@@ -6,7 +6,6 @@ the file, and at four bits per weight a layer is small.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +47,7 @@ class PackedLayers:
         """config: `quantization_config` of config.json. Raises ModelError for an unsupported
         format, naming the supported ones, and for an unknown key that may change results."""
         self._checkpoint = checkpoint
+        self._last: tuple[str, QuantizedWeight] | None = None  # unpacked layer
         self._method = config["quant_method"]
         self._bits = config.get("bits", 4)
         # Tools that leave it out have 128, as transformers takes it to be.
@@ -118,8 +118,14 @@ class PackedLayers:
             raise ModelError(f"{shard}: layer {name}: {bad}") from bad
         return weight
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; pieces of one layer
     def _unpack(self, name: str) -> QuantizedWeight:
+        """The last one is kept: its pieces are read one after another."""
+        if self._last is None or self._last[0] != name:
+            self._last = None  # makes room
+            self._last = (name, self._unpack_whole(name))
+        return self._last[1]
+
+    def _unpack_whole(self, name: str) -> QuantizedWeight:
         raw = self._checkpoint.read_raw
         words, zeros = raw(f"{name}.qweight"), raw(f"{name}.qzeros")
         scales_GO = raw(f"{name}.scales")

@@ -53,6 +53,7 @@ class ScaledWeights:
             if any(name.endswith(f".{other}") for name in checkpoint.names):
                 self.scheme = replace(scheme, scale=other)
         self._checkpoint = checkpoint
+        self._last: tuple[str, QuantizedWeight] | None = None  # unpacked layer
         self._dtype = dtype
         self._ranks = ranks
         asked = (FLOAT8_ROUNDING,) if self.scheme.kind == "float8" else ROUNDING
@@ -188,8 +189,14 @@ class ScaledWeights:
         except ValueError as bad:
             raise self._unfit(layer, bad) from bad
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; pieces of one layer
     def _unpack(self, layer: str) -> QuantizedWeight:
+        """The last one is kept: its pieces are read one after another."""
+        if self._last is None or self._last[0] != layer:
+            self._last = None  # makes room
+            self._last = (layer, self._unpack_whole(layer))
+        return self._last[1]
+
+    def _unpack_whole(self, layer: str) -> QuantizedWeight:
         scheme = self.scheme
         if scheme.kind == "float8":
             return self._unpack_float8(layer)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.stage.gguf_folder import model_folder
+from actors.stage.models.config import ModelError
 from actors.stage.models.read import load_config
 from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder
@@ -92,3 +93,39 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     model = convert(path, "qwen35", "qwen3-5", keys, delta_rule)
     chain = make_chain(model_folder(path, tmp_path / "cache"))
     assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_layers_behind_the_last_are_refused_where_none_predict(tmp_path: Path) -> None:
+    def keys(writer: gguf.GGUFWriter, config: Any) -> None:
+        delta_rule_keys(writer, config)
+        writer.add_tensor("blk.77.attn_q.weight", np.zeros((4, 64), np.float32))
+
+    path = tmp_path / "tiny.gguf"
+    convert(path, "qwen35", "qwen3-5", keys, delta_rule)
+    with pytest.raises(ModelError, match=r"unexpected tensor blk\.77\.attn_q\.weight"):
+        make_chain(model_folder(path, tmp_path / "cache"))
+
+
+def test_fused_experts_of_another_height_are_refused(tmp_path: Path) -> None:
+    def taller(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+        if name.endswith("gate_up_proj"):
+            tensor = torch.cat([tensor, tensor[:, :2]], 1)
+            yield f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight", tensor
+        else:
+            yield from delta_rule(name, tensor, config)
+
+    path = tmp_path / "tiny.gguf"
+    convert(path, "qwen35moe", "qwen3-5-moe", delta_rule_keys, taller)
+    with pytest.raises(ModelError, match=r"ffn_gate_up_exps\.weight has shape"):
+        make_chain(model_folder(path, tmp_path / "cache"))
+
+
+def test_two_epsilons_that_differ_are_refused(tmp_path: Path) -> None:
+    def keys(writer: gguf.GGUFWriter, config: Any) -> None:
+        delta_rule_keys(writer, config)
+        writer.add_layer_norm_eps(1e-3)
+
+    path = tmp_path / "tiny.gguf"
+    convert(path, "qwen35", "qwen3-5", keys, delta_rule)
+    with pytest.raises(ModelError, match="layer_norm_rms_epsilon differ"):
+        model_folder(path, tmp_path / "cache")
