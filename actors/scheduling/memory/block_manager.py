@@ -21,8 +21,8 @@ class BlockManager:
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
-                 "_known_held", "_references", "_told", "num_blocks", "num_evictions",
-                 "num_let_go", "states", "version")  # fmt: skip
+                 "_known_held", "_references", "_told", "_twin_of", "_twins", "num_blocks",
+                 "num_evictions", "num_let_go", "states", "version")  # fmt: skip
 
     def __init__(self, num_blocks: int, num_saved_states: int | None = None) -> None:
         self.num_blocks = num_blocks
@@ -40,6 +40,8 @@ class BlockManager:
         self._digest_of: dict[int, bytes] = {}  # of held and cached blocks with known content
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
+        self._twin_of: dict[int, bytes] = {}  # of held blocks whose content another one names
+        self._twins: dict[bytes, list[int]] = {}  # the inverse
         self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
         self._told: list[bytes] = []  # there
         if self.states is not None:
@@ -97,11 +99,29 @@ class BlockManager:
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
-                if block in self._digest_of:
+                if block in self._digest_of and not self._gives_name(block):
                     self._cached[block] = None
                     self.num_let_go += 1
                 else:
+                    self._forget_twin(block)
                     self._empty.append(block)
+
+    def _gives_name(self, block: int) -> bool:
+        """Let a held block of the same content have the name of this one, if there is one."""
+        if not (twins := self._twins.get(self._digest_of[block])):
+            return False
+        twin, digest = twins[0], self._digest_of.pop(block)
+        self._forget_twin(twin)
+        self._by_digest[digest], self._digest_of[twin] = twin, digest
+        return True
+
+    def _forget_twin(self, block: int) -> None:
+        if (digest := self._twin_of.pop(block, None)) is None:
+            return
+        twins = self._twins[digest]
+        twins.remove(block)
+        if not twins:
+            del self._twins[digest]
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix that can be continued; no reference is taken."""
@@ -159,14 +179,17 @@ class BlockManager:
         """Name a held block whose content is computed and final, so that others may find it.
 
         A second block of the same content stays private. Only where states are kept, after which
-        blocks that are there are computed again, it takes the place of a free one: that would be
-        evicted before those that follow in the held table.
+        blocks that are there are computed again, it takes the place of one that is free, or becomes
+        so: that would be evicted before those that follow in the held table.
         """
         other = None if self.states is None else self._by_digest.get(digest)
-        if other is not None and not self._references[other] and block not in self._digest_of:
-            del self._cached[other], self._digest_of[other]
-            self._empty.append(other)
-            self._by_digest[digest], self._digest_of[block] = block, digest
+        if other is not None and block not in self._digest_of and block not in self._twin_of:
+            self._twin_of[block] = digest
+            self._twins.setdefault(digest, []).append(block)
+            if not self._references[other]:
+                del self._cached[other]
+                self._gives_name(other)
+                self._empty.append(other)
         elif digest not in self._by_digest and block not in self._digest_of:
             self._by_digest[digest] = block
             self._digest_of[block] = digest
@@ -177,7 +200,8 @@ class BlockManager:
 
     def findable(self) -> list[bytes]:
         """Digests of all that can be hit: of blocks or, where states are kept, of the last block
-        that each saved state is of. The blocks before that one are evicted after it."""
+        that each saved state is of. The blocks before that one are held by all that hold it, and
+        evicted after it."""
         if self.states is None:
             return list(self._by_digest)
         return [digest for digest in self.states.digests if digest in self._by_digest]
@@ -218,6 +242,12 @@ class BlockManager:
         assert {d: b for b, d in self._digest_of.items()} == self._by_digest
         assert set(self._cached) <= set(self._digest_of)
         assert not set(self._empty) & set(self._digest_of)
+        twins = {block: digest for digest, blocks in self._twins.items() for block in blocks}
+        assert twins == self._twin_of
+        for block, digest in twins.items():
+            assert block in held
+            assert block not in self._digest_of
+            assert self._by_digest[digest] in held, "a free block keeps its name from a held one"
         if self.states is not None:
             self.states.validate()
 

@@ -170,6 +170,43 @@ def test_what_fronts_hear_of_states_is_what_prompts_then_find(
         assert told == found
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 14), st.integers(0, 6)), min_size=1, max_size=12
+    ),
+    st.sampled_from([12, 16, 64]),
+    st.integers(1, 4),
+)
+@example([(1, 5, 0), (1, 7, 0), (0, 1, 0)], 12, 1)  # the first to share is evicted beside others
+def test_a_state_that_fronts_hear_of_is_behind_blocks_that_are_there(
+    turns: list[tuple[int, int, int]], num_blocks: int, num_saved_states: int
+) -> None:
+    """Of requests that share a beginning and run beside each other."""
+    engines = Engines(1, num_blocks, num_saved_states)
+    driver, listening = engines.drivers["a"], Fleet()  # without what is expected of requests sent
+    listening.published(engines.publishers["a"].snapshot(0.0))
+    prompts: list[tuple[int, ...]] = []
+    for number, (talk, length, num_answers) in enumerate(turns):
+        begin = tuple(range(12)) if talk < 4 else ()
+        prompts.append((*begin, *[talk + i // 5 for i in range(length)]))
+        driver.submit(Request(number, prompts[-1], SamplingParams(1 + 2 * talk), 0.0))
+        last = number == len(turns) - 1
+        while driver.outstanding and (last or num_answers):
+            num_answers -= 1
+            driver.answer()
+            if (update := engines.publishers["a"].prefix_update()) is not None:
+                listening.update_prefixes(update)
+            late = Fleet()  # of a front that connects now
+            late.published(engines.publishers["a"].snapshot(0.0))
+            late.update_prefixes(engines.publishers["a"].prefixes())
+            manager = driver.core.requests.running.block_manager
+            for prompt in prompts:
+                found = {"a": 4 * len(manager.match(prefix_digests(prompt[:-1], 4)))}
+                told = listening.num_cached_tokens(engines.arrival(prompt))
+                assert {"a": 0, **told} == found
+                assert late.num_cached_tokens(engines.arrival(prompt)) == told
+
+
 def test_a_conversation_goes_to_the_engine_that_has_its_states() -> None:
     engines, router = Engines(2), build_router("slack")
     _, first = engines.run("b", tuple(range(22)))
