@@ -44,6 +44,9 @@ def end_with_reader(command: Callable[[], None]) -> None:
     """Run a command, which raises SystemExit. Where nobody reads its output to the end, as behind
     `head`, it ends without a word, and that is not told as a failure of its own."""
     stream, file = sys.stdout, _identity(_STDOUT)
+    if stream is None:  # closed before the start: there never was a reader
+        command()
+        return
     end: SystemExit | None = None
     try:
         command()

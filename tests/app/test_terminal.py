@@ -40,3 +40,11 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(arguments: list
             stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_command_without_an_output_runs_plainly() -> None:
+    ended = subprocess.run(
+        ["sh", "-c", '"$0" -m app.cli.main --version >&-', sys.executable],
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
