@@ -103,6 +103,10 @@ class CostModelFile:
         if known is not None and replace(known, learnt=model.learnt) == model:
             self.save(model, reach_tokens)
 
+    def complete(self, model: CostModel) -> None:
+        """Save a profile that is saved with what it lacked."""
+        self.save(model, self._read()[1])
+
     def save(self, model: CostModel, reach_tokens: int = 0) -> None:
         """reach_tokens: of the largest step that was to be measured."""
         content = {"key": self.key, "reach_tokens": reach_tokens, "cost_model": model.to_dict()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 from actors.calibration.cache import CostModelFile
 from actors.calibration.measure import (
@@ -43,7 +44,11 @@ async def calibrate_at_start(
         vocab_size=min(info.vocab_size, 256),
     )
     file = CostModelFile.of(config.stage, info)
+    memory = _memory_of(scheduler, info)
     known = file.load(0 if config.is_rebuild else reach_tokens(limits))
+    if known is not None and known.num_states == 0 < memory["num_states"]:
+        known = replace(known, **memory)  # saved by a version that told nothing of states
+        file.complete(known)
     if known is not None and config.is_rebuild:
         return Calibration(known, 0.0, 0)
     if known is not None:
@@ -52,18 +57,13 @@ async def calibrate_at_start(
             logger.info("cost model of %s, checked in %.1f s", file.path, checked.seconds)
             return checked
         logger.warning("%s does not fit this machine: measuring anew", file.path)
-    state_tokens = 0
-    if info.state_bytes and info.kv_block_bytes:
-        state_tokens = -(-info.state_bytes * scheduler.block_size // info.kv_block_bytes)
-    num_states = scheduler.request_slots or scheduler.max_requests
     base = CostModel(
         file.path.stem,
         tokens_s=((1, 1.0),),
         num_stages=config.stage.num_stages,
         tensor_ranks=config.stage.tensor_ranks,
         attention_window=info.attention_window,
-        kv_tokens=limits.kv_tokens + num_states * state_tokens,
-        state_tokens=state_tokens,
+        **memory,
         max_model_len=limits.max_model_len,
         source="measured at start",
     )
@@ -75,6 +75,19 @@ async def calibrate_at_start(
     file.save(measured.model, reach_tokens(limits))
     logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
     return measured
+
+
+def _memory_of(scheduler: SchedulerConfig, info: StageInfo) -> dict[str, Any]:
+    """What a cost model tells of the engine's memory."""
+    kv_tokens, state_tokens, num_states = scheduler.num_blocks * scheduler.block_size, 0, 0
+    if info.state_bytes and info.kv_block_bytes:
+        state_tokens = -(-info.state_bytes * scheduler.block_size // info.kv_block_bytes)
+        num_states = scheduler.request_slots or scheduler.max_requests
+    return {
+        "kv_tokens": kv_tokens + num_states * state_tokens,
+        "state_tokens": state_tokens,
+        "num_states": num_states,
+    }
 
 
 def with_model(

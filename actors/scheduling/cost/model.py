@@ -101,6 +101,8 @@ class CostModel:
     kv_tokens: KV capacity of the deployment in tokens, with the room that states take of it; 0 if
         unknown.
     state_tokens: room for the states of one request, in tokens of KV; 0: layers keep none.
+    num_states: requests whose states the engine that was measured had room for; 0: none was, and
+        they take at most half of `kv_tokens`.
     learnt: corrections learned by an engine for each kind of step, as initial values of the next
         engine: (number of the kind, mean, bound), in logs of measured / predicted (`online`).
     swap_block_s: moving one KV block to or from host memory; None: never measured.
@@ -124,6 +126,7 @@ class CostModel:
     tile_tokens: int = 1
     kv_tokens: int = 0
     state_tokens: int = 0
+    num_states: int = 0
     max_model_len: int = 0
     swap_block_s: float | None = None
     ratio_quantiles: tuple[tuple[float, float], ...] = ((0.5, 1.0),)

@@ -17,6 +17,24 @@ from app.simulate.run.acceptance import Acceptance
 _HAS_STATES = "layers of this model keep states, without which KV continues no request"
 
 
+def divided_memory(model: CostModel, max_requests: int) -> tuple[int, int]:
+    """Of so many requests those whose states fit, where layers keep states, and the tokens of KV
+    beside these: as an engine divides its memory (`EngineConfig.cache_sizes`)."""
+    if not model.state_tokens:
+        return max_requests, model.kv_tokens
+    most = max(1, model.num_states, model.kv_tokens // 2 // model.state_tokens)
+    num_requests = min(max_requests, most)
+    return num_requests, model.kv_tokens - num_requests * model.state_tokens
+
+
+def with_prefix_cache(config: SchedulerConfig, prefix_cache: bool) -> SchedulerConfig:
+    """With it, as many states are saved as there are requests, where layers keep any."""
+    num_states = config.num_saved_states
+    if num_states is not None:
+        num_states = config.max_requests if prefix_cache else 0
+    return replace(config, prefix_cache=prefix_cache, num_saved_states=num_states)
+
+
 @dataclass(frozen=True, slots=True)
 class Autoscale:
     """scaling, options: the policy, a row of `SCALINGS`. interval_s: time between decisions.
@@ -54,7 +72,7 @@ class Division:
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
         """The settings of an engine, those of a live one of its role: KV that moves has names, by
         which it is found on arrival."""
-        config = replace(config, prefix_cache=self.num_prefill > 0 or self.shares_prefixes)
+        config = with_prefix_cache(config, self.num_prefill > 0 or self.shares_prefixes)
         return config.handing_over() if role is Role.PREFILL else config
 
 

@@ -15,7 +15,12 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.run.autoscale import Scaler
-from app.simulate.run.deployment import Autoscale, Deployment
+from app.simulate.run.deployment import (
+    Autoscale,
+    Deployment,
+    divided_memory,
+    with_prefix_cache,
+)
 from app.simulate.run.divided import DividedFleet
 from app.simulate.run.fleet import SimulatedFleet
 from app.simulate.run.handover_parts import HandoverTotals
@@ -83,12 +88,9 @@ def scheduler_config(
     """
     if model.kv_tokens < block_size:
         raise ValueError(f"{model.name}: kv_tokens is {model.kv_tokens}, nothing could run")
-    kv_tokens, has_states = model.kv_tokens, model.state_tokens > 0
-    if has_states:
-        max_requests = max(1, min(max_requests, kv_tokens // 2 // model.state_tokens))
-        kv_tokens -= max_requests * model.state_tokens
-        if kv_tokens < block_size:
-            raise ValueError(f"{model.name}: no KV fits beside the states of one request")
+    max_requests, kv_tokens = divided_memory(model, max_requests)
+    if kv_tokens < block_size:
+        raise ValueError(f"{model.name}: no KV fits beside the states of one request")
     base = SchedulerConfig(
         num_blocks=kv_tokens // block_size,
         block_size=block_size,
@@ -108,9 +110,9 @@ def scheduler_config(
         drafter="none",  # another one drafts where a `Deployment` has an acceptance
     )
     config: SchedulerConfig = replace(base, **changes)  # type: ignore[arg-type]
-    if not has_states:
+    if not model.state_tokens:
         return config
-    return replace(config, num_saved_states=max_requests if config.prefix_cache else 0)
+    return with_prefix_cache(replace(config, num_saved_states=0), config.prefix_cache)
 
 
 @functools.lru_cache(maxsize=20_000)

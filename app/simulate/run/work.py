@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
+from app.simulate.run.deployment import divided_memory
 from app.simulate.workload.requests import Workload
 
 PREFILL_STEP_TOKENS = 2048  # longer steps make prompts little cheaper
@@ -25,10 +26,8 @@ class Work:
         prompt = float((drawn.prompt_tokens - drawn.shared_tokens).mean())  # the rest is cached
         output = float(drawn.output_tokens.mean())
         held = float(drawn.prompt_tokens.mean()) + output / 2
-        streams = max(
-            1,
-            int(min(max_requests, cost.kv_tokens / (held + cost.state_tokens))) // cost.num_stages,
-        )
+        num_requests, kv_tokens = divided_memory(cost, max_requests)
+        streams = max(1, int(min(num_requests, kv_tokens / held)) // cost.num_stages)
         chunk = Mix()
         chunk.add(round(prompt / 2), PREFILL_STEP_TOKENS)
         decodes = Mix(streams, round(streams * held))

@@ -67,6 +67,26 @@ async def test_beyond_the_window_a_context_costs_no_more(engine: EngineConfig) -
         assert predict(found.model, shape) == pytest.approx(predict(truth, shape), rel=0.05)
 
 
+async def test_the_room_of_states_is_told(engine: EngineConfig) -> None:
+    """In whole tokens of KV. A model kept before this was told is completed, not measured anew."""
+    info = replace(INFO, state_bytes=10 * INFO.kv_block_bytes + 1)
+    found = await calibrate_at_start(engine, engine.scheduler, info, Stages().execute)
+    assert found is not None
+    told, num_states = found.model, engine.scheduler.max_requests
+    assert (told.state_tokens, told.num_states) == (161, num_states)
+    assert told.kv_tokens == engine.scheduler.num_blocks * 16 + 161 * num_states
+    file = CostModelFile.of(engine.stage, info)
+    kv_tokens = engine.scheduler.num_blocks * 16
+    before = replace(told, kv_tokens=kv_tokens, state_tokens=0, num_states=0)
+    for old in (before, replace(told, num_states=0)):
+        file.save(old, reach_tokens(LIMITS))
+        stages = Stages()
+        checked = await calibrate_at_start(engine, engine.scheduler, info, stages.execute)
+        assert checked is not None
+        assert stages.num_steps < 20
+        assert checked.model == told == file.load(reach_tokens(LIMITS))
+
+
 async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfig) -> None:
     CostModelFile.of(engine.stage, INFO).save(TRUTH)
     stages, rebuilt = Stages(SLOWER), replace(engine, is_rebuild=True)

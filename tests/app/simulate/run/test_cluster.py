@@ -117,6 +117,20 @@ def test_conversations_of_a_model_with_states_go_where_these_are() -> None:
     assert found["slack"] > found["round_robin"] + 0.2
 
 
+def test_memory_is_divided_as_the_engine_that_was_measured_divided_it() -> None:
+    """One with few blocks beside the states: a cap on these, or `kv.memory_gib`."""
+    kept = {**MODEL.to_dict(), "kv_tokens": 1600 + 20 * 500, "state_tokens": 500}
+    measured = CostModel.from_dict({**kept, "num_states": 20})
+
+    def sizes(model: CostModel, asked: int) -> tuple[int, int]:
+        config = scheduler_config(model, max_requests=asked)
+        return config.max_requests, config.num_blocks
+
+    assert sizes(measured, 20) == sizes(measured, 128) == (20, 100)
+    assert sizes(measured, 12) == (12, 100 + 8 * 500 // 16)
+    assert sizes(CostModel.from_dict(kept), 20) == (11, (1600 + 9 * 500) // 16)
+
+
 def test_what_kv_alone_would_have_to_do_is_refused_where_layers_keep_states() -> None:
     model = CostModel.from_dict({**MODEL.to_dict(), "state_tokens": 500})
     config = scheduler_config(model, prefix_cache=True)

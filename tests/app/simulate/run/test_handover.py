@@ -149,6 +149,12 @@ def test_engines_have_the_live_settings_of_their_role() -> None:
     cached = replace(config, prefix_cache=True)
     assert division.config_of(Role.PREFILL, config) == cached.handing_over()
     assert division.config_of(Role.BOTH, config) == cached
+    alike = replace(division, num_prefill=0, shares_prefixes=True)
+    for states in (replace(config, num_saved_states=0), replace(cached, num_saved_states=8)):
+        with_states = alike.config_of(Role.BOTH, states)
+        assert with_states == replace(cached, num_saved_states=config.max_requests)
+        without = replace(alike, shares_prefixes=False).config_of(Role.BOTH, with_states)
+        assert without == replace(config, num_saved_states=0)
 
 
 def test_a_link_takes_its_transfers_in_turn() -> None:
