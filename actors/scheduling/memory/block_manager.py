@@ -227,10 +227,13 @@ class BlockManager:
             return False, added, [digest for digest, here in changed.items() if not here]
         told, now = set(self._told), dict.fromkeys(self.findable())
         self._told = list(now)
-        # Also of what came and went since: fronts expect it of requests that they have sent.
+        # Also of what came and went since: fronts expect it of requests that they have sent. And of
+        # what went and came: a front that has connected in between knows it as gone.
+        moved = {*gone, *changed}
+        added = [digest for digest in now if digest not in told or digest in moved]
         evicted = [digest for digest, here in changed.items() if not here]
         removed = dict.fromkeys((*told, *gone, *evicted))
-        return False, [d for d in now if d not in told], [d for d in removed if d not in now]
+        return False, added, [digest for digest in removed if digest not in now]
 
     def validate(self, expected: Mapping[int, int]) -> None:
         """Raise AssertionError unless the references are exactly `expected` (block -> count)."""

@@ -97,6 +97,27 @@ def test_a_second_block_of_the_same_content_stays_private() -> None:
     assert not is_shared(manager, second)
 
 
+def test_a_state_that_went_and_came_is_told_again() -> None:
+    """To a front that has connected in between, and heard that it is not there."""
+    manager = BlockManager(2, 1)
+    states = manager.states
+    assert states is not None
+
+    def save(digest: bytes) -> None:
+        row = states.save(digest)
+        assert row is not None
+        states.settle(row, is_saved=True)
+
+    for block, digest in zip(manager.allocate(2), (b"x", b"y"), strict=True):
+        manager.commit(block, digest)
+    save(b"x")
+    assert manager.pop_changes() == (True, [b"x"], [])
+    save(b"y")
+    assert manager.findable() == [b"y"]
+    save(b"x")
+    assert manager.pop_changes() == (False, [b"x"], [b"y"])
+
+
 def test_blocks_known_to_be_held_are_not_looked_at_again_until_some_are_let_go() -> None:
     manager, looked_at = BlockManager(8), list[int]()
 
