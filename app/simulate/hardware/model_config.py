@@ -66,10 +66,8 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
     inner = keys.get("intermediate_size") or keys.get("ffn_hidden_size")
     if inner is None and architecture == "FalconForCausalLM":
         inner = 4 * hidden
-    if architecture == "Lfm2ForCausalLM" and inner and keys.get("block_auto_adjust_ff_dim", True):
-        inner = int(keys.get("block_ffn_dim_multiplier", 1.0) * (2 * inner // 3))
-        multiple = keys.get("block_multiple_of", 256)
-        inner = -(-inner // multiple) * multiple
+    if architecture == "Lfm2ForCausalLM":
+        inner = _lfm2_inner(keys, inner)
     experts = _experts(keys, num_layers)
     if experts is None and architecture == "GraniteMoeHybridForCausalLM":
         inner = keys["shared_intermediate_size"]
@@ -94,6 +92,17 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
         states=_states(keys, num_layers),
         gated_attention=bool(keys.get("linear_num_value_heads")),
     )
+
+
+def _lfm2_inner(keys: Mapping[str, Any], inner: int | None) -> int | None:
+    """As `lfm2` of `actors.stage.models.families_hybrid`: null is as good as absent."""
+    inner = keys.get("block_ff_dim") or inner
+    if inner is None or keys.get("block_auto_adjust_ff_dim") not in (None, True):
+        return inner
+    multiplier, multiple = keys.get("block_ffn_dim_multiplier"), keys.get("block_multiple_of")
+    adjusted = int((1.0 if multiplier is None else multiplier) * (2 * inner // 3))
+    multiple = 256 if multiple is None else multiple
+    return -(-adjusted // multiple) * multiple
 
 
 def _states(keys: Mapping[str, Any], num_layers: int) -> StateLayers | None:

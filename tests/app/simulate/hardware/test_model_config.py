@@ -118,6 +118,20 @@ def test_a_window_of_some_layers_is_left_out() -> None:
     assert shape_of_config(OLMOE | {"sliding_window": 4096}, "it").window == 0
 
 
+def test_the_inner_size_of_lfm2_is_that_of_the_loaded_model() -> None:
+    """Of which `block_ff_dim` goes before `intermediate_size`; null is as good as absent."""
+    plain = BASE | {"architectures": ["Lfm2ForCausalLM"], "intermediate_size": 1536}
+    for own, inner in (
+        ({}, 1024),
+        ({"block_ffn_dim_multiplier": None, "block_multiple_of": None}, 1024),
+        ({"block_auto_adjust_ff_dim": None}, 1024),
+        ({"block_ff_dim": 3072}, 2048),
+        ({"block_ff_dim": 3072, "block_ffn_dim_multiplier": 1.1, "block_multiple_of": 100}, 2300),
+        ({"block_ff_dim": 3072, "block_auto_adjust_ff_dim": False}, 3072),
+    ):
+        assert shape_of_config(plain | own, "it").intermediate == inner, own
+
+
 def test_configs_that_lack_something_say_what(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for config, message in (
