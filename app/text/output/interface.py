@@ -11,7 +11,7 @@ from app.text.output.json_text import Calls, JsonWriting
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
-MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on nested openings
+MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on what is read again
 
 
 class Format:

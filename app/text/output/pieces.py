@@ -68,6 +68,7 @@ class AnswerPieces:
         self.settled_at: int | None = None  # end of the last closed call in the source
         self.open: Draft | None = None  # the call being read
         self.num_misread = 0  # characters read as calls that were not
+        self.num_overread = 0  # characters read beyond the ends of values in vain
         self.cut_calls: set[int] = set()  # indexes of those sent without their end
         self._pieces: list[AnswerPiece] = []
         self._after_call = False
@@ -167,6 +168,15 @@ class Draft:
             raise Broken
         self._name = name
         self._send()
+
+    @property
+    def num_overread(self) -> int:
+        """Characters of the answer that were read beyond the ends of values in vain."""
+        return self._pieces.num_overread
+
+    def overread(self, num_chars: int) -> None:
+        """Count such characters, which are read again."""
+        self._pieces.num_overread += num_chars
 
     @property
     def schema(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from actors.scheduling.request import HeldPart
+from app.text.output.interface import MOST_MISREAD
 from app.text.output.json_text import loads, maybe, one_of, valid, words
 from app.text.output.pieces import Draft
 from app.text.output.schema_types import (
@@ -131,8 +132,8 @@ class Tags:
             is_json = begin in ("[", "{") and not _NESTED.isdisjoint(types_of(schema, draft.schema))
         else:
             is_json = begin in ("[", "{", '"') and not is_text
-        if is_json:
-            yield from self._whole_json(source, start)
+        if is_json and draft.num_overread < MOST_MISREAD:
+            draft.overread((yield from self._whole_json(source, start)))
         value = source.text[start : source.at - num_end]
         if self.frame:
             value = value.removeprefix(self.frame).removesuffix(self.frame)
@@ -147,8 +148,10 @@ class Tags:
                 written = valid(value.strip())
         draft.argument(key, written)
 
-    def _whole_json(self, source: Source, start: int) -> Reading[None]:
-        """Go on from the first end of a value to the one that is in no string of it."""
+    def _whole_json(self, source: Source, start: int) -> Reading[int]:
+        """Go on from the first end of a value to the one that is in no string of it. Returns the
+        number of characters read in vain: up to the end of the text, for each value that has none.
+        """
         first, at, num_quotes = source.at, start, 0
         while True:
             end = source.at - len(self.end)
@@ -160,9 +163,12 @@ class Tags:
                 yield from source.until(self.end)
             except Broken:  # the string has no end either
                 source.at = first
-                return
-        if source.at != first and not _is_json(source.text[start:end]):
-            source.at = first
+                return len(source.text) - first
+        num_beyond = source.at - first
+        if not num_beyond or _is_json(source.text[start:end]):
+            return 0
+        source.at = first
+        return num_beyond
 
     def _value(self, schema: Any, root: Mapping[str, Any]) -> list[HeldPart]:
         """What follows `middle`: a value in its frame, and its end."""

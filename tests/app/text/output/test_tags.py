@@ -10,8 +10,11 @@ import pytest
 
 from actors.scheduling.request import Frame
 from actors.stage.grammars.guidance import GuidanceCompiler
-from app.text.output.pieces import gathered
+from app.text.output.interface import MOST_MISREAD
+from app.text.output.pieces import AnswerPieces, gathered
+from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
+from app.text.output.source import Source
 from app.text.output.tags import Tags, typed
 from tests.app.text.output.reading import pieces_of
 
@@ -197,3 +200,33 @@ def test_calls_may_stand_in_place_of_a_constrained_answer(name: str) -> None:
     assert taken(one.written([("f", {"a": 1, "b": "x"})]))
     assert not taken(one.written([("f", {"b": "x"})]))
     assert not taken("So.")
+
+
+class CountedSource(Source):
+    """num_searched: characters that were searched for a mark."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.num_searched = 0
+        self.feed(text)
+        self.ended = True
+
+    def _first(self, marks: tuple[str, ...], start: int) -> tuple[int, str]:
+        place, mark = super()._first(marks, start)
+        self.num_searched += (place if mark else len(self.text)) - start
+        return place, mark
+
+
+@pytest.mark.parametrize("rest", ["", '<parameter=z">"]</parameter>'], ids=["no end", "no JSON"])
+def test_values_whose_strings_have_no_end_are_read_in_linear_time(rest: str) -> None:
+    """A quotation mark in each name keeps the number of them odd."""
+    num_values = 1200
+    values = "".join(f'<parameter=k"{n}>["</parameter>' for n in range(num_values))
+    text = f"<function=f>{values}{rest}</function>"
+    tools = {"f": {"additionalProperties": {"type": "array"}}}
+    source, out = CountedSource(text), AnswerPieces(tools, by_argument=True)
+    assert list(Qwen3Coder().read(source, out)) == []
+    ((name, arguments),) = gathered(out.pop_all())[2]
+    assert (name, json.loads(arguments)['k"7']) == ("f", '["')
+    assert len(json.loads(arguments)) == num_values + bool(rest)
+    assert source.num_searched <= 3 * len(text) + MOST_MISREAD
