@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.text.output.schema_types import properties_of
 from app.text.output.source import Broken, Source
 
 Tools = Mapping[str, Mapping[str, Any]]  # the declared tools' names -> JSON schemas of parameters
@@ -190,7 +191,7 @@ class Draft:
         if key not in self._keys:
             self._keys.add(key)
             self._members.append(f"{json.dumps(key)}: {value}")
-        elif key in (self.schema.get("properties") or ()):
+        elif key in properties_of(self.schema):
             raise Broken
         self.reached = self._source.at
         self._send()

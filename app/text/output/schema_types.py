@@ -109,6 +109,13 @@ def resolved(schema: Any, root: Any, seen: set[str]) -> Any:
     return schema
 
 
+def properties_of(root: Any) -> Mapping[str, Any]:
+    """The schemas of an object's properties; none where the client's schema is no proper one."""
+    schema = resolved(root, root, set())
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
     """A schema's JSON without the one that it is in; what it refers to is moved into it."""
     if '"$ref"' not in json.dumps(schema):

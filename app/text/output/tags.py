@@ -21,6 +21,7 @@ from app.text.output.schema_types import (
     choices_of,
     is_of,
     listed,
+    properties_of,
     resolved,
     types_of,
 )
@@ -252,10 +253,8 @@ def lines(text: str) -> list[HeldPart]:
 def _of_argument(root: Mapping[str, Any], key: str) -> Any:
     """The schema that the tool declares for an argument."""
     schema = resolved(root, root, set())
-    if isinstance(schema, Mapping):
-        properties, others = schema.get("properties"), schema.get("additionalProperties")
-        schema = properties.get(key, others) if isinstance(properties, Mapping) else others
-    return schema
+    others = schema.get("additionalProperties") if isinstance(schema, Mapping) else schema
+    return properties_of(root).get(key, others)
 
 
 def typed(schema: Any, text: str, root: Any = None) -> str:

@@ -230,3 +230,25 @@ def test_values_whose_strings_have_no_end_are_read_in_linear_time(rest: str) -> 
     assert (name, json.loads(arguments)['k"7']) == ("f", '["')
     assert len(json.loads(arguments)) == num_values + bool(rest)
     assert source.num_searched <= 3 * len(text) + MOST_MISREAD
+
+
+TWICE = "<parameter=a>1</parameter>" * 2
+
+
+@pytest.mark.parametrize("properties", [5, True, None, ["a"], "a"])
+def test_a_repeated_argument_counts_once_where_the_schema_declares_none(properties: Any) -> None:
+    formats = OutputFormats(Qwen3Coder, None)
+    improper = {"properties": properties}
+    for schema in (improper, {"$ref": "#/$defs/all", "$defs": {"all": improper}}):
+        text = f"<function=f>{TWICE}</function>"
+        pieces = pieces_of(formats, [text], by_argument=False, tools={"f": schema})
+        assert gathered(pieces) == ("", "", [("f", '{"a": 1}')])
+
+
+def test_an_argument_declared_behind_a_reference_is_not_repeated() -> None:
+    schema = {"$ref": "#/$defs/all", "$defs": {"all": OPTIONAL}}
+    text = f"<function=f>{TWICE}</function>"
+    pieces = pieces_of(
+        OutputFormats(Qwen3Coder, None), [text], by_argument=False, tools={"f": schema}
+    )
+    assert gathered(pieces) == (text, "", [])
