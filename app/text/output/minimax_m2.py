@@ -97,7 +97,7 @@ class MiniCPM5(MiniMaxM2):
     """`<function name="add"><param name="a">1</param></function>`, without marks around all."""
 
     recognized_by = ('<function name="',)
-    special_tokens = ()
+    special_tokens = ("<function", "</function>", "<param", "</param>")
     openings = ('<function name="',)
     closing = ("</function>",)
     call = openings[0]

@@ -355,4 +355,5 @@ SPECIAL: Final = (
 
 def family_folder(folder: Path, family: str) -> Path:
     """A model folder with a family's template (no weights)."""
-    return byte_level_folder(folder, template=FAMILIES[family], special=SPECIAL)
+    special = (*SPECIAL, *by_name.SPECIAL_OF.get(family, ()))
+    return byte_level_folder(folder, template=FAMILIES[family], special=special)

@@ -203,3 +203,5 @@ SPECIAL: Final = (
     "<|tool_call:end|>",
     "<|calls|>",
 )
+# Of one family alone, as tags of others begin with the same.
+SPECIAL_OF: Final = {"minicpm5": ("<function", "</function>", "<param", "</param>")}
