@@ -20,12 +20,12 @@ _REMARKS: Final = frozenset({"default", "description", "examples", "title"})
 
 
 def types_of(schema: Any, root: Any, seen: set[str] | None = None) -> list[str]:
-    """The declared types; none where the schema, which is the client's, is no proper one."""
+    """The types as declared or implied; none where the client's schema is no proper one."""
     seen = set() if seen is None else seen
     schema = resolved(schema, root, seen)
     if not isinstance(schema, Mapping):
         return []
-    declared = schema.get("type")
+    declared = _kinds(schema)
     if isinstance(declared, str):
         return [declared]
     if isinstance(declared, list):
@@ -36,6 +36,14 @@ def types_of(schema: Any, root: Any, seen: set[str] | None = None) -> list[str]:
     if not isinstance(branches, list):
         return []
     return [kind for one in branches for kind in types_of(one, root, seen)]
+
+
+def _kinds(schema: Mapping[str, Any]) -> Any:
+    """The types as declared, or that of which alone its keywords speak."""
+    kinds = schema.get("type")
+    if kinds is None and choices_of(schema) is None:
+        kinds = "object" if "properties" in schema else "array" if "items" in schema else None
+    return kinds
 
 
 def choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -83,9 +91,7 @@ def alternatives(
             for one in branches:
                 yield from alternatives(one, root, seen)
             return
-    kinds = schema.get("type")
-    if kinds is None:
-        kinds = "object" if "properties" in schema else "array" if "items" in schema else None
+    kinds = _kinds(schema)
     for kind in kinds if isinstance(kinds, list) and choices_of(schema) is None else [kinds]:
         yield schema if kind is None else {**schema, "type": kind}
 

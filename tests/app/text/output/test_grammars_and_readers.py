@@ -50,6 +50,8 @@ VALUES: Final[list[Schema]] = [
     {"type": "string", "pattern": "^[a-z]{2,4}$"},
     {"type": "integer", "minimum": 3, "maximum": 700},
     {"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 3},
+    {"properties": {"k": TEXT}},
+    {"items": TEXT},
 ]
 NAMES = ["a", "as", "größe", "x-y", "p.q", "user id", "$r", 'q"s', "tab\tt", "{z}", "k=v", "a,b"]
 OF_PYTHON = re.compile(r"[\w.-]+")

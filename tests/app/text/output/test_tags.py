@@ -54,6 +54,8 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (KEYED, [{"k": 1}], [{"k": "x"}, {}, "x"]),
     ({"properties": {"k": INTEGER}}, [{"k": 1}, {}], [{"k": "x"}, 1]),
     ({"type": "array", "items": TEXT}, [[], ["a", "b"]], [[1]]),
+    ({"items": TEXT}, [["</parameter>", "</arg_value>"]], [[1]]),
+    ({"properties": {"k": TEXT}}, [{"k": "</parameter></arg_value>"}], [{"k": 1}]),
     ({"$ref": "#/$defs/digits"}, ["1"], ["3"]),
     ({"allOf": [{"$ref": "#/$defs/digits"}]}, ["2"], ["3"]),
     ({"$ref": "#/$defs/tree"}, [[], [[[]]]], [[1], 1]),
