@@ -21,8 +21,8 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from actors.scheduling.request import HeldCall, HeldCalls
-from app.text.output.interface import ToolFormat, maybe_end
+from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
+from app.text.output.interface import MOST_MISREAD, ToolFormat, maybe_end
 from app.text.output.json_text import Calls, json_arguments, words
 from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
@@ -93,6 +93,41 @@ class Dots(MiniMaxM2):
     closing = ("</invoke>", *special_tokens[1:])
 
 
+class CDataTags(Tags):
+    """A value may stand as in XML where all is text, and then ends with this, too."""
+
+    __slots__ = ()
+    wrap: ClassVar[tuple[str, str]] = ("<![CDATA[", "]]>")
+
+    def written_text(self, text: str) -> str:
+        begin, end = self.wrap
+        return f"{begin}{text}{end}" if self.end in text or text.startswith(begin) else text
+
+    def read_to_end(self, source: Source, draft: Draft) -> Reading[None]:
+        if draft.num_overread < MOST_MISREAD and (yield from source.sees(self.wrap[0])):
+            try:
+                yield from source.until(f"{self.wrap[1]}{self.end}")
+                return
+            except Broken:
+                draft.overread(len(source.text) - source.at)
+        yield from source.until(self.end)
+
+    def unwrapped(self, value: str) -> str:
+        begin, end = self.wrap
+        is_wrapped = value.startswith(begin) and value.endswith(end)
+        return value[len(begin) : -len(end)] if is_wrapped else value
+
+    def until_end(self, tests: tuple[HeldPart, ...]) -> list[HeldPart]:
+        begin = re.escape(self.wrap[0])
+        wrapped = [HeldPart(test.kind, f"{begin}(?:{test.text})") for test in tests]
+        wrapped.append(HeldPart("match", rf"{begin}[\s\S]*"))
+        plain = HeldPart("no_match", rf"{begin}[\s\S]*")
+        return [
+            HeldPart("until", self.end, (*tests, plain)),
+            HeldPart("until", f"{self.wrap[1]}{self.end}", tuple(wrapped)),
+        ]
+
+
 class MiniCPM5(MiniMaxM2):
     """`<function name="add"><param name="a">1</param></function>`, without marks around all."""
 
@@ -101,7 +136,7 @@ class MiniCPM5(MiniMaxM2):
     openings = ('<function name="',)
     closing = ("</function>",)
     call = openings[0]
-    tags = Tags('<param name="', '">', "</param>", wrap=("<![CDATA[", "]]>"))
+    tags = CDataTags('<param name="', '">', "</param>")
 
     @classmethod
     def written(cls, calls: Calls) -> str:

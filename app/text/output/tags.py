@@ -46,14 +46,13 @@ _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 class Tags:
     """The texts around an argument: `begin`, its name, `middle`, its value, `end`. frame: line ends
     around the value that are not of it. kinds: what follows `middle` before a text, and before any
-    other value, where these are told apart. wrap: what some models write around a value."""
+    other value, where these are told apart."""
 
     begin: str
     middle: str
     end: str
     frame: str = ""
     kinds: tuple[str, str] | None = None
-    wrap: tuple[str, str] | None = None
 
     def written(self, arguments: Mapping[str, Any] | str) -> str:
         """Arguments as a model writes them: strings as they are, other values as JSON."""
@@ -62,11 +61,14 @@ class Tags:
         written = ""
         for key, value in arguments.items():
             is_text = isinstance(value, str)
-            text = value if is_text else json.dumps(value, ensure_ascii=False)
+            text = self.written_text(value) if is_text else json.dumps(value, ensure_ascii=False)
             kind = "" if self.kinds is None else self.kinds[0 if is_text else 1]
             begin = f"{self.begin}{key}{self.middle}{kind}"
             written += f"{begin}{self.frame}{text}{self.frame}{self.end}\n"
         return written
+
+    def written_text(self, text: str) -> str:
+        return text
 
     def held(self, schemas: Mapping[str, str]) -> dict[str, tuple[HeldPart, ...]]:
         """Arguments of each tool that keep to the schema of their object. Raises ValueError where
@@ -127,7 +129,7 @@ class Tags:
         is_text: None where the schema tells."""
         schema = _of_argument(draft.schema, key)
         start, num_end = source.at, len(self.end)
-        yield from source.until(self.end)
+        yield from self.read_to_end(source, draft)
         begin = source.text[start : source.at - num_end].lstrip()[:1]
         if is_text is None:
             is_json = begin in ("[", "{") and not _NESTED.isdisjoint(types_of(schema, draft.schema))
@@ -136,10 +138,7 @@ class Tags:
         if is_json and draft.num_overread < MOST_MISREAD:
             draft.overread((yield from self._whole_json(source, start)))
         value = source.text[start : source.at - num_end]
-        if self.frame:
-            value = value.removeprefix(self.frame).removesuffix(self.frame)
-        if self.wrap and value.startswith(self.wrap[0]) and value.endswith(self.wrap[1]):
-            value = value[len(self.wrap[0]) : -len(self.wrap[1])]
+        value = self.unwrapped(value.removeprefix(self.frame).removesuffix(self.frame))
         if is_text:
             draft.argument(key, json.dumps(value))
             return
@@ -148,6 +147,14 @@ class Tags:
             with suppress(Broken):
                 written = valid(value.strip())
         draft.argument(key, written)
+
+    def read_to_end(self, source: Source, draft: Draft) -> Reading[None]:
+        """Read a value and its first end."""
+        yield from source.until(self.end)
+
+    def unwrapped(self, value: str) -> str:
+        """Without what some models write around a value."""
+        return value
 
     def _whole_json(self, source: Source, start: int) -> Reading[int]:
         """Go on from the first end of a value to the one that is in no string of it. Returns the
@@ -181,7 +188,9 @@ class Tags:
             kinds = types_of(one, root)
             if (choices := choices_of(one)) is not None:
                 fit = [value for value in choices if is_of(value, kinds)]
-                chosen += [words(value) for value in fit if isinstance(value, str)]
+                chosen += [
+                    words(self.written_text(value)) for value in fit if isinstance(value, str)
+                ]
                 if rest := [value for value in fit if not isinstance(value, str)]:
                     values.append(HeldPart("json", json.dumps({"enum": rest})))
                 continue
@@ -198,7 +207,7 @@ class Tags:
         texts = []
         for some in patterns:
             until = (*some, _NO_JSON) if has_brackets and self.kinds is None else tuple(some)
-            texts.append(HeldPart("until", self.end, until))
+            texts += self.until_end(until)
         end = words(f"{self.frame}{self.end}")
         if words("") in chosen:
             texts.append(end)
@@ -216,6 +225,10 @@ class Tags:
             if some
         ]
         return [one_of(*ways), line_end]
+
+    def until_end(self, tests: tuple[HeldPart, ...]) -> list[HeldPart]:
+        """The ways to write a text of which these tests hold, and its end."""
+        return [HeldPart("until", self.end, tests)]
 
     def _patterns(self, schema: Mapping[str, Any]) -> list[HeldPart]:
         """That the text of a string matches."""

@@ -61,6 +61,7 @@ CHARS = [*map(chr, range(32, 127)), *"\n\r\t\x00\x85\u2028\u3000éößñ名😀"
 WORDS = [
     *("a", "add", "user id", "true", "True", "None", "null", "1e5", "0.5", "-1", "{}", "[]"),
     *("\\n", "\\u00e9", '\\"', "\\'", "\\x41", "\\ud83d\\ude00", '", ', '": ', "</", "```", "\n\n"),
+    "<![CDATA[",
 ]
 CLOSERS = frozenset(("'", '"', "}", "]", ")", '"}', "\n"))
 OWN_VALUES = {"functiongemma", "gemma4"}  # which are read, but held in JSON
@@ -189,6 +190,7 @@ def test_what_a_grammar_allows_is_read_as_calls_of_its_schemas(name: str, seed: 
 def value_of(schema: Schema, rng: random.Random) -> Any:
     def text() -> str:
         of_marks = ["</parameter>", "</arg_value>", "</tool_call>", "'", '"', "\\"]
+        of_marks += ["<![CDATA[", "</param>"]
         # Between tags a text ends at its first closing one.
         chosen = rng.choice([CHARS, [*WORDS, "{x", "[TOOL_CALLS]"], of_marks])
         return "".join(rng.choice(chosen) for _ in range(rng.randint(0, 6)))

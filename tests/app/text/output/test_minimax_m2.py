@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniMaxM2
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniCPM5, MiniMaxM2
 from app.text.output.registry import OutputFormats, choose_formats
 from app.text.output.thinking import Think
 from tests.app.text.output.answers_by_name import (
@@ -85,3 +85,51 @@ def test_texts_and_other_values_of_deepseek_are_held_apart(special: bool) -> Non
         *('style" string="false">[', 'scale" string="false">"1"'),
     ):
         assert not takes("deepseek_v32", call(refused), special=special)
+
+
+CPM = OutputFormats(MiniCPM5, None)
+
+
+def cpm(value: str, more: str = "") -> str:
+    return f'<function name="add"><param name="b">{value}</param>{more}</function>'
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "</param>", "<![CDATA[", "]]>", "a</param></function>\n", ""]
+)
+def test_a_value_of_minicpm5_in_its_wrapping_ends_with_it(text: str) -> None:
+    written = cpm(f"<![CDATA[{text}]]>", '<param name="a">1</param>')
+    assert read(CPM, list(written)) == ("", "", [("add", {"b": text, "a": 1})])
+    given = [("add", {"a": 1, "b": text})]
+    assert read(CPM, [MiniCPM5.written(given)]) == ("", "", given)
+
+
+def test_a_wrapping_without_its_end_is_of_the_value() -> None:
+    found = read(CPM, list(cpm("<![CDATA[x", '<param name="a">1</param>')))
+    assert found == ("", "", [("add", {"b": "<![CDATA[x", "a": 1})])
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_text_of_minicpm5_is_held_to_its_schema_also_in_its_wrapping(special: bool) -> None:
+    def takes_value(value: str, schema: object) -> bool:
+        schemas = {"add": json.dumps({"type": "object", "properties": {"b": schema}})}
+        return takes("minicpm5", cpm(value), special=special, schemas=schemas)
+
+    pattern = {"type": "string", "pattern": "^[a-z!]+$"}
+    for taken in ("ab", "<![CDATA[ab]]>", "<![CDATA[!]]>"):
+        assert takes_value(taken, pattern)
+    any_capitals = {"type": "string", "pattern": "C"}
+    for refused in ("<![CDATA[aB]]>", "<![CDATA[]]>", "<![CDATA[ab", "ab]]>"):
+        assert not takes_value(refused, pattern)
+    assert takes_value("<![CDATA[aC]]>", any_capitals)
+    assert not takes_value("<![CDATA[a]]>", any_capitals)
+    for taken in ("", "x", "<b>", "<![CDATA[]]>", "<![CDATA[x\n<b>]]>"):
+        assert takes_value(taken, {"type": "string"})
+    assert not takes_value("<![CDATA[x", {"type": "string"})
+    listed = {"enum": ["<![CDATA[", "x"]}
+    assert takes_value("<![CDATA[<![CDATA[]]>", listed)
+    assert takes_value("x", listed)
+    assert not takes_value("<![CDATA[", listed)
+    lists = {"type": ["string", "array"]}
+    assert takes_value("<![CDATA[x]]>", lists)
+    assert not takes_value("<![CDATA[ [x]]>", lists)
