@@ -42,6 +42,7 @@ class MiniMaxM2(ToolFormat):
     closing: ClassVar[tuple[str, ...]] = ("</invoke>", _ALL_END)
     call: ClassVar[str] = '<invoke name="'
     tags: ClassVar[Tags] = Tags('<parameter name="', '">', "</parameter>")
+    argument: ClassVar[str] = tags.begin
 
     @classmethod
     def written(cls, calls: Calls) -> str:
@@ -75,7 +76,7 @@ class MiniMaxM2(ToolFormat):
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         while True:
             yield from source.blanks()
-            if (yield from source.expect(self.tags.begin, self.closing[0])) != self.tags.begin:
+            if (yield from source.expect(self.argument, self.closing[0])) != self.argument:
                 return
             yield from self._argument(source, draft)
 
@@ -129,14 +130,17 @@ class CDataTags(Tags):
 
 
 class MiniCPM5(MiniMaxM2):
-    """`<function name="add"><param name="a">1</param></function>`, without marks around all."""
+    """`<function name="add"><param name="a">1</param></function>`, without marks around all. Read
+    with single quotation marks, too.
+    """
 
     recognized_by = ('<function name="',)
     special_tokens = ("<function", "</function>", "<param", "</param>")
-    openings = ('<function name="',)
+    openings = ("<function name=",)
     closing = ("</function>",)
-    call = openings[0]
+    call = f'{openings[0]}"'
     tags = CDataTags('<param name="', '">', "</param>")
+    argument = "<param name="
 
     @classmethod
     def written(cls, calls: Calls) -> str:
@@ -148,17 +152,22 @@ class MiniCPM5(MiniMaxM2):
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
         (whole,) = super().held(schemas)
+        (opening,) = cls.openings
         calls = (
-            HeldCall(call.name, (words(call.parts[0].text.removeprefix(cls.call)), *call.parts[1:]))
+            HeldCall(call.name, (words(call.parts[0].text.removeprefix(opening)), *call.parts[1:]))
             for call in whole.calls
         )
-        return (HeldCalls(cls.call, "", tuple(calls), None, ""),)
+        return (HeldCalls(opening, "", tuple(calls), None, ""),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
-        draft.begin(_unquoted((yield from _attributes(source))))
+        draft.begin((yield from _quoted(source)))
         yield from self._arguments(source, draft)
         draft.close()
+
+    def _argument(self, source: Source, draft: Draft) -> Reading[None]:
+        key = yield from _quoted(source)
+        yield from self.tags.read(source, draft, key)
 
 
 class DeepSeekV32(MiniMaxM2):
@@ -177,6 +186,7 @@ class DeepSeekV32(MiniMaxM2):
         f"</{_DSML}parameter>",
         kinds=('true">', 'false">'),
     )
+    argument = tags.begin
 
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         yield from source.blanks()
@@ -205,6 +215,15 @@ def _attributes(source: Source) -> Reading[str]:
     given = yield from source.run(_NAME)
     yield from source.expect(">")
     return given
+
+
+def _quoted(source: Source) -> Reading[str]:
+    """The name that a tag's last attribute gives, with either quotation marks, and its end."""
+    mark = yield from source.expect('"', "'")
+    given = yield from _attributes(source)
+    if not given.endswith(mark):
+        raise Broken
+    return given[:-1]
 
 
 def _unquoted(given: str) -> str:

@@ -104,6 +104,15 @@ def test_a_value_of_minicpm5_in_its_wrapping_ends_with_it(text: str) -> None:
     assert read(CPM, [MiniCPM5.written(given)]) == ("", "", given)
 
 
+def test_names_of_minicpm5_may_stand_between_single_quotation_marks() -> None:
+    single = "<function name='add'><param name='a'>1</param><param name='b'>\"</param></function>"
+    for written in (single, single.replace("name='a'", 'name="a"')):
+        assert read(CPM, list(written)) == ("", "", [("add", {"a": 1, "b": '"'})])
+    for none in (single.replace("'add'", "'add\""), single.replace("'add'", "add")):
+        assert read(CPM, list(none)) == (none, "", [])
+    assert not takes("minicpm5", single, special=True)
+
+
 def test_a_wrapping_without_its_end_is_of_the_value() -> None:
     found = read(CPM, list(cpm("<![CDATA[x", '<param name="a">1</param>')))
     assert found == ("", "", [("add", {"b": "<![CDATA[x", "a": 1})])
