@@ -10,8 +10,14 @@ from collections.abc import Mapping
 
 from actors.scheduling.request import HeldCalls
 from app.text.output.interface import ToolFormat, maybe_end
-from app.text.output.json_text import Calls, held_call, json_arguments, json_object
-from app.text.output.pieces import AnswerPieces
+from app.text.output.json_text import (
+    Calls,
+    held_call,
+    json_arguments,
+    json_calls,
+    json_object,
+)
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Reading, Source
 from app.text.output.thinking import Think
 
@@ -55,19 +61,13 @@ class Apertus(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")
-        while True:
-            yield from source.blanks()
-            draft = out.draft(source)
-
-            def called(name: str) -> Reading[None]:
-                draft.begin(name)  # noqa: B023 (read at once)
-                yield from json_arguments(source, draft)  # noqa: B023
-
-            yield from json_object(source, called)
-            draft.close()
-            yield from source.blanks()
-            if source.ended and source.at == len(source.text):
-                return
-            if (yield from source.expect(",", "]")) == "]":
-                break
+        yield from json_calls(source, out, _call)
         yield from maybe_end(source, _END)
+
+
+def _call(source: Source, draft: Draft) -> Reading[None]:
+    def called(name: str) -> Reading[None]:
+        draft.begin(name)
+        yield from json_arguments(source, draft)
+
+    yield from json_object(source, called)

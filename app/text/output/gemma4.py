@@ -107,12 +107,10 @@ def _object(
     def read_member() -> Reading[None]:
         if (yield from source.sees(quote, '"')):
             key = loads((yield from _value(source, quote, depth)))
-        else:
-            key = yield from source.run(_KEY)
+        elif not (key := (yield from source.run(_KEY))):
+            raise Broken
         yield from source.blanks()
         yield from source.expect(":")
-        if not key:
-            raise Broken
         member(key, (yield from _value(source, quote, depth + 1)))
 
     yield from _listed(source, "{", "}", read_member)

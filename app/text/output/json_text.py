@@ -173,12 +173,17 @@ def json_call(source: Source, draft: Draft) -> Reading[None]:
         raise Broken
 
 
-def json_calls(source: Source, out: AnswerPieces) -> Reading[None]:
-    """Calls of a list, after its opening bracket; the end of the text may replace its end."""
+def json_calls(
+    source: Source,
+    out: AnswerPieces,
+    read: Callable[[Source, Draft], Reading[None]] = json_call,
+) -> Reading[None]:
+    """Calls of a list, after its opening bracket; the end of the text may replace its end. read:
+    of one call."""
     while True:
         yield from source.blanks()
         draft = out.draft(source)
-        yield from json_call(source, draft)
+        yield from read(source, draft)
         draft.close()
         yield from source.blanks()
         if source.ended and source.at == len(source.text):

@@ -126,7 +126,7 @@ def alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
     """A schema's JSON without the one that it is in; what it refers to is moved into it."""
     if '"$ref"' not in json.dumps(schema):
         return json.dumps(schema)
-    return json.dumps({**_moved(schema), "$defs": {"root": _moved(root)}})
+    return json.dumps({**_moved(schema), "$defs": {"whole": _moved(root)}})
 
 
 def _moved(schema: Any) -> Any:
@@ -137,5 +137,5 @@ def _moved(schema: Any) -> Any:
     moved = {key: _moved(value) for key, value in schema.items()}
     reference = moved.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = f"#/$defs/root{reference[1:]}"
+        moved["$ref"] = f"#/$defs/whole{reference[1:]}"
     return moved

@@ -16,7 +16,6 @@ constexpr int64_t kTaskBytes = 128 << 10;
 constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kMaxShare = 8;  // tasks per thread, enough to balance the load
 constexpr int64_t kFewTasks = 4;  // the same with AMX, where rows would be split for more
-constexpr int64_t kPreparedRows = 16;  // at a time: a tile's
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -46,15 +45,15 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
                                            M * (num_scales + num_sums)
                                      : nullptr;
   const auto prepare_some = [&](int64_t index, int) {
-    const int64_t first = index * kPreparedRows;
+    const int64_t first = index * kTiledRowsAtOnce;
     const RawRows raw{static_cast<const char*>(x) + first * ldx * x_bytes, ldx * x_bytes,
-                      std::min(kPreparedRows, M - first)};
+                      std::min(kTiledRowsAtOnce, M - first)};
     linear.prepare_rows(linear, raw, {copy ? rows + first * row_bytes : nullptr,
                                       scales == nullptr ? nullptr : scales + first * num_scales,
                                       sums == nullptr ? nullptr : sums + first * num_sums,
                                       offsets == nullptr ? nullptr : offsets + first * num_offsets});
   };
-  const int64_t num_tasks = ceil_div(M, kPreparedRows);
+  const int64_t num_tasks = ceil_div(M, kTiledRowsAtOnce);
   if (M * linear.padded_K <= kSerialWork) {
     for (int64_t i = 0; i < num_tasks; ++i) prepare_some(i, 0);
   } else {
@@ -92,7 +91,7 @@ int64_t rows_per_task(const PackedLinear& linear, int64_t M, int threads) {
   int64_t most = linear.is_widened() ? kMaxWidenedRows : kMaxBlockRows;
   int64_t multiple = 1;
   if (linear.has_tiled_tasks()) {
-    multiple = 2 * kPreparedRows;
+    multiple = 2 * kTiledRowsAtOnce;
     if (linear.is_tiled) {
       most = kMaxTiledRows;
     } else if (linear.group == 0) {  // else sums are read anew for every short group

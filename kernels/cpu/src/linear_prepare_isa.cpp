@@ -16,14 +16,14 @@ inline float widen(float value) { return value; }
 inline float widen(bf16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }
 inline float widen(fp16 value) { return _cvtsh_ss(value.bits); }
 
-constexpr int64_t kPiece = 32;  // of a row: contiguous in any layout
 
 // to: pieces of a row, `stride` elements apart.
 template <class T, class To>
 void copy_row(const PackedLinear& linear, const T* x, To* to, int64_t stride) {
-  for (int64_t begin = 0; begin < linear.padded_K; begin += kPiece, to += stride) {
+  for (int64_t begin = 0; begin < linear.padded_K; begin += kPieceValues, to += stride) {
     const int64_t padded = linear.padded_K - begin, given = linear.K - begin;
-    const int64_t end = padded < kPiece ? padded : kPiece, n = given < kPiece ? given : kPiece;
+    const int64_t end = padded < kPieceValues ? padded : kPieceValues;
+    const int64_t n = given < kPieceValues ? given : kPieceValues;
     int64_t k = 0;
     if (linear.permutation != nullptr) {
       for (; k < n; ++k) {
@@ -34,8 +34,8 @@ void copy_row(const PackedLinear& linear, const T* x, To* to, int64_t stride) {
         }
       }
     } else if constexpr (sizeof(T) == sizeof(To)) {
-      if (n == kPiece) {
-        __builtin_memcpy(to, x + begin, kPiece * sizeof(T));
+      if (n == kPieceValues) {
+        __builtin_memcpy(to, x + begin, kPieceValues * sizeof(T));
         k = n;
       }
       for (; k < n; ++k) to[k] = x[begin + k];
@@ -54,7 +54,7 @@ void sum_groups(const PackedLinear& linear, const T* x, int64_t stride, float* s
     float chains[kChains] = {};
     for (int64_t i = 0; i < linear.group; ++i) {
       const int64_t k = group * linear.group + i;
-      chains[i % kChains] += widen(x[k / kPiece * stride + k % kPiece]);
+      chains[i % kChains] += widen(x[k / kPieceValues * stride + k % kPieceValues]);
     }
     float sum = 0.0f;
     for (const float chain : chains) sum += chain;
@@ -170,9 +170,9 @@ void integer_row(const PackedLinear& linear, const void* x, void* to, float* sca
 }  // namespace
 
 void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, const PreparedRows& to) {
-  const int64_t stride = linear.is_tiled ? x.num_rows * kPiece : kPiece;
+  const int64_t stride = linear.is_tiled ? x.num_rows * kPieceValues : kPieceValues;
   const int64_t k_bytes = bytes_of(linear.operand);
-  const int64_t to_bytes = (linear.is_tiled ? kPiece : linear.padded_K) * k_bytes;
+  const int64_t to_bytes = (linear.is_tiled ? kPieceValues : linear.padded_K) * k_bytes;
   for (int64_t row = 0; row < x.num_rows; ++row) {
     const void* from = static_cast<const char*>(x.first) + row * x.row_bytes;
     void* target = to.data == nullptr ? nullptr : static_cast<char*>(to.data) + row * to_bytes;

@@ -48,7 +48,7 @@ def test_alternatives_are_of_one_type_each() -> None:
 
 def test_a_schema_alone_holds_what_it_refers_to() -> None:
     moved = alone({"items": {"$ref": "#/$defs/digit"}}, ROOT)
-    assert '"#/$defs/root/$defs/digit"' in moved
+    assert '"#/$defs/whole/$defs/digit"' in moved
     assert alone({"items": {}}, ROOT) == '{"items": {}}'
 
 
