@@ -83,12 +83,12 @@ class QuantizedWeight:
         """x as it is multiplied, in float32: the reference. Rounded values are whole numbers of 8
         bits times a scale, which is the largest magnitude over 127.5, or numbers of e4m3 by the
         largest over 448. Groups are the weight's or, if it has none, the widest that divides the
-        inputs of 512, 384, 288, 256, 192, 128, else 64.
+        inputs of 512, 576, 384, 256, 192, 128, else 64.
         """
         if self.input_rounding == "none":
             return x_TK.float()
         in_features = x_TK.shape[1]
-        widths = (512, 384, 288, 256, 192, 128)
+        widths = (512, 576, 384, 256, 192, 128)
         group = self.group_size or next((g for g in widths if in_features % g == 0), 64)
         if self.input_rounding == "token":
             group = max(1, in_features)

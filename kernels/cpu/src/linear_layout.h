@@ -42,7 +42,7 @@ enum class InputRounding : int { to_16_bits = 0, to_8_bits = 1, to_8_bits_by_tok
 constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
 constexpr int64_t kMaxGroup = 256;    // k values of one scale
 static_assert(kMaxGroup * 32768 * 128 <= INT32_MAX, "their sum, of i16 times i8, must fit");
-constexpr int64_t kMaxByteGroup = 512;  // the same of x rounded to 8 bits
+constexpr int64_t kMaxByteGroup = 576;  // the same of x rounded to 8 bits
 constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache

@@ -31,9 +31,9 @@ int64_t unit_row_bytes(Weights weights) {
 }
 
 // Where weights have one scale per row, x has one per this many k: as few scales as possible,
-// without padding where one of them divides K.
+// without padding where one of them divides K. AMX tiles take bytes of 64 k, in whole lines.
 int64_t operand_group(int64_t K, bool rounds) {
-  for (const int64_t group : {kMaxByteGroup, kMaxByteGroup * 3 / 4, kMaxByteGroup * 9 / 16}) {
+  for (const int64_t group : {2 * kMaxGroup, kMaxByteGroup, kMaxGroup * 3 / 2}) {
     if (rounds && K % group == 0) return group;
   }
   for (const int64_t group : {kMaxGroup, kMaxGroup * 3 / 4, kMaxGroup / 2}) {
