@@ -14,8 +14,8 @@ pytestmark = pytest.mark.heavy
 
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 LIVE = {"a_stall_live"}  # runs an engine: times of this machine, different each time
-# It draws the rows that tests/app/simulate/paper/test_evaluation.py makes again.
-LONG = {"the_paper", *LIVE}
+# The first draws the rows that tests/app/simulate/paper/test_evaluation.py makes again.
+LONG = {"the_paper", "a_day_of_a_thousand_replicas", "where_should_the_work_run", *LIVE}
 MARKS = {
     path.stem: [
         *([pytest.mark.ray] if path.stem in LIVE else []),

@@ -26,7 +26,7 @@ from app.simulate.paper.published import DEPLOYMENTS
 
 @pytest.mark.heavy
 def test_every_way_has_its_capacity() -> None:
-    case = Case(DEPLOYMENTS[0], "arxiv", "strict", 2, 30, 0)
+    case = Case(DEPLOYMENTS[0], "arxiv", "strict", 2, 12, 0)
     rows = list(study(case, ("split", "flexible"), ("nvlink", "ethernet"), Ledger()))
     ways = [(row["way"], row["interconnect"]) for row in rows]
     assert ways == [
@@ -40,7 +40,7 @@ def test_every_way_has_its_capacity() -> None:
         assert row["capacity_qps"] > 0.0
         assert row["capacity_qps_per_gpu"] == row["capacity_qps"] / 2
         assert row["prefill_engines"] == (row["way"] != "colocated")
-        assert row["arrive_s"] == 30 / row["capacity_qps"]
+        assert row["arrive_s"] == 12 / row["capacity_qps"]
         assert len(cells(row)) == len(COLUMNS)
     colocated, split, slower, flexible, _ = [row["compared"] for row in rows]
     assert colocated["moved_gb_per_request"] == 0.0
