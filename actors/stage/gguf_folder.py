@@ -1,4 +1,4 @@
-"""A GGUF file as a model folder: config and tokenizer made from its metadata, weights by a link.
+"""A GGUF file as a model folder: config and tokenizer made from its metadata, weights by links.
 
 The folder stands in Legato's cache, named after the file and what it was when it was read, so
 that every part that reads a model folder reads this one too, and a file that changes makes
@@ -13,11 +13,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.stage.models.config import GGUF_LINK, ModelError
 from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
+from actors.stage.weights.gguf_names import first_part, model_stem, part_name, part_names
 from actors.stage.weights.gguf_tokenizer import write_tokenizer
 
 _LAST = 3  # llama.cpp's number of this pooling
@@ -25,17 +27,16 @@ _FORMAT = 5  # of the folders made here: another one makes them anew
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one in a folder without a model of
-    another format. Raises ModelError for a folder with several."""
+    """The GGUF file that a path means, or the first of its parts: itself, or the only one in a
+    folder without a model of another format. Raises ModelError for a folder with several."""
     if path.suffix == ".gguf":
         return path
     if not path.is_dir() or (path / GGUF_LINK).is_symlink() or any(path.glob("*.safetensors")):
         return None
-    found = sorted(path.glob("*.gguf"))
+    found = sorted({first_part(file.name) for file in path.glob("*.gguf")})
     if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ModelError(f"{path} holds several GGUF files ({names}): name one of them")
-    return found[0] if found else None
+        raise ModelError(f"{path} holds several GGUF files ({', '.join(found)}): name one of them")
+    return path / found[0] if found else None
 
 
 def model_folder(path: Path, cache: Path) -> Path:
@@ -44,26 +45,30 @@ def model_folder(path: Path, cache: Path) -> Path:
     file = gguf_in(path)
     if file is None:
         return path
-    try:
-        file = file.resolve(strict=True)
-        status = file.stat()
-    except OSError as bad:
-        raise ModelError(f"{file} cannot be read: {bad.strerror}") from bad
-    same = f"{_FORMAT} {file} {status.st_size} {status.st_mtime_ns}"
+    same = str(_FORMAT)
+    parts = []
+    for name in part_names(file.name):
+        part = file.with_name(name)
+        try:
+            parts.append(part.resolve(strict=True))
+            status = part.stat()
+        except OSError as bad:
+            raise ModelError(f"{part} cannot be read: {bad.strerror}") from bad
+        same += f" {parts[-1]} {status.st_size} {status.st_mtime_ns}"
     digest = hashlib.sha256(same.encode()).hexdigest()[:16]
-    folder = cache / "gguf" / f"{file.stem}-{digest}"
+    folder = cache / "gguf" / f"{model_stem(file.name)}-{digest}"
     if not folder.is_dir():
-        _make(file, folder)
+        _make(file, parts, folder)
     return folder
 
 
-def _make(file: Path, folder: Path) -> None:
+def _make(file: Path, parts: Sequence[Path], folder: Path) -> None:
     """Whole or not at all: it is made beside its place and then moved there."""
     with contextlib.closing(GgufFile(file)) as opened:
-        _make_from(opened, file, folder)
+        _make_from(opened, parts, folder)
 
 
-def _make_from(opened: GgufFile, file: Path, folder: Path) -> None:
+def _make_from(opened: GgufFile, parts: Sequence[Path], folder: Path) -> None:
     config = config_of(opened)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
@@ -77,7 +82,8 @@ def _make_from(opened: GgufFile, file: Path, folder: Path) -> None:
             pooling = made / "1_Pooling"  # as in folders of embedding models
             pooling.mkdir()
             (pooling / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-        (made / GGUF_LINK).symlink_to(file)
+        for number, part in enumerate(parts, 1):
+            (made / part_name(GGUF_LINK, number, len(parts))).symlink_to(part)
         made.chmod(0o755)
         os.rename(made, folder)
     except OSError:

@@ -1,8 +1,9 @@
 """Models by their name on the Hugging Face hub, downloaded into the hub library's own cache.
 
-`org/name` is a model of safetensors, `org/name/file.gguf` one of its GGUF files; `@revision` after
-either is a branch, a tag or a commit, `main` where it is absent. A process looks a revision up
-once. The library reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
+`org/name` is a model of safetensors, `org/name/file.gguf` one of its GGUF files, with all its parts
+if it is the first of some; `@revision` after either is a branch, a tag or a commit, `main` where it
+is absent. A process looks a revision up once. The library reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
+HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.stage.spec import StageSpec
+from actors.stage.weights.gguf_names import first_part, part_names
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(
@@ -113,11 +115,18 @@ def _snapshot(model: HubModel) -> Path:
 
     with _errors_of(model):
         if model.file is not None:
+            if (first := first_part(model.file)) != model.file:
+                raise HubError(f"{model.file} is a part of a file; name the first, {first}")
             try:
-                path = hf_hub_download(model.repo, model.file, revision=model.revision)
+                path = hf_hub_download(model.repo, first, revision=model.revision)
             except RemoteEntryNotFoundError:
                 files = list_repo_files(model.repo, revision=model.revision)
-                raise HubError(f"{model.repo} has no {model.file}{_gguf(model, files)}") from None
+                raise HubError(f"{model.repo} has no {first}{_gguf(model, files)}") from None
+            for name in part_names(first)[1:]:
+                try:
+                    hf_hub_download(model.repo, name, revision=model.revision)
+                except RemoteEntryNotFoundError:
+                    raise HubError(f"{model.repo} has no {name}, a part of {first}") from None
             return Path(path.removesuffix(model.file))
         folder = Path(
             snapshot_download(
@@ -173,7 +182,8 @@ def _files_of(model: HubModel) -> list[str]:
 
 def _gguf(model: HubModel, files: Iterable[str]) -> str:
     """What to name instead, as the end of a message."""
-    found = [f"{model.repo}/{name}" for name in files if name.endswith(".gguf")]
+    firsts = sorted({first_part(name) for name in files if name.endswith(".gguf")})
+    found = [f"{model.repo}/{name}" for name in firsts]
     return f"; name a GGUF file of it: {', '.join(found)}" if found else ""
 
 

@@ -106,14 +106,14 @@ Paths are relative to the working folder. One that begins with `configs/` and do
 is the one that came with Legato.
 
 A model (`model.path`, `speculation.model`) that is no path here is looked up as a name on the
-Hugging Face hub: `org/name` for its safetensors, `org/name/file.gguf` for a GGUF file, and
-`@revision` after either for a branch, a tag or a commit. It is stored in the hub's own cache, which
-`HF_HOME` moves. What is in the cache needs no network, and `HF_HUB_OFFLINE=1` forbids to use one.
-`HF_TOKEN` opens gated and private models. `legato serve` downloads before it starts Ray; under
-`serve run` and `serve deploy` each rank downloads what its node lacks, with the environment of that
-node, within `engine.load_timeout_s`. The commit is fixed when the deployment starts, so that all
-its replicas have the same weights. A broken connection is resumed; a download that was ended keeps
-the files that were whole.
+Hugging Face hub: `org/name` for its safetensors, `org/name/file.gguf` for a GGUF file (of parts,
+the first), and `@revision` after either for a branch, a tag or a commit. It is stored in the hub's
+own cache, which `HF_HOME` moves. What is in the cache needs no network, and `HF_HUB_OFFLINE=1`
+forbids to use one. `HF_TOKEN` opens gated and private models. `legato serve` downloads before it
+starts Ray; under `serve run` and `serve deploy` each rank downloads what its node lacks, with the
+environment of that node, within `engine.load_timeout_s`. The commit is fixed when the deployment
+starts, so that all its replicas have the same weights. A broken connection is resumed; a download
+that was ended keeps the files that were whole.
 
 Several models behind one address are a list, `models`, in the place of `model`
 ([example](serve/two_models.yaml)). Each entry has a section `model` and, where it differs,

@@ -39,8 +39,10 @@ def load_config(target: Path) -> dict[str, Any]:
     """
     found = locate(target)
     is_name = hub_model(str(target)) is not None
-    if is_name or found.is_dir() or (found.suffix == ".gguf" and found.exists()):
+    if is_name or found.is_dir():
         return _of_args({"model": {"path": str(target if is_name else found.resolve())}})
+    if found.suffix == ".gguf" and found.exists():  # a link is not followed: parts are beside it
+        return _of_args({"model": {"path": str(found.absolute())}})
     if not found.exists():
         raise SettingsError(f"no config file, model folder or GGUF file {str(target)!r}")
     return _read(found)

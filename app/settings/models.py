@@ -18,13 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import Role
+from actors.stage.weights.gguf_names import model_stem
 from app.paths import locate
 from app.settings.effects import without_effect
 from app.settings.load import parse, resolve
@@ -43,9 +43,9 @@ def served_name(settings: Settings) -> str:
         return settings.model.name
     hub = hub_model(settings.model.path)
     if hub is not None:
-        return hub.repo if hub.file is None else Path(hub.file).stem
-    path = locate(settings.model.path).resolve()
-    return path.stem if path.suffix == ".gguf" else path.name
+        return hub.repo if hub.file is None else model_stem(hub.file)
+    path = locate(settings.model.path)
+    return model_stem(path.name) if path.suffix == ".gguf" else path.resolve().name
 
 
 def engine_deployment(name: str | None = None) -> str:

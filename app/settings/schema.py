@@ -28,8 +28,9 @@ class _Section(BaseModel):
 
 class ModelSettings(_Section):
     path: str = Field(
-        description="Hugging Face folder (config.json, *.safetensors, tokenizer), GGUF file, or "
-        "name on the hub: `org/name` or `org/name/file.gguf`, with `@revision` or without."
+        description="Hugging Face folder (config.json, *.safetensors, tokenizer), GGUF file (of "
+        "parts, the first), or name on the hub: `org/name` or `org/name/file.gguf`, with "
+        "`@revision` or without."
     )
     name: str | None = Field(
         None, description="Name clients use; the folder's name, or `org/name`, if absent."

@@ -1,8 +1,9 @@
-"""The head of a GGUF file: metadata and tensor positions, all of it validated.
+"""The head of a GGUF file and its parts: metadata and tensor positions, all of it validated.
 
 Layout (versions 2 and 3, little endian): "GGUF", version, number of tensors, number of keys; the
 keys with typed values; per tensor its name, dimensions (innermost first), type and offset; then,
-aligned, the tensors. Source: ggml's docs/gguf.md.
+aligned, the tensors. Source: ggml's docs/gguf.md. Of a file in parts, the first has all metadata;
+each has its number (from zero) and how many there are, under "split". Source: gguf-split.cpp.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.stage.models.config import ModelError
+from actors.stage.weights.gguf_names import first_part, part_name
 from kernels.ggml_blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
 
 _STRING, _ARRAY = 8, 9
@@ -43,11 +45,60 @@ class StoredTensor:
 
 
 class GgufFile:
-    """metadata by key, tensors by name; close it to unmap the file.
+    """metadata by key, tensors by name, of all parts; close it to unmap them.
 
-    Raises ModelError naming the file if it is broken, truncated or has tensors of an unsupported
-    type.
+    path: of the first part, beside which are the others. Raises ModelError naming the file if one
+    is missing, broken, truncated or has tensors of an unsupported type.
     """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parts = [_Part(path)]
+        self.metadata = self._parts[0].metadata
+        try:
+            self._open_others()
+            self._part_of = {name: part for part in self._parts for name in part.tensors}
+            self.tensors = {name: part.tensors[name] for name, part in self._part_of.items()}
+            whole = self.metadata.get("split.tensors.count", len(self.tensors))
+            if whole != len(self.tensors):
+                raise ModelError(f"{path}: its parts hold {len(self.tensors)} tensors, not {whole}")
+        except ModelError:
+            self.close()
+            raise
+
+    def rows(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
+        """(rows, bytes of a row) of a tensor as stored: a view of the file. All dimensions but the
+        innermost count as rows."""
+        return self._part_of[name].rows(name, begin, end)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def _open_others(self) -> None:
+        number, count = self._parts[0].number, self._parts[0].count
+        if number:
+            raise ModelError(
+                f"{self.path} is part {number + 1} of {count}; name the first, "
+                f"{first_part(self.path.name)}"
+            )
+        for number in range(1, count):
+            beside = self.path.with_name(part_name(self.path.name, number + 1, count))
+            if not beside.exists():
+                raise ModelError(
+                    f"{self.path} is in {count} parts, and {beside.name} is missing beside it"
+                )
+            part = _Part(beside)
+            self._parts.append(part)
+            if (part.number, part.count) != (number, count):
+                raise ModelError(
+                    f"{beside} is part {part.number + 1} of {part.count}, not {number + 1} of "
+                    f"{count} as its name says"
+                )
+
+
+class _Part:
+    """One file. number: from zero, of count parts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +107,8 @@ class GgufFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as bad:  # ValueError: an empty file
             raise ModelError(f"{path} cannot be read: {bad}") from bad
-        self._at = 0
+        self._at = self.number = 0
+        self.count = 1
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
         try:
@@ -69,8 +121,6 @@ class GgufFile:
             raise ModelError(f"{path} is not a GGUF file or is truncated: {bad}") from bad
 
     def rows(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
-        """(rows, bytes of a row) of a tensor as stored: a view of the file. All dimensions but the
-        innermost count as rows."""
         tensor = self.tensors[name]
         start, size = tensor.offset + begin * tensor.row_bytes, (end - begin) * tensor.row_bytes
         flat = np.frombuffer(self._map, np.uint8, size, start)
@@ -91,11 +141,10 @@ class GgufFile:
         for _ in range(num_keys):
             key = self._string()
             self.metadata[key] = self._value(key, self._number("<I"))
-        if self.metadata.get("split.count", 1) > 1:
-            raise ModelError(
-                f"{self.path} is one of {self.metadata['split.count']} parts; join them with "
-                "llama-gguf-split --merge"
-            )
+        numbers = [self.metadata.get(f"split.{key}", 0) for key in ("no", "count")]
+        if not all(isinstance(number, int) for number in numbers):
+            raise ModelError(f"{self.path}: split.no and split.count are not numbers")
+        self.number, self.count = numbers[0], max(1, numbers[1])
         found = [self._tensor() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:

@@ -226,6 +226,23 @@ def test_a_gguf_file_is_named(served: LocalHub, tmp_path: Path) -> None:
     assert said == f"org/gguf has no q5.gguf; {choice}"
 
 
+def test_parts_of_a_gguf_file_come_with_the_first(served: LocalHub, tmp_path: Path) -> None:
+    parts = [f"q4/big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    stored = {name: name.encode() for name in parts} | {"README.md": b"of them"}
+    served.models["org/gguf"] = {"main": stored}
+    pinned, file = fetch(served, tmp_path, f"org/gguf/{parts[0]}")
+    assert pinned == f"org/gguf/{parts[0]}@{served.commit_of('org/gguf', 'main')}"
+    assert sorted(served.files_sent()) == parts
+    assert [(file.parents[1] / name).read_text() for name in parts] == parts
+    said = refusal(served, tmp_path, "org/gguf")
+    assert said.endswith(f"; name a GGUF file of it: org/gguf/{parts[0]}")
+    said = refusal(served, tmp_path, f"org/gguf/{parts[1]}")
+    assert said == f"{parts[1]} is a part of a file; name the first, {parts[0]}"
+    del stored[parts[1]]
+    said = refusal(served, tmp_path / "other", f"org/gguf/{parts[0]}")
+    assert said == f"org/gguf has no {parts[1]}, a part of {parts[0]}"
+
+
 _ON_ANOTHER_NODE = """
 import sys
 from dataclasses import replace

@@ -37,6 +37,19 @@ def test_its_settings_are_those_of_a_folder(file: Path) -> None:
     assert resolve(parse({**args, "model": {"path": str(file.parent)}})).stage == config.stage
 
 
+def test_parts_are_named_by_the_first_alone(file: Path) -> None:
+    """Also by a link, beside which are those of the others, as in the hub's cache."""
+    gguf_files.write(file.parent / "big.gguf", "qwen2", max_tensors=30)
+    names = [f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    (file.parent / "links").mkdir()
+    for number, name in enumerate(names):
+        blob = (file.parent / name).rename(file.parent / f"blob-{number}")
+        (file.parent / "links" / name).symlink_to(blob)
+    args = load_config(file.parent / "links" / names[0])["applications"][0]["args"]
+    assert served_name(parse(args)) == "big"
+    assert Path(resolve(parse(args)).stage.model_path).name.startswith("big-")
+
+
 def test_how_a_model_of_embeddings_pools_is_kept(file: Path) -> None:
     assert not (model_folder(str(file)) / "1_Pooling").exists()
     last = gguf.PoolingType.LAST

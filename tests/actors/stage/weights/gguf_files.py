@@ -38,17 +38,19 @@ def write(
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     dtype: torch.dtype = torch.float32,
     architecture: str | None = None,
+    max_tensors: int = 0,
     **overrides: Any,
 ) -> transformers.PreTrainedModel:
     """Write the file; returns the model in float32 of the weights that it stands for.
 
     kind: of all matrices. tune: adds to the metadata before it is written. tokenizer: writes
     another tokenizer's metadata than the tiny models'. dtype: of the model that is converted.
-    architecture: the file's, where it is not that of the variant's class.
+    architecture: the file's, where it is not that of the variant's class. max_tensors: of each of
+    several parts, called after the file.
     """
     model = tiny_models.build(variant, **overrides).to(dtype).float()
     architecture = architecture or ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=max_tensors)
     _write_metadata(writer, architecture, model.config)
     if tokenizer is None:
         write_tokenizer(writer, tiny_models.VOCAB_SIZE)

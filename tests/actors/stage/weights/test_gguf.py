@@ -266,7 +266,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "none.gguf", "none.gguf cannot be read")
     cases: tuple[tuple[Callable[[gguf.GGUFWriter], None], str], ...] = (
         (lambda w: w.add_uint32("llama.magic", 3), r"tiny.gguf: key llama.magic \(3\)"),
-        (lambda w: w.add_uint16("split.count", 2), "one of 2 parts"),
+        (
+            lambda w: w.add_uint16("split.count", 2),
+            "tiny.gguf is in 2 parts, and tiny-00002-of-00002.gguf is missing beside it",
+        ),
         (lambda w: w.add_sliding_window(9), "sliding_window 9 may change"),
         (
             lambda w: w.add_tensor("blk.0.odd.weight", np.zeros((4, 32), np.float32)),
