@@ -35,14 +35,13 @@ class Place:
     def wanted(self, num_experts: int) -> tuple[int, ...]:
         return self.shape if self.expert is None else (num_experts, *self.shape)
 
-    @property
-    def order_of_blocks(self) -> torch.Tensor | None:
-        """Of 32 columns each; None where whole ones are not moved."""
-        if self.columns is None:
+    def order_of_blocks(self, features: int) -> torch.Tensor | None:
+        """Of so many columns each; None where whole ones are not moved."""
+        if self.columns is None or len(self.columns) % features:
             return None
-        blocks, first = self.columns.view(-1, 32), self.columns[::32]
-        whole = torch.equal(blocks, first[:, None] + torch.arange(32))
-        return first // 32 if whole and not (first % 32).any() else None
+        blocks, first = self.columns.view(-1, features), self.columns[::features]
+        whole = torch.equal(blocks, first[:, None] + torch.arange(features))
+        return first // features if whole and not (first % features).any() else None
 
 
 def places(config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -> dict[str, Place]:

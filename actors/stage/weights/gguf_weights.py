@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names of the same model as a folder.
 
-Q8_0 and Q4_0 linear layers stay packed, because the kernels support their blocks: groups of 32
-with float16 scales. All other formats are converted to the serving type as they are read.
+Linear layers stay packed whose blocks are whole numbers with one float16 scale, which the kernels
+hold exactly. All other formats are converted to the serving type as they are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from actors.stage.weights.gguf_families import family_of
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.gguf_places import Place, fits, places, unused
 from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
-from kernels.ggml_blocks import PACKED, BlockType, Bytes, as_quantized, dequantize
+from kernels.ggml_blocks import BlockType, as_quantized, dequantize
+from kernels.ggml_grids import Bytes
 from kernels.quantized import QuantizedWeight
 
 # Read with the config, not as weights.
@@ -26,7 +27,7 @@ _CHUNK_FEATURES = 1 << 22  # converted to floating point at a time
 
 
 class GgufWeights:
-    """A `WeightSource` and, where layers are Q8_0 or Q4_0, a `PackedSource`. Close it.
+    """A `WeightSource` and, where layers stay packed, a `PackedSource`. Close it.
 
     ranks: number of ranks that split input features; a layer whose blocks the split would cut is
     not packed. Raises ModelError naming the file if tensors are missing, unexpected or of another
@@ -106,17 +107,19 @@ class GgufWeights:
         if place is None or place.tensors[0] in ("token_embd.weight", "output.weight"):
             return False  # the embedding is looked up; the head is quantized by its own rules
         kind = self._kind(place)
-        if place.heads or kind is None or kind.name not in PACKED or len(place.shape) != 2:
+        if place.heads or kind is None or not kind.bits or len(place.shape) != 2:
             return False
-        moves = place.columns is not None and place.order_of_blocks is None
+        moves = place.columns is not None and place.order_of_blocks(kind.features) is None
         return not moves and not place.shape[1] % (kind.features * self._ranks)
 
     def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         place = self._places[f"{layer}.weight"]
         raw, kind = self._raw(place, part.rows), self._kind(place)
-        if (order := place.order_of_blocks) is not None:
-            raw = raw.reshape(len(raw), len(order), -1)[:, order.numpy()].reshape(len(raw), -1)
-        weight = None if kind is None else as_quantized(raw, kind)
+        weight = None
+        if kind is not None:
+            if (order := place.order_of_blocks(kind.features)) is not None:
+                raw = raw.reshape(len(raw), len(order), -1)[:, order.numpy()].reshape(len(raw), -1)
+            weight = as_quantized(raw, kind)
         if weight is None:
             raise ModelError(f"{self._file.path}: layer {layer} is not stored as whole numbers")
         if part.columns is None:

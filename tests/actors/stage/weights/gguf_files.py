@@ -81,7 +81,7 @@ def write(
             if array.ndim == 1 or "ffn_gate_inp" in stored_name:
                 writer.add_tensor(stored_name, np.ascontiguousarray(array, np.float32))
                 continue
-            raw = _stored(array, kind, generator)
+            raw = stored(array, kind, generator)
             writer.add_tensor(stored_name, raw, raw_dtype=kind)
             meant = gguf.dequantize(raw, kind).reshape(array.shape)
             if architecture in _PERMUTED and (
@@ -123,21 +123,30 @@ def _turned_back(array: np.ndarray, heads: int) -> np.ndarray:  # type: ignore[t
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))
 
 
-def _stored(array: np.ndarray, kind: Kind, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
-    """Bytes of a kind. The package cannot write K formats: their blocks are drawn, with scales
-    that keep the weights' deviation near that of the tiny models."""
-    if not kind.name.endswith("_K"):
+# Where a block has its float16 numbers, and those that keep the weights' deviation near that of the
+# tiny models, of kinds that the package cannot write.
+_DRAWN: dict[str, dict[int, float]] = {
+    "Q2_K": {80: 3e-3, 82: 4.5e-3},
+    "Q3_K": {108: 1.2e-3},
+    "Q4_K": {0: 4e-4, 2: 3e-3},
+    "Q5_K": {0: 2e-4, 2: 1.5e-3},
+    "Q6_K": {208: 5e-5},
+    "IQ4_NL": {0: 7e-4},
+    "IQ4_XS": {0: 4e-5},
+    "TQ2_0": {64: 0.04},
+}
+
+
+def stored(array: np.ndarray, kind: Kind, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
+    """Bytes of a kind: drawn for kinds that the package cannot write."""
+    if kind.name not in _DRAWN:
         return gguf.quantize(np.ascontiguousarray(array, np.float32), kind)
-    rows, features = array.shape
+    *rows, features = array.shape
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
-    raw = generator.integers(0, 256, (rows, features // per_block, size), dtype=np.uint8)
-    step = {"Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 5e-5}[kind.name]
-    scale = np.array([step, 7.5 * step], np.float16).view(np.uint8)
-    if kind == Kind.Q6_K:
-        raw[:, :, -2:] = scale[:2]
-    else:
-        raw[:, :, :4] = scale
-    return raw.reshape(rows, -1)
+    raw = generator.integers(0, 256, (*rows, features // per_block, size), dtype=np.uint8)
+    for at, number in _DRAWN[kind.name].items():
+        raw[..., at : at + 2] = np.array([number], np.float16).view(np.uint8)
+    return raw.reshape(*rows, -1)
 
 
 def _write_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:

@@ -24,7 +24,6 @@ from actors.stage.weights.folder import open_folder
 from actors.stage.weights.gguf_config import config_of
 from actors.stage.weights.gguf_file import GgufFile
 from actors.stage.weights.names import all_shapes
-from kernels.ggml_blocks import BLOCK_TYPES, as_quantized, dequantize
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
@@ -39,21 +38,6 @@ _AS_CONVERTED: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }
-
-
-@pytest.mark.parametrize("code", BLOCK_TYPES)
-def test_blocks_mean_what_ggml_says(code: int) -> None:
-    """Drawn bytes, so that every bit of a block is met; scales that are not numbers are not."""
-    kind, theirs = BLOCK_TYPES[code], Kind(code)
-    assert gguf.GGML_QUANT_SIZES[theirs] == (kind.features, kind.num_bytes)
-    raw = np.random.default_rng(code).integers(0, 256, (64, 4 * kind.num_bytes), dtype=np.uint8)
-    with np.errstate(all="ignore"):
-        ours, expected = dequantize(raw, kind), gguf.dequantize(raw, theirs)
-    np.testing.assert_array_equal(ours, expected)
-    packed = as_quantized(raw, kind)
-    assert (packed is not None) == (kind.name in ("Q4_0", "Q8_0"))
-    if packed is not None:
-        np.testing.assert_array_equal(packed.dequantize(torch.float32).numpy(), expected)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +162,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return make
 
 
-KINDS = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
+KINDS = [Kind.Q8_0, Kind.Q4_0, Kind.TQ2_0, Kind.Q4_K, Kind.Q3_K, Kind.IQ4_NL]
 # What is turned into floats at load reaches the CPU library as Q4_K does.
-LONG = [pytest.param(kind, "cpu", marks=pytest.mark.long) for kind in KINDS[3:]]
-SHORT = [*((kind, "torch") for kind in KINDS), *((kind, "cpu") for kind in KINDS[:3])]
+LONG = [pytest.param(kind, "cpu", marks=pytest.mark.long) for kind in KINDS[4:]]
+SHORT = [*((kind, "torch") for kind in KINDS), *((kind, "cpu") for kind in KINDS[:4])]
 
 
 @pytest.mark.parametrize(("kind", "backend"), [*SHORT, *LONG])
@@ -191,7 +175,7 @@ def test_stored_kinds(stored: Stored, ranks: RankPool, kind: Kind, backend: str)
     config, spec = load_config(folder), StageSpec(str(folder))
     with open_folder(folder, config, spec, torch.float32) as (_, packed):
         stays = packed is not None and "model.layers.1.mlp.down_proj" in packed
-    assert stays == (kind in (Kind.Q8_0, Kind.Q4_0))
+    assert stays == (kind in (Kind.Q8_0, Kind.Q4_0, Kind.TQ2_0, Kind.IQ4_NL))
     for num_stages in (1, 2):
         chain = make_chain(folder, num_stages, backend=backend, dtype="float32")
         planner = MiniPlanner(chain, feeds=num_stages > 1)
@@ -278,10 +262,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         (
             lambda w: w.add_tensor(
                 "blk.0.odd.weight",
-                np.zeros((4, 84), np.uint8),
-                raw_dtype=Kind.Q2_K,
+                np.zeros((4, 36), np.uint8),
+                raw_dtype=Kind.NVFP4,
             ),
-            "blk.0.odd.weight is of type Q2_K, which cannot be read; supported: F32",
+            "blk.0.odd.weight is of type NVFP4, which cannot be read; supported: F32",
         ),
     )  # fmt: skip
     for tune, message in cases:
