@@ -109,7 +109,10 @@ def _rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     if kind == "yarn":
         original = metadata.get("rope.scaling.original_context_length")
         rope["original_max_position_embeddings"] = original or config["max_position_embeddings"]
-        rope["attention_factor"] = metadata.get("rope.scaling.attn_factor")
+        # Converters write a folder's factor under one name or the other; 1 says nothing.
+        named = [f"rope.scaling.{key}attn_factor" for key in ("yarn_", "")]
+        factors = [factor for key in named if (factor := metadata.get(key, 1.0)) != 1.0]
+        rope["attention_factor"] = factors[0] if factors else None
         rope["beta_fast"] = metadata.get("rope.scaling.yarn_beta_fast")
         rope["beta_slow"] = metadata.get("rope.scaling.yarn_beta_slow")
     return {key: value for key, value in rope.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -49,55 +50,87 @@ def places(config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -
     # As files have them, gate and up of an expert or of an MLP are apart.
     kinds = tuple(replace(k, names=replace(k.names, stacked=None)) for k in config.kinds)
     config = replace(config, names=replace(config.names, stacked=None), kinds=kinds)
+    ends, of_all = _ends(config.names), _Layer(config, family, stored)
+    front, back = config.names.layer.split("{}")
+    layers: dict[str, _Layer] = {}
+    found = {}
+    for name, shape in all_shapes(config).items():
+        stem, _, ending = name.rpartition(".")
+        if stem in ends:
+            undo = _subtract_one if family.adds_one(name) else None
+            found[name] = Place(shape, (f"{family.called(ends[stem])}.{ending}",), undo=undo)
+            continue
+        number, _, inside = name.removeprefix(front).partition(back)
+        if config.kinds and number not in layers:
+            layers[number] = _Layer(config.at(_number_of(config, int(number))), family, stored)
+        of_layer = layers.get(number, of_all)
+        found[name] = of_layer.place(f"blk.{number}.", inside, shape, family.adds_one(name))
+    return found
+
+
+def _ends(names: Names) -> dict[str, str]:
+    """Of tensors that are not of a layer."""
+    additions = names.additions
     return {
-        name: _place(name, shape, config, family, stored)
-        for name, shape in all_shapes(config).items()
-    }
-
-
-def _place(
-    name: str,
-    shape: tuple[int, ...],
-    config: DecoderConfig,
-    family: GgufFamily,
-    stored: Collection[str],
-) -> Place:
-    ends = {
-        config.names.embedding: "token_embd",
-        config.names.final_norm: "output_norm",
-        config.names.head: "output",
-    }
-    additions = config.names.additions
-    ends |= {
+        names.embedding: "token_embd",
+        names.final_norm: "output_norm",
+        names.head: "output",
         additions.inputs: "per_layer_token_embd",
         additions.inputs_projection: "per_layer_model_proj",
         additions.inputs_norm: "per_layer_proj_norm",
     }
-    layer_name, _, ending = name.rpartition(".")
-    norm = _subtract_one if family.adds_one(name) else None
-    if layer_name in ends:
-        called = family.called(ends[layer_name])
-        return Place(shape, (f"{called}.{ending}",), undo=norm)
-    front, back = config.names.layer.split("{}")
-    layer, _, inside = name.removeprefix(front).partition(back)
-    config = config.at(_number_of(config, int(layer)))
-    prefix, names = f"blk.{layer}.", config.names
-    wholes = _wholes(names)
-    if inside == f"{names.latent.up}.weight":
-        tensors = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
-        return Place(shape, tensors, heads=config.num_heads)
-    if inside in wholes:
-        undo = _log_of_negative if inside == names.mixer.decay_log else None
-        found = Place(shape, (prefix + wholes[inside],), undo=undo)
-    else:
-        stem = inside.rpartition(".")[0]
-        found = _of_expert(stem, ending, prefix, shape, config, stored) or Place(
-            shape,
-            tuple(prefix + family.whole(s, ending) for s in _stems(stem, names, family)),
-            undo=norm,
-        )  # fmt: skip
-    rows, columns = _orders(inside, config, family)
-    return found if rows is columns is None else replace(found, rows=rows, columns=columns)
+
+
+class _Layer:
+    """Places of the tensors of layers of one kind."""
+
+    def __init__(self, config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -> None:
+        self._config, self._family, self._stored = config, family, stored
+        names = config.names
+        self._wholes, self._stems = _wholes(names), _in_a_layer(names)
+        self._front, self._back = names.expert.split("{}")
+        pairs = {names.expert_gate: "gate", names.expert_up: "up", names.expert_down: "down"}
+        self._of_expert = pairs if config.num_experts else {}
+
+    def place(self, prefix: str, inside: str, shape: tuple[int, ...], adds_one: bool) -> Place:
+        """prefix: of the layer, in the file. inside: the folder's name, within the layer."""
+        config, names = self._config, self._config.names
+        stem, _, ending = inside.rpartition(".")
+        number, _, which = stem.removeprefix(self._front).partition(self._back)
+        if which in self._of_expert and stem.startswith(self._front) and number.isdigit():
+            return self._expert(prefix, int(number), self._of_expert[which], ending, shape)
+        if inside == f"{names.latent.up}.weight":
+            tensors = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
+            return Place(shape, tensors, heads=config.num_heads)
+        rows, columns = _orders(inside, config, self._family)
+        if inside in self._wholes:
+            undo = _log_of_negative if inside == names.mixer.decay_log else None
+            return Place(shape, (prefix + self._wholes[inside],), None, rows, columns, undo)
+        whole = tuple(prefix + self._family.whole(s, ending) for s in self._called(stem))
+        return Place(shape, whole, None, rows, columns, _subtract_one if adds_one else None)
+
+    def _expert(
+        self, prefix: str, expert: int, which: str, ending: str, shape: tuple[int, ...]
+    ) -> Place:
+        both = f"{prefix}ffn_gate_up_exps.{ending}"
+        if which != "down" and both in self._stored:
+            return Place(shape, (both,), expert, _half(shape[0], which == "up"))
+        return Place(shape, (f"{prefix}ffn_{which}_exps.{ending}",), expert)
+
+    def _called(self, stem: str) -> tuple[str, ...]:
+        names, family = self._config.names, self._family
+        if family.split_gate_up and stem == names.gate_up:
+            return "ffn_gate", "ffn_up"
+        if names.shared_gate_up and stem == f"{names.shared_expert}{names.shared_gate_up}":
+            return "ffn_gate_shexp", "ffn_up_shexp"
+        if family.regrouped and stem == names.mixer.inputs:
+            return "attn_qkv", "attn_gate"
+        return (family.called(self._stems[stem]),)
+
+
+@functools.cache
+def _half(rows: int, lower: bool) -> torch.Tensor:
+    return torch.arange(rows) + rows * lower
 
 
 def _number_of(config: DecoderConfig, stored: int) -> int:
@@ -105,27 +138,6 @@ def _number_of(config: DecoderConfig, stored: int) -> int:
     if not config.stored_at:
         return stored
     return next(layer for layer, places in enumerate(config.stored_at) if stored in places)
-
-
-def _of_expert(
-    stem: str,
-    ending: str,
-    prefix: str,
-    shape: tuple[int, ...],
-    config: DecoderConfig,
-    stored: Collection[str],
-) -> Place | None:
-    names = config.names
-    front, back = names.expert.split("{}")
-    number, _, which = stem.removeprefix(front).partition(back)
-    if not config.num_experts or not stem.startswith(front) or not number.isdigit():
-        return None
-    kinds = {names.expert_gate: "gate", names.expert_up: "up", names.expert_down: "down"}
-    expert, both = int(number), f"{prefix}ffn_gate_up_exps.{ending}"
-    if both in stored and kinds[which] != "down":
-        rows = torch.arange(shape[0]) + (shape[0] if kinds[which] == "up" else 0)
-        return Place(shape, (both,), expert, rows)
-    return Place(shape, (f"{prefix}ffn_{kinds[which]}_exps.{ending}",), expert)
 
 
 def _wholes(names: Names) -> dict[str, str]:
@@ -141,16 +153,6 @@ def _wholes(names: Names) -> dict[str, str]:
     }
     optional = {names.sinks: "attn_sinks.weight", names.correction_bias: "exp_probs_b.bias"}
     return wholes | {ours: theirs for ours, theirs in optional.items() if ours is not None}
-
-
-def _stems(stem: str, names: Names, family: GgufFamily) -> tuple[str, ...]:
-    if family.split_gate_up and stem == names.gate_up:
-        return "ffn_gate", "ffn_up"
-    if names.shared_gate_up and stem == f"{names.shared_expert}{names.shared_gate_up}":
-        return "ffn_gate_shexp", "ffn_up_shexp"
-    if family.regrouped and stem == names.mixer.inputs:
-        return "attn_qkv", "attn_gate"
-    return (family.called(_in_a_layer(names)[stem]),)
 
 
 def _in_a_layer(names: Names) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """GGUF files of the newer families, whose tensors llama.cpp's converter changes on the way.
 
 Names come from ggml's own package. Weights are rounded to the stored kind first, so that what the
-converter moves stands for the same numbers.
+converter moves stands for the same numbers; or they are drawn as the file has them and moved back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from tests import tiny_models
-from tests.actors.stage.weights.gguf_files import Kind, write_tokenizer
+from tests.actors.stage.weights.gguf_files import DRAWN, Kind, stored, write_tokenizer
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 _PLAIN = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm", "ssm_a", "ssm_d")
@@ -59,17 +59,27 @@ def convert(
     }
     if config.tie_word_embeddings:
         parameters.pop("lm_head.weight", None)
+    generator = np.random.default_rng(5)
     for name, parameter in parameters.items():
-        if _is_stored_as(kind, name, parameter):
+        is_drawn = kind in DRAWN and _is_stored_as(kind, name, parameter)
+        if _is_stored_as(kind, name, parameter) and not is_drawn:
             rounded = gguf.dequantize(gguf.quantize(parameter.data.numpy(), kind), kind)
             parameter.data.copy_(torch.from_numpy(rounded.reshape(parameter.shape)))
+        # What the converter moves: where each of its numbers is in the folder's tensor.
+        numbers = torch.arange(parameter.numel(), dtype=torch.float32).view(parameter.shape)
+        moved = change(name, numbers, config)
         for changed, tensor in change(name, parameter.data, config):
             called = changed
             if not changed.startswith("blk."):
                 called = names.get_name(changed, try_suffixes=(".weight", ".bias"))
                 assert called is not None, changed
             array = np.ascontiguousarray(tensor.numpy(), np.float32)
-            if _is_stored_as(kind, called, tensor) and not any(part in called for part in wide):
+            if is_drawn:
+                raw = stored(array, kind, generator)
+                writer.add_tensor(called, raw, raw_dtype=kind)
+                meant = torch.from_numpy(gguf.dequantize(raw, kind)).flatten()
+                parameter.data.view(-1)[next(moved)[1].flatten().long()] = meant
+            elif _is_stored_as(kind, called, tensor) and not any(part in called for part in wide):
                 writer.add_tensor(called, gguf.quantize(array, kind), raw_dtype=kind)
             else:
                 writer.add_tensor(called, array)

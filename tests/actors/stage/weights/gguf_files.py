@@ -125,26 +125,26 @@ def _turned_back(array: np.ndarray, heads: int) -> np.ndarray:  # type: ignore[t
 
 # Where a block has its float16 numbers, and those that keep the weights' deviation near that of the
 # tiny models, of kinds that the package cannot write.
-_DRAWN: dict[str, dict[int, float]] = {
-    "Q2_K": {80: 3e-3, 82: 4.5e-3},
-    "Q3_K": {108: 1.2e-3},
-    "Q4_K": {0: 4e-4, 2: 3e-3},
-    "Q5_K": {0: 2e-4, 2: 1.5e-3},
-    "Q6_K": {208: 5e-5},
-    "IQ4_NL": {0: 7e-4},
-    "IQ4_XS": {0: 4e-5},
-    "TQ2_0": {64: 0.04},
+DRAWN: dict[Kind, dict[int, float]] = {
+    Kind.Q2_K: {80: 3e-3, 82: 4.5e-3},
+    Kind.Q3_K: {108: 1.2e-3},
+    Kind.Q4_K: {0: 4e-4, 2: 3e-3},
+    Kind.Q5_K: {0: 2e-4, 2: 1.5e-3},
+    Kind.Q6_K: {208: 5e-5},
+    Kind.IQ4_NL: {0: 7e-4},
+    Kind.IQ4_XS: {0: 4e-5},
+    Kind.TQ2_0: {64: 0.04},
 }
 
 
 def stored(array: np.ndarray, kind: Kind, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
     """Bytes of a kind: drawn for kinds that the package cannot write."""
-    if kind.name not in _DRAWN:
+    if kind not in DRAWN:
         return gguf.quantize(np.ascontiguousarray(array, np.float32), kind)
     *rows, features = array.shape
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = generator.integers(0, 256, (*rows, features // per_block, size), dtype=np.uint8)
-    for at, number in _DRAWN[kind.name].items():
+    for at, number in DRAWN[kind].items():
         raw[..., at : at + 2] = np.array([number], np.float16).view(np.uint8)
     return raw.reshape(*rows, -1)
 

@@ -56,6 +56,25 @@ def test_families(tmp_path: Path, variant: str) -> None:
     assert planner.run(make_prompts(LENGTHS), GREEDY) == right
 
 
+@pytest.mark.parametrize(
+    ("key", "factor"), [("yarn_attn_factor", 1.3), ("attn_factors", 0.7), ("yarn_attn_factor", 1.0)]
+)
+def test_yarn_may_scale_attention_by_a_factor_of_its_own(
+    tmp_path: Path, key: str, factor: float
+) -> None:
+    """1 is what llama.cpp takes where nothing is said: the scaling's own."""
+    rope = {**tiny_models.VARIANTS["llama-yarn"][1]["rope_parameters"]}
+    if factor != 1:
+        rope["attention_factor"] = factor
+    path = tmp_path / "tiny.gguf"
+    model = write(
+        path, "llama-yarn", rope_parameters=rope,
+        tune=lambda writer: getattr(writer, f"add_rope_scaling_{key}")(factor),
+    )  # fmt: skip
+    chain = make_chain(model_folder(path, tmp_path / "cache"))
+    assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
 @pytest.mark.parametrize("variant", ["gemma2", "gemma3"])
 def test_gemma_s_scale_is_the_file_s_or_that_of_a_published_size(
     variant: str, tmp_path: Path
