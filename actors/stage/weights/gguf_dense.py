@@ -136,7 +136,7 @@ def _ernie4_5(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {"use_bias": config.pop("attention_bias")}
 
 
-def _hunyuan(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+def hunyuan(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     """The file has the base that alpha has stretched, and says that nothing else is scaled."""
     metadata.get("rope.scaling.original_context_length")
     return {}
@@ -146,7 +146,7 @@ def _arcee(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {"mlp_bias": metadata.has("blk.0.ffn_up.bias")}
 
 
-def _exaone4(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+def exaone4(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     found = window(metadata)
     pattern = metadata.get("attention.sliding_window_pattern")
     layers = config["num_hidden_layers"]
@@ -187,9 +187,9 @@ FAMILIES: dict[str, GgufFamily] = {
     "qwen2vl": GgufFamily("Qwen2ForCausalLM", "qwen2", of_images),
     "qwen3vl": GgufFamily("Qwen3ForCausalLM", "qwen3", of_images),
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", "ernie4_5", _ernie4_5),
-    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _hunyuan),
+    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan),
     "arcee": GgufFamily("ArceeForCausalLM", "arcee", _arcee, permuted=True),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", _exaone4),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", exaone4),
     "seed_oss": GgufFamily("SeedOssForCausalLM", "seed_oss", _seed_oss, renamed=MLP_NORM),
     "glm4": GgufFamily("Glm4ForCausalLM", "glm4"),
     "command-r": GgufFamily("CohereForCausalLM", "cohere", _cohere),

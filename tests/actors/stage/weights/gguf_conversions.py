@@ -148,25 +148,11 @@ def experts_apart(name: str, tensor: torch.Tensor) -> Tensors:
 
 def as_they_are(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     """Correction biases have an ending in the file."""
+    name = name.replace("mlp.gate.moe_statics", "mlp.moe_statics")  # as stored
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("expert_bias"):
         name += ".bias"
     yield from experts_apart(name, tensor)
-
-
-def gpt_oss(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    """Experts are stored as (in, out), the columns of gate and up alternating."""
-    layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
-    if "experts." not in name:
-        yield f"{name}.weight" if name.endswith("sinks") else name, tensor
-        return
-    ending = "bias" if name.endswith("_bias") else "weight"
-    tensor = tensor if ending == "bias" else tensor.transpose(1, 2)
-    if "down_proj" in name:
-        yield f"{layer}.ffn_down_exps.{ending}", tensor
-    else:
-        yield f"{layer}.ffn_gate_exps.{ending}", tensor[:, ::2]
-        yield f"{layer}.ffn_up_exps.{ending}", tensor[:, 1::2]
 
 
 def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
@@ -258,43 +244,3 @@ def latent(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     keys, values = heads.split(sizes, dim=1)
     yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
     yield name.replace("kv_b_proj", "v_b_proj"), values
-
-
-def mixture_keys(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Of a model without layers with states."""
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
-    writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
-    kind = config.model_type
-    if kind == "gpt_oss":
-        writer.add_sliding_window(config.sliding_window)
-    if kind != "granitemoeshared":
-        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-        writer.add_expert_feed_forward_length(width)
-    else:
-        granite_multipliers(writer, config)
-    if kind == "qwen3_moe":  # as of a model of images
-        writer.add_rope_dimension_sections([2, 3, 3, 0])
-        writer.add_num_deepstack_layers(3)
-    if kind == "qwen2_moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if kind == "minimax_m2":
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if kind == "glm4_moe":
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
-        writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_nextn_predict_layers(0)
-
-
-def granite_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
-    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)

@@ -11,9 +11,9 @@ from tests.actors.stage.weights.gguf_conversions import (
     Tensors,
     as_they_are,
     experts_apart,
-    granite_multipliers,
     permuted,
 )
+from tests.actors.stage.weights.gguf_mixtures import granite_multipliers
 
 
 def delta_rule(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
