@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from actors.stage.models import (
@@ -103,6 +104,9 @@ def load_config(
         keys = Keys(raw, family.defaults, family.renamed)
         config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
         _check(config, keys, family)
+        if (config.quantization_config or {}).get("quant_method") == "gguf":
+            # Files have every layer as (out, in) features.
+            config = replace(config, names=replace(config.names, transposed=False))
         if refuse_unknown:
             _refuse(_unknown(config, keys, family), ignored_keys, name)
     except KeyError as missing:

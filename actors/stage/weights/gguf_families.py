@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from actors.stage.models.config import ModelError
-from actors.stage.weights import gguf_dense, gguf_gemma4, gguf_hybrids, gguf_latent, gguf_mixtures
+from actors.stage.weights import (
+    gguf_dense,
+    gguf_gemma4,
+    gguf_hybrids,
+    gguf_latent,
+    gguf_layer_norms,
+    gguf_mixtures,
+)
 from actors.stage.weights.gguf_family import GgufFamily
 from actors.stage.weights.gguf_file import GgufFile
 
 GGUF_FAMILIES: dict[str, GgufFamily] = {
     **gguf_dense.FAMILIES,
+    **gguf_layer_norms.FAMILIES,
     **gguf_gemma4.FAMILIES,
     **gguf_mixtures.FAMILIES,
     **gguf_latent.FAMILIES,

@@ -71,14 +71,17 @@ def places(config: DecoderConfig, family: GgufFamily, stored: Collection[str]) -
 def _ends(names: Names) -> dict[str, str]:
     """Of tensors that are not of a layer."""
     additions = names.additions
-    return {
+    ends = {
         names.embedding: "token_embd",
+        names.embedding_norm: "token_embd_norm",
+        names.positions: "position_embd",
         names.final_norm: "output_norm",
         names.head: "output",
         additions.inputs: "per_layer_token_embd",
         additions.inputs_projection: "per_layer_model_proj",
         additions.inputs_norm: "per_layer_proj_norm",
     }
+    return {ours: theirs for ours, theirs in ends.items() if ours is not None}
 
 
 class _Layer:
@@ -198,6 +201,8 @@ def _in_a_layer(names: Names) -> dict[str, str]:
             f"{shared}{names.shared_down or names.expert_down}": "ffn_down_shexp",
             names.shared_gate: "ffn_gate_inp_shexp",
         }
+    if names.input_norm == "ln_attn":  # Falcon's, beside one of the MLP
+        pairs |= {names.input_norm: "attn_norm_2", names.mlp_norm: "attn_norm"}
     if names.qkv is None:
         pairs |= {names.q: "attn_q", names.v: "attn_v", names.k: "attn_k"}  # v may be k
     return {ours: theirs for ours, theirs in pairs.items() if ours is not None}
@@ -212,6 +217,8 @@ def _orders(
         heads, size = config.num_heads if stem == names.q else config.num_kv_heads, config.head_dim
         halves = torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2)
         return halves.flatten(), None
+    if names.grouped and stem == names.qkv:
+        return _by_group(config), None
     mixer = config.mixer
     if not isinstance(mixer, LinearAttention):
         return None, None
@@ -226,6 +233,14 @@ def _orders(
     if inside in (names.mixer.decay_log, names.mixer.step_bias):
         return one, None
     return rows.get(stem), None
+
+
+def _by_group(config: DecoderConfig) -> torch.Tensor:
+    """Files have all queries, keys and values below another, folders those of each key head."""
+    keys = config.num_kv_heads * config.head_dim
+    sizes = [config.num_heads * config.head_dim, keys, keys]
+    parts = torch.split(torch.arange(sum(sizes)), sizes)
+    return torch.cat([part.view(config.num_kv_heads, -1) for part in parts], dim=1).flatten()
 
 
 def _tiled(mixer: LinearAttention, width: int) -> torch.Tensor:

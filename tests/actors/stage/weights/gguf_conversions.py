@@ -105,7 +105,8 @@ def _write_shared(writer: gguf.GGUFWriter, config: Any) -> None:
         return next((value for value in values if value is not None), None)
 
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    if (length := given("max_position_embeddings")) is not None:
+        writer.add_context_length(length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
     has_mlp = config.model_type not in ("qwen3_5_moe_text", "nemotron_h")

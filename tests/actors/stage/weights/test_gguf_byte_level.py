@@ -168,6 +168,10 @@ def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
         ("exaone4", ["ab", "Ġ12", "Ġ", "Ġ!?", "Ċ"]),
         ("command-r", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
         ("glm4", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("falcon", ["ab", "Ġ12", "ĠĠ", "!?", "Ċ"]),
+        ("bloom", ["ab", "Ġ12", "ĠĠ!?Ċ"]),
+        ("stablelm2", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
+        ("exaone-moe", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
         ("qwen35", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
     ],
 )
@@ -185,6 +189,14 @@ def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
     write_file(path, "default")
     split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("it's x=12345")
     assert [part for part, _ in split] == ["it", "'", "s", "Ġx", "=", "123", "45"]
+
+
+def test_exaone_moe_takes_words_in_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "exaone-moe")
+    text = "가나 다 a1 b"
+    split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in split] == ["가나 다 a", "1", " b"]
 
 
 def test_deepseek_llm_splits_by_script(tmp_path: Path) -> None:
