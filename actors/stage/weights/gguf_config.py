@@ -41,7 +41,7 @@ def config_of(file: GgufFile) -> JsonObject:
         "head_dim": metadata.get("attention.key_length") or hidden // heads,
         "max_position_embeddings": metadata.number("context_length"),
         "rms_norm_eps": _epsilon(metadata),
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "attention_bias": any(metadata.has(f"blk.0.attn_{q}.bias") for q in ("q", "qkv")),
         "tie_word_embeddings": not metadata.has("output.weight"),
         "dtype": _dtype(file),
         "quantization_config": {"quant_method": "gguf", "types": _types(file)},

@@ -146,7 +146,8 @@ def _arcee(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {"mlp_bias": metadata.has("blk.0.ffn_up.bias")}
 
 
-def exaone4(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+def windows_of_layers(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """By a pattern that a file has by layer, by its length, or not: then three of four."""
     found = window(metadata)
     pattern = metadata.get("attention.sliding_window_pattern")
     layers = config["num_hidden_layers"]
@@ -154,6 +155,22 @@ def exaone4(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
         pattern = [bool((i + 1) % (pattern or 4)) for i in range(layers)]
     kinds = ["sliding_attention" if each else "full_attention" for each in pattern[:layers]]
     return found | ({"layer_types": kinds} if found["sliding_window"] else {})
+
+
+def _olmo2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """OLMo-2, or OLMo-3 where there are windows, whose rotation is not scaled."""
+    found = windows_of_layers(metadata, config)
+    if not found["sliding_window"]:
+        return {}
+    rope = config["rope_parameters"]
+    theta = metadata.get("rope.freq_base_swa", rope["rope_theta"])
+    local = {"rope_type": "default", "rope_theta": theta}
+    return {
+        **found,
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    }
 
 
 def _seed_oss(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
@@ -180,7 +197,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "gemma2": GgufFamily("Gemma2ForCausalLM", "gemma2", _gemma2, norms_plus_one=True),
     "gemma3": GgufFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, norms_plus_one=True),
     "phi3": GgufFamily("Phi3ForCausalLM", "phi3", _phi3),
-    "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2"),
+    "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2", _olmo2),
     "granite": GgufFamily("GraniteForCausalLM", "granite", _granite, permuted=True),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", permuted=True),
     "mistral3": GgufFamily("Ministral3ForCausalLM", "ministral3", _mistral3, permuted=True),
@@ -189,9 +206,11 @@ FAMILIES: dict[str, GgufFamily] = {
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", "ernie4_5", _ernie4_5),
     "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan),
     "arcee": GgufFamily("ArceeForCausalLM", "arcee", _arcee, permuted=True),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", exaone4),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", windows_of_layers),
     "seed_oss": GgufFamily("SeedOssForCausalLM", "seed_oss", _seed_oss, renamed=MLP_NORM),
     "glm4": GgufFamily("Glm4ForCausalLM", "glm4"),
+    "chatglm": GgufFamily("GlmForCausalLM", "glm"),
+    "internlm2": GgufFamily("LlamaForCausalLM", "llama", permuted=True),
     "command-r": GgufFamily("CohereForCausalLM", "cohere", _cohere),
     "cohere2": GgufFamily("Cohere2ForCausalLM", "cohere2", _cohere2),
 }

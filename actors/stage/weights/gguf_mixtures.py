@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
-from actors.stage.weights.gguf_dense import exaone4, granite_keys, hunyuan
+from actors.stage.weights.gguf_dense import granite_keys, hunyuan, windows_of_layers
 from actors.stage.weights.gguf_family import MLP_NORM, GgufFamily, of_images, only, window
 from actors.stage.weights.gguf_metadata import GgufMetadata
 
@@ -141,7 +141,7 @@ def _hunyuan_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 def _exaone_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     metadata.get("expert_shared_feed_forward_length")  # of all shared experts, beside their number
-    found = of_deepseek_v3(metadata, config) | exaone4(metadata, config)
+    found = of_deepseek_v3(metadata, config) | windows_of_layers(metadata, config)
     return {
         **found,
         "num_experts": found.pop("n_routed_experts"),

@@ -22,7 +22,8 @@ class Place:
     """shape: of the folder's tensor. tensors: of the file, whose rows count one below another.
     expert: which of a tensor of all. rows, columns: for each of the folder's, where it is among
     these; None: in order. undo: of the values, in float32. heads: of latent attention, whose keys,
-    turned over, and values are tensors of their own.
+    turned over, and values are tensors of their own. height: rows of the file's tensor, where it
+    holds others too; 0: as many as the folder's.
     """
 
     shape: tuple[int, ...]
@@ -32,9 +33,11 @@ class Place:
     columns: torch.Tensor | None = None
     undo: Undo | None = None
     heads: int = 0
+    height: int = 0
 
     def wanted(self, num_experts: int) -> tuple[int, ...]:
-        return self.shape if self.expert is None else (num_experts, *self.shape)
+        shape = (self.height or self.shape[0], *self.shape[1:])
+        return shape if self.expert is None else (num_experts, *shape)
 
     def order_of_blocks(self, features: int) -> torch.Tensor | None:
         """Of so many columns each; None where whole ones are not moved."""
@@ -106,6 +109,11 @@ class _Layer:
             tensors = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
             return Place(shape, tensors, heads=config.num_heads)
         rows, columns = _orders(inside, config, self._family)
+        fused = f"{prefix}attn_qkv.{ending}"
+        if names.qkv is None and stem in (names.q, names.k, names.v) and fused in self._stored:
+            begin, height = _within_qkv(stem, config)
+            rows = begin + (torch.arange(shape[0]) if rows is None else rows)
+            return Place(shape, (fused,), None, rows, height=height)
         if inside in self._wholes:
             undo = _log_of_negative if inside == names.mixer.decay_log else None
             return Place(shape, (prefix + self._wholes[inside],), None, rows, columns, undo)
@@ -117,7 +125,8 @@ class _Layer:
     ) -> Place:
         both = f"{prefix}ffn_gate_up_exps.{ending}"
         if which != "down" and both in self._stored:
-            return Place(shape, (both,), expert, _half(shape[0], which == "up"))
+            rows = _half(shape[0], which == "up")
+            return Place(shape, (both,), expert, rows, height=2 * shape[0])
         return Place(shape, (f"{prefix}ffn_{which}_exps.{ending}",), expert)
 
     def _called(self, stem: str) -> tuple[str, ...]:
@@ -235,6 +244,14 @@ def _orders(
     return rows.get(stem), None
 
 
+def _within_qkv(stem: str, config: DecoderConfig) -> tuple[int, int]:
+    """Where a projection begins among all queries, keys and values, and the number of these."""
+    names, keys = config.names, config.num_kv_heads * config.head_dim
+    queries = config.num_heads * config.head_dim
+    begins = {names.q: 0, names.k: queries, names.v: queries + keys}
+    return begins[stem], queries + 2 * keys
+
+
 def _by_group(config: DecoderConfig) -> torch.Tensor:
     """Files have all queries, keys and values below another, folders those of each key head."""
     keys = config.num_kv_heads * config.head_dim
@@ -269,13 +286,11 @@ def unused(config: DecoderConfig) -> set[str]:
 def fits(found: tuple[int, ...], place: Place, num_experts: int, height: int) -> bool:
     """Whether a tensor of the file, of this shape, may be what a place says. height: rows of all
     its tensors together."""
-    wanted = place.shape
+    wanted = place.wanted(num_experts)
     if place.heads:
         return len(found) == 3 and found[0] == place.heads and wanted[1] in found[1:]
     if place.expert is not None:
-        # One with rows of its own is half of a fused tensor.
-        rows = 2 * wanted[0] if place.rows is not None and len(wanted) > 1 else wanted[0]
-        return found == (num_experts, rows, *wanted[1:])
+        return found == wanted
     if len(wanted) == 1:
         return math.prod(found) == wanted[0]
     return height == wanted[0] and found[-1] == wanted[-1]

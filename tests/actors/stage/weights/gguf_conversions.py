@@ -165,6 +165,28 @@ def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
 
 
+def with_pairs(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+    yield name, permuted(name, tensor, config)
+
+
+def qkv_fused() -> Callable[[str, torch.Tensor, Any], Tensors]:
+    """All queries, keys and values in one tensor, as converters of some folders write them."""
+    parts: list[torch.Tensor] = []
+
+    def change(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+        if ".self_attn." not in name or ".o_proj." in name or ".dense." in name:
+            yield name, tensor
+            return
+        of_kind = [part for part in parts if part.dim() == tensor.dim()]
+        parts.append(tensor)
+        if len(of_kind) == 2:
+            layer, ending = name.split(".")[2], name.rpartition(".")[2]
+            yield f"blk.{layer}.attn_qkv.{ending}", torch.cat([*of_kind, tensor])
+            parts[:] = [part for part in parts if part.dim() != tensor.dim()]
+
+    return change
+
+
 def gemma4_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     layers, full = config.num_hidden_layers, config.global_head_dim
     slides = [kind == "sliding_attention" for kind in config.layer_types]

@@ -12,7 +12,7 @@ import pytest
 from actors.stage.gguf_folder import model_folder
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
-from tests.actors.stage.weights.gguf_conversions import as_they_are, convert
+from tests.actors.stage.weights.gguf_conversions import as_they_are, convert, qkv_fused, with_pairs
 from tests.actors.stage.weights.gguf_hybrids import granite_keys, permuted_mamba2
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
@@ -25,10 +25,18 @@ def dense_keys(writer: gguf.GGUFWriter, config: Any) -> None:
         return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
+    if config.model_type == "olmo3":
+        local, rope = rope["sliding_attention"], rope["full_attention"]
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
     writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
     if (window := getattr(config, "sliding_window", None)) is not None:
         writer.add_sliding_window(window)
-    if config.model_type == "exaone4" and window is not None:
+    if config.model_type in ("exaone4", "olmo3") and window is not None:
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(pattern)
     if (scale := getattr(config, "logit_scale", None)) is not None:
@@ -42,6 +50,10 @@ COHERE2 = {"layer_types": [*["sliding_attention"] * 3, "full_attention"], "num_h
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "exaone4": ("exaone4", as_they_are, {}),
     "exaone4, without windows": ("exaone4-unlimited", as_they_are, {}),
+    "olmo2": ("olmo3", as_they_are, {}),
+    "chatglm": ("glm", as_they_are, {}),
+    "chatglm, fused": ("glm", qkv_fused(), {}),
+    "internlm2": ("llama", with_pairs, {}),
     "seed_oss": ("seed-oss", as_they_are, {}),
     "glm4": ("glm4", as_they_are, {}),
     "command-r": ("cohere", as_they_are, {}),

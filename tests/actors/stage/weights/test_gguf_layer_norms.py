@@ -13,7 +13,13 @@ import torch
 from actors.stage.gguf_folder import model_folder
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
-from tests.actors.stage.weights.gguf_conversions import Tensors, as_they_are, convert, permuted
+from tests.actors.stage.weights.gguf_conversions import (
+    Tensors,
+    as_they_are,
+    convert,
+    qkv_fused,
+    with_pairs,
+)
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 
@@ -62,15 +68,12 @@ def plus_one(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield name, tensor + 1 if name.endswith("norm.weight") else tensor
 
 
-def with_pairs(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    yield name, permuted(name, tensor, config)
-
-
 # What the format cannot say, as llama.cpp takes it to be.
 NEOX = {"hidden_act": "gelu", "rotary_emb_base": 10_000}
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "starcoder2": ("starcoder2", as_they_are, {"sliding_window": None}),
     "phi2": ("phi", as_they_are, {}),
+    "phi2, fused": ("phi", qkv_fused(), {}),
     "stablelm": ("stablelm", as_they_are, {}),
     "stablelm, parallel": ("stablelm-parallel", as_they_are, {}),
     "nemotron": ("nemotron-biased", plus_one, {}),
