@@ -50,19 +50,24 @@ def _granite(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return found | ({"intermediate_size": shared} if shared else {})
 
 
+def long_rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """The rotation of a file that has factors of frequencies, for short texts and for long ones."""
+    original = metadata.get("rope.scaling.original_context_length")
+    return {
+        "rope_type": "longrope",
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "short_factor": metadata.factors("rope_factors_short.weight"),
+        "long_factor": metadata.factors("rope_factors_long.weight"),
+        "original_max_position_embeddings": original or config["max_position_embeddings"],
+        "attention_factor": metadata.get("rope.scaling.attn_factor"),
+    }
+
+
 def _phi3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     extra: JsonObject = window(metadata)
-    original = metadata.get("rope.scaling.original_context_length")  # of every file, scaled or not
+    metadata.get("rope.scaling.original_context_length")  # of every file, scaled or not
     if metadata.has("rope_factors_long.weight"):
-        extra["rope_parameters"] = {
-            "rope_type": "longrope",
-            "rope_theta": config["rope_parameters"]["rope_theta"],
-            "short_factor": metadata.factors("rope_factors_short.weight"),
-            "long_factor": metadata.factors("rope_factors_long.weight"),
-            "original_max_position_embeddings": original or config["max_position_embeddings"],
-            "attention_factor": metadata.get("rope.scaling.attn_factor"),
-        }
-        extra["rope_parameters"] |= partial_rotation(metadata, config)
+        extra["rope_parameters"] = long_rope(metadata, config) | partial_rotation(metadata, config)
     rope: JsonObject = extra.get("rope_parameters") or config["rope_parameters"]
     length = "original_max_position_embeddings"
     if length in rope:  # or the family's default would hold

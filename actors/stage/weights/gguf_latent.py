@@ -1,9 +1,14 @@
-"""GGUF files of models with latent attention and mixtures of experts: DeepSeek-V2, V3 and kin."""
+"""GGUF files of models with latent attention: DeepSeek-V2, V3 and kin, and MiniCPM3.
+
+Of keys and values from the latents, files have a tensor each or, before May 2025 and of MiniCPM3,
+one as folders do; then lengths of keys and values are those of a head, else of the latents.
+"""
 
 from __future__ import annotations
 
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
+from actors.stage.weights.gguf_dense import long_rope
 from actors.stage.weights.gguf_family import GgufFamily
 from actors.stage.weights.gguf_metadata import GgufMetadata
 from actors.stage.weights.gguf_mixtures import of_deepseek_v3
@@ -15,11 +20,6 @@ _PER_MSCALE = 0.1  # the file has so much of `mscale_all_dim`
 def _deepseek2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     """DeepSeek-V2, or V3 where a correction bias helps to choose experts, as in Kimi K2 and
     GLM-4.7-Flash."""
-    if metadata.get("attention.key_length_mla") is None:
-        raise ModelError(
-            f"{metadata.file.path} is from before May 2025, when keys and values of latent "
-            "attention became tensors of their own (deepseek2.attention.key_length_mla is missing)"
-        )
     corrects = any(".exp_probs_b." in tensor for tensor in metadata.file.tensors)
     scores = metadata.get("expert_gating_func")
     if scores not in (None, _SIGMOID if corrects else _SOFTMAX):
@@ -31,8 +31,7 @@ def _deepseek2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     if (log_factor := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:
         mscale = round(log_factor / _PER_MSCALE, 6)
         rope |= {"mscale": mscale, "mscale_all_dim": mscale}
-    rotated = metadata.number("rope.dimension_count")
-    del config["head_dim"]
+    sizes = _sizes(metadata, config)
     found = of_deepseek_v3(metadata, config, scores)
     del found["num_experts"]
     if not corrects:
@@ -45,16 +44,42 @@ def _deepseek2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {
         **found,
         "attention_bias": metadata.has("blk.0.attn_kv_a_mqa.bias"),
-        "kv_lora_rank": metadata.number("attention.kv_lora_rank"),
-        "num_key_value_heads": config["num_attention_heads"],
-        "q_lora_rank": metadata.get("attention.q_lora_rank"),
-        "qk_nope_head_dim": metadata.number("attention.key_length_mla") - rotated,
-        "qk_rope_head_dim": rotated,
+        **sizes,
         "rope_parameters": rope,
-        "v_head_dim": metadata.number("attention.value_length_mla"),
+    }
+
+
+def _sizes(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    del config["head_dim"]
+    rotated = metadata.number("rope.dimension_count")
+    whole = metadata.get("attention.key_length_mla") or metadata.number("attention.key_length")
+    values = metadata.get("attention.value_length_mla") or metadata.get("attention.value_length")
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return {
+        "kv_lora_rank": metadata.number("attention.kv_lora_rank"),
+        "num_key_value_heads": heads,
+        "q_lora_rank": metadata.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": whole - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": values or hidden // heads,
+    }
+
+
+def _minicpm3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """llama.cpp takes its multipliers for granted."""
+    rope = {k: v for k, v in config["rope_parameters"].items() if k != "partial_rotary_factor"}
+    if metadata.has("rope_factors_long.weight"):
+        rope = long_rope(metadata, config)
+    return {
+        **_sizes(metadata, config),
+        "dim_model_base": 256,
+        "rope_parameters": rope,
+        "scale_depth": 1.4,
+        "scale_emb": 12,
     }
 
 
 FAMILIES: dict[str, GgufFamily] = {
     "deepseek2": GgufFamily("DeepseekV3ForCausalLM", "deepseek_v3", _deepseek2, latent=True),
+    "minicpm3": GgufFamily("MiniCPM3ForCausalLM", "minicpm3", _minicpm3, latent=True),
 }

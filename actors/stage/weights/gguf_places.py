@@ -105,9 +105,9 @@ class _Layer:
         number, _, which = stem.removeprefix(self._front).partition(self._back)
         if which in self._of_expert and stem.startswith(self._front) and number.isdigit():
             return self._expert(prefix, int(number), self._of_expert[which], ending, shape)
-        if inside == f"{names.latent.up}.weight":
-            tensors = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
-            return Place(shape, tensors, heads=config.num_heads)
+        apart = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
+        if inside == f"{names.latent.up}.weight" and apart[0] in self._stored:
+            return Place(shape, apart, heads=config.num_heads)
         rows, columns = _orders(inside, config, self._family)
         fused = f"{prefix}attn_qkv.{ending}"
         if names.qkv is None and stem in (names.q, names.k, names.v) and fused in self._stored:
@@ -176,6 +176,7 @@ def _in_a_layer(names: Names) -> dict[str, str]:
         names.latent.query_up: "attn_q_b",
         names.latent.down: "attn_kv_a_mqa",
         names.latent.norm: "attn_kv_a_norm",
+        names.latent.up: "attn_kv_b",
         more.input_gate: "inp_gate",
         more.input_projection: "proj",
         more.input_norm: "post_norm",

@@ -258,6 +258,16 @@ def latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
+def older_latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Of files with keys and values from the latents in one tensor."""
+    latent_keys(writer, config)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length(config.v_head_dim)
+    for key in ("key_length_mla", "value_length_mla"):
+        del writer.kv_data[0][f"{writer.arch}.attention.{key}"]
+
+
 def latent(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     if not name.endswith("kv_b_proj.weight"):
         yield from as_they_are(name, tensor, config)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from actors.stage.gguf_folder import model_folder
@@ -13,9 +14,16 @@ from actors.stage.models.config import ModelError
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
-from tests.actors.stage.weights.gguf_conversions import convert, latent, latent_keys
-from tests.actors.stage.weights.gguf_files import write
+from tests.actors.stage.weights.gguf_conversions import (
+    as_they_are,
+    convert,
+    latent,
+    latent_keys,
+    older_latent_keys,
+)
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 @pytest.mark.parametrize("variant", ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"])
@@ -31,7 +39,44 @@ def test_families(tmp_path: Path, variant: str) -> None:
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
-def test_older_files_and_other_scores_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["deepseek-v2", "deepseek-v3"])
+def test_older_files_have_keys_and_values_in_one_tensor(tmp_path: Path, variant: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    more: dict[str, Any] = {"first_k_dense_replace": 1, "rope_parameters": PLAIN}
+    model = convert(path, "deepseek2", variant, older_latent_keys, as_they_are, **more)
+    planner = MiniPlanner(make_chain(model_folder(path, tmp_path / "cache"), 2), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def minicpm3_keys(writer: gguf.GGUFWriter, config: Any) -> None:
+    plain, rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(plain + rotated)
+    writer.kv_data[0].pop("minicpm3.attention.value_length", None)  # files have none
+    writer.add_rope_dimension_count(rotated)
+    if config.rope_parameters["rope_type"] == "longrope":
+        for which in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{which}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_minicpm3(tmp_path: Path, scaled: bool) -> None:
+    path = tmp_path / "tiny.gguf"
+    more: dict[str, Any] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+    if scaled:
+        factors = {f"{which}_factor": [1.0, 1.5, 2.0, 3.0] for which in ("short", "long")}
+        length = {"original_max_position_embeddings": 256}
+        more["rope_parameters"] = {**PLAIN, "rope_type": "longrope", **factors, **length}
+    model = convert(path, "minicpm3", "minicpm3", minicpm3_keys, as_they_are, **more)
+    planner = MiniPlanner(make_chain(model_folder(path, tmp_path / "cache"), 2), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_other_scores_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
 
     def by_softmax(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -40,7 +85,4 @@ def test_older_files_and_other_scores_are_refused(tmp_path: Path) -> None:
 
     convert(path, "deepseek2", "deepseek-v3", by_softmax, latent, first_k_dense_replace=1)
     with pytest.raises(ModelError, match=r"expert_gating_func 1 is not supported with a correct"):
-        model_folder(path, tmp_path / "cache")
-    write(path, "llama", architecture="deepseek2")
-    with pytest.raises(ModelError, match=r"tiny\.gguf is from before .*key_length_mla is missing"):
         model_folder(path, tmp_path / "cache")
