@@ -21,6 +21,7 @@ from tests.actors.stage.weights.gguf_conversions import (
     latent_keys,
     older_latent_keys,
 )
+from tests.actors.stage.weights.gguf_files import Kind
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -39,12 +40,19 @@ def test_families(tmp_path: Path, variant: str) -> None:
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
-@pytest.mark.parametrize("variant", ["deepseek-v2", "deepseek-v3"])
-def test_older_files_have_keys_and_values_in_one_tensor(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "kind"), [("deepseek-v2", Kind.F32), ("deepseek-v3", Kind.Q8_0)]
+)
+def test_older_files_have_keys_and_values_in_one_tensor(
+    tmp_path: Path, variant: str, kind: Kind
+) -> None:
     path = tmp_path / "tiny.gguf"
     more: dict[str, Any] = {"first_k_dense_replace": 1, "rope_parameters": PLAIN}
-    model = convert(path, "deepseek2", variant, older_latent_keys, as_they_are, **more)
-    planner = MiniPlanner(make_chain(model_folder(path, tmp_path / "cache"), 2), feeds=True)
+    if kind == Kind.Q8_0:  # of whole blocks
+        more |= {"q_lora_rank": 64, "v_head_dim": 16}
+    model = convert(path, "deepseek2", variant, older_latent_keys, as_they_are, kind, **more)
+    folder = model_folder(path, tmp_path / "cache")
+    planner = MiniPlanner(make_chain(folder, 2, dtype="float32"), feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
 
 
