@@ -47,6 +47,13 @@ def test_parts_give_the_tokens_of_their_model(tmp_path: Path) -> None:
     refused(links, f"{THIRD} is not a GGUF file or is truncated")
 
 
+def test_the_first_part_may_hold_no_tensors(tmp_path: Path) -> None:
+    model = write(tmp_path / "big.gguf", "qwen2", max_tensors=20, empty_first=True)
+    assert len(list(tmp_path.glob("big-*-of-00003.gguf"))) == 3
+    chain = make_chain(model_folder(tmp_path, tmp_path / "cache"))
+    assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
 def test_parts_that_are_missing_or_not_of_the_file_are_named(tmp_path: Path) -> None:
     write(tmp_path / "big.gguf", "qwen2", max_tensors=16)
     whole = {name: (tmp_path / name).read_bytes() for name in (FIRST, SECOND, THIRD)}

@@ -39,6 +39,7 @@ def write(
     dtype: torch.dtype = torch.float32,
     architecture: str | None = None,
     max_tensors: int = 0,
+    empty_first: bool = False,
     **overrides: Any,
 ) -> transformers.PreTrainedModel:
     """Write the file; returns the model in float32 of the weights that it stands for.
@@ -46,11 +47,13 @@ def write(
     kind: of all matrices. tune: adds to the metadata before it is written. tokenizer: writes
     another tokenizer's metadata than the tiny models'. dtype: of the model that is converted.
     architecture: the file's, where it is not that of the variant's class. max_tensors: of each of
-    several parts, called after the file.
+    several parts, called after the file; empty_first: of which the first has none.
     """
     model = tiny_models.build(variant, **overrides).to(dtype).float()
     architecture = architecture or ARCHITECTURES[tiny_models.VARIANTS[variant][0]]
-    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=max_tensors)
+    writer = gguf.GGUFWriter(
+        str(path), architecture, split_max_tensors=max_tensors, small_first_shard=empty_first
+    )
     _write_metadata(writer, architecture, model.config)
     if tokenizer is None:
         write_tokenizer(writer, tiny_models.VOCAB_SIZE)
@@ -181,7 +184,7 @@ def _write_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> 
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, head_dim))
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config, head_dim))
     if rope["rope_type"] == "longrope":
         for which in ("long", "short"):
             factors = np.array(rope[f"{which}_factor"], np.float32)
@@ -204,7 +207,7 @@ def _write_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> 
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
-def _llama3_factors(config: Any, head_dim: int) -> np.ndarray:  # type: ignore[type-arg]
+def llama3_factors(config: Any, head_dim: int) -> np.ndarray:  # type: ignore[type-arg]
     """What the converter works out: the usual frequency by the one used."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

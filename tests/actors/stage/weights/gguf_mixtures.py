@@ -8,6 +8,7 @@ import gguf
 import torch
 
 from tests.actors.stage.weights.gguf_conversions import Tensors, experts_apart
+from tests.actors.stage.weights.gguf_files import llama3_factors
 
 
 def llama4(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
@@ -38,6 +39,8 @@ def mixture_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
     writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config, head_dim))
     kind = config.model_type
     if kind == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)

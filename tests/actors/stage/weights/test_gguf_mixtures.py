@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.stage.gguf_folder import model_folder
+from tests import tiny_models
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import gguf_mixtures
@@ -20,6 +21,7 @@ from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 LLAMA4 = {
     "attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192,
     "no_rope_layer_interval": 4, "num_hidden_layers": 5,
+    "rope_parameters": tiny_models.VARIANTS["llama-llama3"][1]["rope_parameters"],
 }  # fmt: skip
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "gpt-oss": ("gpt-oss", gguf_mixtures.gpt_oss, {}),
