@@ -132,7 +132,7 @@ DRAWN: dict[Kind, dict[int, float]] = {
     Kind.Q2_K: {80: 3e-3, 82: 4.5e-3},
     Kind.Q3_K: {108: 1.2e-3},
     Kind.Q4_K: {0: 4e-4, 2: 3e-3},
-    Kind.Q5_K: {0: 2e-4, 2: 1.5e-3},
+    Kind.Q5_K: {0: 2e-4, 2: 3e-3},
     Kind.Q6_K: {208: 5e-5},
     Kind.IQ4_NL: {0: 7e-4},
     Kind.IQ4_XS: {0: 4e-5},
@@ -147,8 +147,10 @@ def stored(array: np.ndarray, kind: Kind, generator: np.random.Generator) -> np.
     *rows, features = array.shape
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = generator.integers(0, 256, (*rows, features // per_block, size), dtype=np.uint8)
+    signs = generator.integers(0, 2, raw.shape[:-1], dtype=np.uint8) << 7  # for a mean of zero
     for at, number in DRAWN[kind].items():
         raw[..., at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        raw[..., at + 1] |= signs
     return raw.reshape(*rows, -1)
 
 
