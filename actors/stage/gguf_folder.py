@@ -45,15 +45,16 @@ def model_folder(path: Path, cache: Path) -> Path:
     file = gguf_in(path)
     if file is None:
         return path
-    same = str(_FORMAT)
-    parts = []
-    for name in part_names(file.name):
+    same, parts = str(_FORMAT), list[Path]()
+    names = part_names(file.name)
+    for number, name in enumerate(names, 1):
         part = file.with_name(name)
         try:
             parts.append(part.resolve(strict=True))
             status = part.stat()
         except OSError as bad:
-            raise ModelError(f"{part} cannot be read: {bad.strerror}") from bad
+            which = f", part {number} of {len(names)}," if len(names) > 1 else ""
+            raise ModelError(f"{part}{which} cannot be read: {bad.strerror}") from bad
         same += f" {parts[-1]} {status.st_size} {status.st_mtime_ns}"
     digest = hashlib.sha256(same.encode()).hexdigest()[:16]
     folder = cache / "gguf" / f"{model_stem(file.name)}-{digest}"

@@ -191,6 +191,15 @@ def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
     assert [part for part, _ in split] == ["it", "'", "s", "Ġx", "=", "123", "45"]
 
 
+def test_kimi_splits_chinese_from_other_letters(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, "kimi-k2")
+    text = "漢字ab CamelIt's 가漢1234?!\n  x"
+    split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    parts = [text[start:end] for _, (start, end) in split]
+    assert parts == ["漢字", "ab", " Camel", "It's", " 가", "漢", "123", "4", "?!\n", " ", " x"]
+
+
 def test_exaone_moe_takes_words_in_a_row(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_file(path, "exaone-moe")
