@@ -238,6 +238,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama4",
         {**_LLAMA_4, "use_qk_norm": False, "attn_temperature_tuning": False, "moe_layers": [2]},
     ),
+    "llama4-yarn": ("Llama4", {**_LLAMA_4, **_rope("yarn", attention_factor=2.0, **_LONG)}),
     "llama4-images": ("Llama4WithImages", _LLAMA_4),
     "youtu": ("Youtu", tiny_mixtures.LATENT),
     "youtu-yarn": (

@@ -29,7 +29,10 @@ def llama4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         mixtures = range(every - 1, number, every)
     slope, length = keys.number("attn_scale", 0.1), keys.size("floor_scale", 8192)
     temperature = Temperature(slope, length, first=1, rotated=False)
+    has_norm = keys.flag("use_qk_norm", True)
     rope, nope = replace(base.ropes[0], interleaved=True), no_rope(base.max_positions)
+    if has_norm:
+        rope = replace(rope, attention_factor=1.0)  # the norm behind the rotation takes it away
     bias = keys.flag("attention_bias")
     keys.ignore("for_llm_compressor")
     return replace(
@@ -41,7 +44,7 @@ def llama4(base: DecoderConfig, keys: Keys) -> DecoderConfig:
         ropes=tuple(rope if has else nope for has in rotates),
         sliding_windows=tuple(chunk if kind == CHUNKED else None for kind in kinds),
         chunked_windows=True,
-        qk_norm="unit" if keys.flag("use_qk_norm", True) else "none",
+        qk_norm="unit" if has_norm else "none",
         temperature=temperature if keys.flag("attn_temperature_tuning", True) else None,
         num_experts=keys.size("num_local_experts", 16),
         experts_per_token=keys.size("num_experts_per_tok", 1),

@@ -18,7 +18,7 @@ LENGTHS = (1, 2, 5, 16, 17, 40, 63)
 # biases make states of padding: their prompts are computed one at a time.
 BY_LENGTH = (
     "bamba-biased", "granite-4-dense", "lfm2-adjusted", "llama-dynamic", "llama-longrope",
-    "llama4", "llama4-images", "nemotron-h-biased", "phi3-longrope",
+    "llama4", "llama4-images", "llama4-yarn", "nemotron-h-biased", "phi3-longrope",
 )  # fmt: skip
 
 
