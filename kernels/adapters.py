@@ -75,12 +75,16 @@ def adapter_module(
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Adapter slots of one decoder layer's linears; None where no adapter targets one."""
+    """Adapter slots of one decoder layer's linears, named as in `LayerWeights`, and of a mixer's
+    beside attention; None where no adapter targets one."""
 
     qkv: AdapterModule | None = None
     out: AdapterModule | None = None
     gate_up: AdapterModule | None = None
     down: AdapterModule | None = None
+    gates: AdapterModule | None = None
+    beside_inputs: AdapterModule | None = None
+    beside_out: AdapterModule | None = None
 
 
 NO_ADAPTERS = LayerAdapters()

@@ -122,8 +122,9 @@ class LayerWeights:
     mlp_out_norm norm their results. All RMS norms may be float32 in a model of half precision (then
     rounded once, after the weight). cos_sin_PD: the layer's rotation, where layers differ.
     query_scales_P: float32, of queries by position, after the rotation. latent: where it has one.
-    attention_gate: its sigmoid multiplies the result of attention. mixer: in place of attention.
-    beside: added to the result of `out`. A layer may lack its MLP.
+    gates: its sigmoid multiplies the result of attention; or of linear attention, a rate and a
+    decay of every head, before their functions. mixer: in place of attention. beside: added to the
+    result of `out`. A layer may lack its MLP.
     """
 
     input_norm_H: torch.Tensor | None
@@ -143,7 +144,7 @@ class LayerWeights:
     cos_sin_PD: torch.Tensor | None = None
     query_scales_P: torch.Tensor | None = None
     latent: LatentWeights | None = None
-    attention_gate: Linear | None = None
+    gates: Linear | None = None
     mixer: Mixer | None = None
     beside: MixerBeside | None = None
     experts: Experts | None = None  # in place of gate_up and down, or beside them
@@ -156,5 +157,5 @@ class LayerWeights:
     @property
     def may_fuse(self) -> bool:
         """Whether it is among those that `DecoderStack` is made of."""
-        others = (self.latent, self.mixer, self.beside, self.attention_gate)
+        others = (self.latent, self.mixer, self.beside, self.gates)
         return self.has_mlp and not any(others)

@@ -81,13 +81,13 @@ class Mixer(Protocol):
     def __call__(
         self,
         projected_TX: torch.Tensor,
-        x_TH: torch.Tensor,
+        gates_TX: torch.Tensor | None,
         layer: StateLayer,
         rows: StateRows,
         all_reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """The layer's input, and its projection by `LayerWeights.qkv` -> what `out` projects.
-        all_reduce: the sum over the ranks of a layer."""
+        """Projections of the layer's input by `LayerWeights.qkv` and `gates` -> what `out`
+        projects. all_reduce: the sum over the ranks of a layer."""
         ...
 
 

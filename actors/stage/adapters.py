@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from actors.stage.load_pace import LoadPace, check_wanted
-from actors.stage.models.config import DecoderConfig
+from actors.stage.models.config import DecoderConfig, Multipliers
 from actors.stage.models.split import Range, Split, split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.adapter_folder import AdapterFolder
+from actors.stage.weights.mixers import mixer_pieces, rate_pieces
 from actors.stage.weights.names import (
     Piece,
+    gate_pieces,
     gate_up_pieces,
     layer_prefix,
+    mlp_prefix,
     num_rows,
     qkv_pieces,
 )
@@ -26,6 +30,7 @@ from kernels.huge_pages import Arena
 from kernels.interface import Backend
 from kernels.upload import SideStream
 
+_ONES = Multipliers(attention=1.0, mixer=1.0, mixer_inputs=(), gate=1.0, mlp=1.0)
 _PIECE_BYTES = 1 << 20  # of floats: read, checked and copied in about a millisecond
 
 
@@ -34,11 +39,24 @@ def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 class _Part(NamedTuple):
-    """A rank's part of a layer."""
+    """A linear layer of a checkpoint, named whole, and this rank's rows of it, each with a factor
+    that multiplies its results. All have one A."""
 
-    split: Split
-    qkv: list[Piece]
-    gate_up: list[Piece]
+    name: str
+    pieces: list[tuple[Piece, float]]
+
+    @property
+    def width(self) -> int:
+        return sum(num_rows(piece) for piece, _ in self.pieces)
+
+
+class _Place(NamedTuple):
+    """A linear layer of this rank that adapters may change. field: of `LayerAdapters`. columns: of
+    its input features."""
+
+    field: str
+    parts: list[_Part]
+    columns: Range
 
 
 class StageAdapters:
@@ -62,43 +80,26 @@ class StageAdapters:
         self._dtype = dtype
         self._zeros = Arena().zeros if device.type == "cpu" else partial(_zeros, device)
         self._stream = SideStream(device)
-        self._parts = {number: self._part(number, part) for number in range(*part.layers)}
+        self._places = [_places_of(config, number, part, spec) for number in range(*part.layers)]
         self.pace = LoadPace()
         self.filled: set[int] = set()  # slots counted from 1, as requests name them
-        self.layers = [self._layer(number) for number in self._parts]
+        self.layers = [
+            LayerAdapters(**{place.field: self._module(place) for place in layer})
+            for layer in self._places
+        ]
 
-    def _part(self, number: int, part: Split) -> _Part:
-        config = self._config.at(number)
-        if config is not self._config:
-            part = split(config, self._spec)
-        return _Part(part, qkv_pieces(config, part), gate_up_pieces(config, part))
-
-    def _layer(self, number: int) -> LayerAdapters:
-        part, qkv_rows, gate_up_rows = self._parts[number]
-        hidden = self._config.hidden_size
-        qkv = self._module(hidden, [num_rows(piece) for piece in qkv_rows])
-        out = self._module(part.attended[1] - part.attended[0], [hidden])
-        if self._config.has_experts(number):
-            return LayerAdapters(qkv, out)
-        return LayerAdapters(
-            qkv,
-            out,
-            self._module(hidden, [num_rows(piece) for piece in gate_up_rows]),
-            self._module(part.inner[1] - part.inner[0], [hidden]),
-        )
-
-    def _module(self, in_features: int, widths: list[int]) -> AdapterModule:
+    def _module(self, place: _Place) -> AdapterModule:
         return adapter_module(
-            self._spec.max_adapters, self._spec.max_adapter_rank, in_features, tuple(widths),
+            self._spec.max_adapters, self._spec.max_adapter_rank,
+            place.columns[1] - place.columns[0], tuple(part.width for part in place.parts),
             self._dtype, self._zeros,
         )  # fmt: skip
 
     def prepare(self, backend: Backend) -> None:
         """Compile ahead of the first adapter: no step that is measured at the start has one."""
-        for layer in self.layers:
-            for module in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                if module is not None:
-                    backend.prepare_adapters(module)
+        for layer, adapters in zip(self._places, self.layers, strict=True):
+            for place in layer:
+                backend.prepare_adapters(getattr(adapters, place.field))
 
     def load(self, slot: int, folder: Path) -> None:
         """Fill a slot, which no running request may use, with the adapter of a folder.
@@ -113,39 +114,77 @@ class StageAdapters:
             self.pace.begin()
             self.filled.discard(slot + 1)
             with self._stream.apart():  # or waits for steps would count as the load's time
-                for number, layer in zip(self._parts, self.layers, strict=True):
-                    self._load_layer(adapter, slot, number, layer)
+                for layer, adapters in zip(self._places, self.layers, strict=True):
+                    for place in layer:
+                        self._fill(adapter, slot, place, getattr(adapters, place.field))
             self.filled.add(slot + 1)
         finally:
             adapter.close()
 
-    def _load_layer(
-        self, adapter: AdapterFolder, slot: int, number: int, layer: LayerAdapters
+    def _fill(
+        self, adapter: AdapterFolder, slot: int, place: _Place, module: AdapterModule
     ) -> None:
-        prefix, names = layer_prefix(self._config, number), self._config.names
-        part = self._parts[number]
+        for index, (name, pieces) in enumerate(place.parts):
+            rank = 0
+            if name in adapter.modules:
+                rank = adapter.config.rank
+                each = 4 * (module.a_CMRK.shape[-1] + module.widths[index])  # bytes of a rank
+                step = max(1, _PIECE_BYTES // each)
+                for begin in range(0, rank, step):
+                    ranks = (begin, min(begin + step, rank))
+                    a_RK = adapter.down(name, Shard(ranks, place.columns))
+                    b_each = [
+                        adapter.up(name, Shard(piece.rows, ranks), piece.order, factor)
+                        for piece, factor in pieces
+                    ]
+                    check_wanted()  # files may have hung
+                    module.put(slot, index, begin, a_RK, torch.cat(b_each))
+                    if ranks[1] < rank:
+                        self.pace.pause()
+            module.end(slot, index, rank)
+            self.pace.pause()
 
-        def fill(module: AdapterModule | None, pieces: list[Piece], columns: Range | None) -> None:
-            for index, piece in enumerate(pieces if module is not None else ()):
-                assert module is not None
-                name, rank = prefix + piece.name, 0
-                if name in adapter.modules:
-                    rank = adapter.config.rank
-                    each = 4 * (module.a_CMRK.shape[-1] + module.widths[index])  # bytes of a rank
-                    step = max(1, _PIECE_BYTES // each)
-                    for begin in range(0, rank, step):
-                        ranks = (begin, min(begin + step, rank))
-                        a_RK = adapter.down(name, Shard(ranks, columns))
-                        b_OR = adapter.up(name, Shard(piece.rows, ranks), piece.order)
-                        check_wanted()  # files may have hung
-                        module.put(slot, index, begin, a_RK, b_OR)
-                        if ranks[1] < rank:
-                            self.pace.pause()
-                module.end(slot, index, rank)
-                self.pace.pause()
 
-        whole = (0, self._config.hidden_size)
-        fill(layer.qkv, part.qkv, None)
-        fill(layer.out, [Piece(names.out, whole)], part.split.attended)
-        fill(layer.gate_up, part.gate_up, None)
-        fill(layer.down, [Piece(names.down, whole)], part.split.inner)
+def _places_of(config: DecoderConfig, layer: int, part: Split, spec: StageSpec) -> list[_Place]:
+    """The linear layers of one layer that adapters may change. part: of a layer without sizes of
+    its own."""
+    one, prefix, by = config.at(layer), layer_prefix(config, layer), config.multipliers or _ONES
+    if one is not config:
+        part = split(one, spec)
+    names, hidden = one.names, (0, config.hidden_size)
+
+    def inputs(
+        field: str, prefix: str, pieces: list[Piece], factors: tuple[float, ...] = ()
+    ) -> _Place:
+        each = zip(pieces, factors or (1.0,) * len(pieces), strict=True)
+        by_name = groupby(each, key=lambda one: prefix + one[0].name)
+        return _Place(field, [_Part(name, list(rows)) for name, rows in by_name], hidden)
+
+    def out(field: str, name: str, columns: Range, factor: float) -> _Place:
+        return _Place(field, [_Part(name, [(Piece(name, hidden), factor)])], columns)
+
+    if config.has_mixer(layer):
+        found = [
+            inputs("qkv", prefix, mixer_pieces(one, part)),
+            inputs("gates", prefix, rate_pieces(one, part)),
+            out("out", prefix + names.mixer.out, part.mixed, 1.0),
+        ]
+    else:
+        found = [
+            inputs("qkv", prefix, qkv_pieces(one, part)),
+            inputs("gates", prefix, gate_pieces(one, part)),
+            out("out", prefix + names.out, part.attended, by.attention),
+        ]
+    if config.mixer_beside:
+        found += [
+            inputs("beside_inputs", prefix, mixer_pieces(one, part), by.mixer_inputs),
+            out("beside_out", prefix + names.mixer.out, part.mixed, by.mixer),
+        ]
+    if config.has_mlp(layer) and not config.has_experts(layer):
+        mlp, pieces = mlp_prefix(config, layer), gate_up_pieces(one, part)
+        factors = (*[by.gate] * (len(pieces) - 1), 1.0)
+        found += [
+            inputs("gate_up", mlp, pieces, factors),
+            out("down", mlp + names.down, part.inner, by.mlp),
+        ]
+    return [place for place in found if place.parts]

@@ -70,6 +70,4 @@ def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
                 f"{key}: has no effect with {architecture}, whose layers keep a state that KV "
                 "blocks do not hold"
             )
-    if settings.adapters is not None:
-        raise SettingsError(f"adapters: not supported with {architecture}")
     return {"swap": "never", "num_saved_states": 0}

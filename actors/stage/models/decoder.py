@@ -139,7 +139,8 @@ class Decoder:
             attended_TX = self._attend(w, own, input_TH, batch, kv, shape)
             attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
             if w.beside is not None:
-                attended_TH += mixed_beside(w.beside, input_TH, state, batch, self._group)
+                beside = (w.beside, w.adapters, input_TH, state, batch, self._group)
+                attended_TH += mixed_beside(*beside, self._linear)
             if not w.has_mlp:
                 part_TH, out_norm_H = attended_TH, w.attention_out_norm_H
                 continue
@@ -173,8 +174,11 @@ class Decoder:
         batch: Batch, kv: KVLayer | StateLayer, shape: AttentionShape,
     ) -> torch.Tensor:  # fmt: skip
         qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
+        gates_TX = None
+        if w.gates is not None:
+            gates_TX = self._linear(w.gates, w.adapters.gates, x_TH, batch)
         if w.mixer is not None:
-            return mixed(w.mixer, qkv_TX, x_TH, kv, batch, self._group)
+            return mixed(w.mixer, qkv_TX, gates_TX, kv, batch, self._group)
         if w.latent is not None:
             qkv_TX = latent_qkv(w.latent, qkv_TX, self._backend)
         if own is not None:
@@ -194,8 +198,8 @@ class Decoder:
             scales_T = functional.embedding(batch.positions_T, w.query_scales_P[:, None])
             q_TND = (q_TND * scales_T[..., None]).to(q_TND.dtype)  # rounded once
         attended_TX = self._backend.attention(q_TND, batch, kv, shape)
-        if w.attention_gate is not None:
-            attended_TX *= sigmoid(w.attention_gate(x_TH).float()).to(attended_TX.dtype)
+        if gates_TX is not None:
+            attended_TX *= sigmoid(gates_TX.float()).to(attended_TX.dtype)
         return attended_TX if w.latent is None else latent_values(w.latent, attended_TX, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -225,13 +229,9 @@ class Decoder:
         return self._backend.rms_norm(x_TH, weight_H, self._form.eps)
 
     def _reduced_normed(
-        self,
-        part_TH: torch.Tensor | None,
-        out_norm_H: torch.Tensor | None,
-        residual_TH: torch.Tensor,
-        weight_H: torch.Tensor | None,
-        bias_H: torch.Tensor | None,
-    ) -> torch.Tensor:
+        self, part_TH: torch.Tensor | None, out_norm_H: torch.Tensor | None,
+        residual_TH: torch.Tensor, weight_H: torch.Tensor | None, bias_H: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         """`_sum_normed` of the sum of all ranks' parts, normed by out_norm_H: one operation where
         the backend has it."""
         if part_TH is None:

@@ -233,7 +233,8 @@ _NEMOTRON_NAMES = Names(
     expert="mixer.experts.{}.",
     expert_gate=None,
     shared_expert="mixer.shared_experts.",
-    stored_prefixes=(("mtp.", None),),
+    # transformers' modules, as which peft names them, have another prefix than what is stored.
+    stored_prefixes=(("mtp.", None), ("model.", "backbone.")),
 )
 _BAMBA_NAMES = Names(
     final_norm="model.final_layernorm",

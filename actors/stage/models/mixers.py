@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from actors.transport.group import RankGroup
+from kernels.adapters import AdapterModule, LayerAdapters
 from kernels.huge_pages import zeros
 from kernels.interface import Backend, Batch
 from kernels.layer_weights import Linear, MixerBeside
 from kernels.recurrence import Mixer, Recurrence, StateLayer, StateRows
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
+# A linear layer with its adapters of an input.
+Apply = Callable[[Linear, AdapterModule | None, torch.Tensor, Batch], torch.Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,24 +52,22 @@ class _WithMatrices:
 
 @dataclass(slots=True, kw_only=True)
 class LinearAttentionMixer(_WithMatrices):
-    """Linear attention by the gated delta rule (Qwen3-Next, 2025).
+    """Linear attention by the gated delta rule (Qwen3-Next, 2025). norm_D: of every head's
+    result."""
 
-    gates: of the hidden state -> a rate and a decay of every head, before their functions.
-    norm_D: of every head's result.
-    """
-
-    gates: Linear
     norm_D: torch.Tensor
 
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
-        all_reduce: AllReduce,
+        self, projected_TX: torch.Tensor, gates_TX: torch.Tensor | None, layer: StateLayer,
+        rows: StateRows, all_reduce: AllReduce,
     ) -> torch.Tensor:  # fmt: skip
-        """See `kernels.recurrence.Mixer`."""
+        """See `kernels.recurrence.Mixer`. Raises ValueError without gates."""
+        if gates_TX is None:
+            raise ValueError("linear attention has a rate and a decay of every head")
         form, backend = self.form, self.backend
         qkv_TC, z_TX = projected_TX.tensor_split((form.num_channels,), dim=1)
         qkv_TC = backend.causal_conv(qkv_TC, self.conv_JC, None, layer, rows, silu=True)
-        rates_TN, steps_TN = self.gates(x_TH).chunk(2, dim=1)
+        rates_TN, steps_TN = gates_TX.chunk(2, dim=1)
         steps_TN = softplus(steps_TN.float() + self.step_bias_N)
         decays_TN = (self.log_decay_N * steps_TN).exp()
         rates_TN = sigmoid(rates_TN.float()).to(self.dtype).float()  # rounded to the model's type
@@ -94,8 +95,8 @@ class Mamba2Mixer(_WithMatrices):
     num_ranks: int  # which share a norm
 
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
-        all_reduce: AllReduce,
+        self, projected_TX: torch.Tensor, gates_TX: torch.Tensor | None, layer: StateLayer,
+        rows: StateRows, all_reduce: AllReduce,
     ) -> torch.Tensor:  # fmt: skip
         """See `kernels.recurrence.Mixer`."""
         form, backend = self.form, self.backend
@@ -142,8 +143,8 @@ class ShortConvMixer:
         return StateLayer(zeros(size, self.dtype, device))
 
     def __call__(
-        self, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: StateLayer, rows: StateRows,
-        all_reduce: AllReduce,
+        self, projected_TX: torch.Tensor, gates_TX: torch.Tensor | None, layer: StateLayer,
+        rows: StateRows, all_reduce: AllReduce,
     ) -> torch.Tensor:  # fmt: skip
         """See `kernels.recurrence.Mixer`."""
         before_TC, after_TC, value_TC = projected_TX.chunk(3, dim=1)
@@ -154,21 +155,23 @@ class ShortConvMixer:
 
 
 def mixed(
-    mixer: Mixer, projected_TX: torch.Tensor, x_TH: torch.Tensor, layer: object, batch: Batch,
-    ranks: RankGroup,
+    mixer: Mixer, projected_TX: torch.Tensor, gates_TX: torch.Tensor | None, layer: object,
+    batch: Batch, ranks: RankGroup,
 ) -> torch.Tensor:  # fmt: skip
     """Raises RuntimeError where the batch or the layer has no states."""
     if batch.states is None or not isinstance(layer, StateLayer):
         raise RuntimeError("a layer with a state needs the rows of states")
-    return mixer(projected_TX, x_TH, layer, batch.states, ranks.all_reduce)
+    return mixer(projected_TX, gates_TX, layer, batch.states, ranks.all_reduce)
 
 
 def mixed_beside(
-    beside: MixerBeside, x_TH: torch.Tensor, layer: object, batch: Batch, ranks: RankGroup
-) -> torch.Tensor:
+    beside: MixerBeside, adapters: LayerAdapters, x_TH: torch.Tensor, layer: object, batch: Batch,
+    ranks: RankGroup, apply: Apply,
+) -> torch.Tensor:  # fmt: skip
     """What is added to the result of attention of the same input."""
-    projected_TX = beside.inputs(x_TH)
-    return beside.out(mixed(beside.mixer, projected_TX, x_TH, layer, batch, ranks))
+    projected_TX = apply(beside.inputs, adapters.beside_inputs, x_TH, batch)
+    mixed_TX = mixed(beside.mixer, projected_TX, None, layer, batch, ranks)
+    return apply(beside.out, adapters.beside_out, mixed_TX, batch)
 
 
 # torch's own round the last elements of a tensor otherwise than those before, so that a token's

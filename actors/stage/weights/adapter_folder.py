@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
+from actors.stage.weights.attention_names import attending_linear_shapes
 from actors.stage.weights.checkpoint import Checkpoint
-from actors.stage.weights.names import attention_inputs, layer_prefix, linear_shapes
-from actors.stage.weights.source import WHOLE, Shard
+from actors.stage.weights.names import layer_prefix, mlp_linear_shapes, mlp_prefix
+from actors.stage.weights.source import Shard
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -122,20 +123,21 @@ class AdapterFolder:
             )
         return match["module"]
 
-    def down(self, module: str, part: Shard = WHOLE) -> torch.Tensor:
+    def down(self, module: str, part: Shard) -> torch.Tensor:
         """A as (rank, in)."""
         shape = (self.config.rank, self._shapes[module][1])
         return self._checkpoint.read(_tensor(module, "A"), shape, part).to(self._dtype)
 
     def up(
-        self, module: str, part: Shard = WHOLE, order: torch.Tensor | None = None
+        self, module: str, part: Shard, order: torch.Tensor | None, factor: float
     ) -> torch.Tensor:
-        """B times the scaling, as (out, rank); `order` as in `names.Piece`."""
+        """B times the scaling and a factor of the layer's results, as (out, rank); `order` as in
+        `names.Piece`."""
         shape = (self._shapes[module][0], self.config.rank)
         up_OR = self._checkpoint.read(_tensor(module, "B"), shape, part)
         if order is not None:
             up_OR = up_OR[order]
-        return (up_OR * self.config.scaling).to(self._dtype)
+        return (up_OR * (self.config.scaling * factor)).to(self._dtype)
 
     def close(self) -> None:
         self._checkpoint.close()
@@ -148,13 +150,14 @@ def _tensor(module: str, which: str) -> str:
 def _module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     """(out, in) features of every linear layer that an adapter may change: all but the head,
     routers and experts of mixtures, and what makes heads of latents."""
-    names = config.names
-    attention = (*attention_inputs(config), names.out)
-    ups = () if config.latent is None else (names.latent.query_up, names.latent.up)
+    latent = config.names.latent
     shapes: dict[str, tuple[int, int]] = {}
     for layer in range(config.num_layers):
-        mixture = config.has_experts(layer)
-        for name, (shape, _) in linear_shapes(config.at(layer), mixture).items():
-            if name in attention or not (mixture or name in ups):
+        one, mixer = config.at(layer), config.has_mixer(layer)
+        for name, (shape, _) in attending_linear_shapes(one, mixer).items():
+            if config.latent is None or name not in (latent.query_up, latent.up):
                 shapes[layer_prefix(config, layer) + name] = shape
+        if config.has_mlp(layer) and not config.has_experts(layer):
+            for name, (shape, _) in mlp_linear_shapes(one, experts=False).items():
+                shapes[mlp_prefix(config, layer) + name] = shape
     return shapes

@@ -16,10 +16,10 @@ from actors.stage.weights.additions import load_additions, load_layer_inputs
 from actors.stage.weights.experts import load_experts
 from actors.stage.weights.latent import load_latent
 from actors.stage.weights.linears import LinearLoader
-from actors.stage.weights.mixers import load_beside, load_mixer, mixer_pieces
+from actors.stage.weights.mixers import load_beside, load_mixer, load_rates, mixer_pieces
 from actors.stage.weights.multipliers import multiplied
 from actors.stage.weights.names import (
-    gate_piece,
+    gate_pieces,
     gate_up_pieces,
     heads_in_order,
     layer_prefix,
@@ -27,7 +27,7 @@ from actors.stage.weights.names import (
     qkv_pieces,
 )
 from actors.stage.weights.source import WHOLE, Shard
-from kernels.layer_weights import LayerWeights
+from kernels.layer_weights import LayerWeights, Linear
 
 Progress = Callable[[float], None]
 
@@ -116,7 +116,6 @@ class Loader(LinearLoader):
         dense = mlp if not mixture or config.experts_beside else None
         inputs = mixer_pieces(config, part) if mixed else qkv_pieces(config, part)
         out, results = (names.mixer.out, part.mixed) if mixed else (names.out, part.attended)
-        gates = [gate_piece(config, part)] if config.attention_gate and not mixed else []
         weights = LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self.column_parallel(prefix, inputs),
@@ -129,7 +128,7 @@ class Loader(LinearLoader):
             query_scales_P=self._query_scales(layer, max_model_len),
             q_norm_D=self._head_norm(layer, names.q_norm, config.num_heads, part.q),
             k_norm_D=self._head_norm(layer, names.k_norm, config.num_kv_heads, part.kv),
-            attention_gate=self.column_parallel(prefix, gates) if gates else None,
+            gates=load_rates(self, prefix) if mixed else self._gates(prefix),
             mixer=load_mixer(self, prefix) if mixed else None,
             beside=load_beside(self, prefix) if config.mixer_beside else None,
             sliding_window=config.sliding_windows[layer],
@@ -141,6 +140,10 @@ class Loader(LinearLoader):
             mlp_out_norm_H=norm(names.mlp_out_norm),
         )
         return multiplied(weights, config.multipliers) if config.multipliers else weights
+
+    def _gates(self, prefix: str) -> Linear | None:
+        pieces = gate_pieces(self.config, self.split)
+        return self.column_parallel(prefix, pieces) if pieces else None
 
     def _norm(self, name: str | None, prefix: str = "") -> torch.Tensor | None:
         if name is None:

@@ -13,7 +13,7 @@ from actors.stage.weights.linears import LinearLoader
 from actors.stage.weights.mixer_names import mixer_shapes
 from actors.stage.weights.names import Piece
 from actors.stage.weights.source import Shard
-from kernels.layer_weights import MixerBeside
+from kernels.layer_weights import Linear, MixerBeside
 from kernels.recurrence import Mixer, Recurrence
 
 Fetch = Callable[..., torch.Tensor]  # (name, *rows), these rows one below another
@@ -35,8 +35,30 @@ def mixer_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
     return [Piece(names.inputs, (i * size + begin, i * size + end)) for i in range(3)]
 
 
+def rate_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
+    """What `LayerWeights.gates` is in a layer with a mixer: empty without rates and decays."""
+    names, mixer = config.names.mixer, config.mixer
+    if not isinstance(mixer, LinearAttention):
+        return []
+    each, (begin, end) = mixer.values_per_key, part.mixer
+    if names.decays is None:
+        return [_grouped(names.rates, part.mixer, (each, each))]
+    return [Piece(name, (begin * each, end * each)) for name in (names.rates, names.decays)]
+
+
+def load_rates(loader: LinearLoader, prefix: str) -> Linear | None:
+    """One layer's rates and decays, if it has them, which are never quantized."""
+
+    def weight(piece: Piece) -> torch.Tensor:
+        shape, rows = loader.shapes[piece.name][0], Shard(rows=piece.rows)
+        return loader.dense(prefix + piece.name, shape, rows, piece.order)
+
+    weights = [weight(piece) for piece in rate_pieces(loader.config, loader.split)]
+    return loader.backend.pack_linear(torch.cat(weights), None) if weights else None
+
+
 def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
-    """One layer's. Rates and decays are never quantized."""
+    """One layer's."""
     config, part, mixer = loader.config, loader.split.mixer, loader.config.mixer
     names, shapes = config.names.mixer, mixer_shapes(config)
 
@@ -60,23 +82,13 @@ def load_mixer(loader: LinearLoader, prefix: str) -> Mixer:
     if mixer is None:
         raise RuntimeError("the layer has attention")
 
-    def weight(piece: Piece) -> torch.Tensor:
-        shape, rows = loader.shapes[piece.name][0], Shard(rows=piece.rows)
-        return loader.dense(prefix + piece.name, shape, rows, piece.order)
-
     begin, end = part
-    each = mixer.values_per_key
-    heads = (begin * each, end * each)
-    if names.decays is not None:
-        gates = [Piece(names.rates, heads), Piece(names.decays, heads)]
-    else:
-        gates = [_grouped(names.rates, part, (each, each))]
+    heads = (begin * mixer.values_per_key, end * mixer.values_per_key)
     return LinearAttentionMixer(
         backend=loader.backend,
         form=Recurrence(
             end - begin, heads[1] - heads[0], mixer.key_dim, mixer.value_dim, delta=True
         ),
-        gates=loader.backend.pack_linear(torch.cat([weight(piece) for piece in gates]), None),
         conv_JC=fetch(conv, *_ranges(mixer, part)[:3])[:, 0].T.contiguous(),
         log_decay_N=-fetch(names.decay_log, heads).exp(),
         step_bias_N=fetch(names.step_bias, heads),

@@ -41,10 +41,10 @@ def mlp_prefix(config: DecoderConfig, layer: int) -> str:
 def linear_shapes(config: DecoderConfig, experts: bool, mixer: bool = False) -> LinearShapes:
     """Linear layers of one layer. experts: its MLP is a mixture of experts. mixer: it has one in
     place of attention."""
-    return attending_linear_shapes(config, mixer) | _mlp_shapes(config, experts)
+    return attending_linear_shapes(config, mixer) | mlp_linear_shapes(config, experts)
 
 
-def _mlp_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
+def mlp_linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
     shapes: LinearShapes = {}
     if experts:
@@ -102,7 +102,7 @@ def correction_bias_shape(config: DecoderConfig) -> tuple[int, ...]:
 def _stored_mlp(config: DecoderConfig, experts: bool) -> Shapes:
     """Tensors of one layer's MLP and its norms as stored, named without `mlp_prefix`."""
     names = config.names
-    linears = _mlp_shapes(config, experts)
+    linears = mlp_linear_shapes(config, experts)
     shapes: Shapes = {}
     if experts and names.stacked is not None:
         shapes = stacked_shapes(config, names.stacked)
@@ -189,16 +189,6 @@ def all_shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
-def attention_inputs(config: DecoderConfig) -> tuple[str, ...]:
-    """Names of the projections of the hidden state before attention."""
-    names, latent = config.names, config.latent
-    if latent is not None:
-        return (names.latent.query_down if latent.query_rank else names.q, names.latent.down)
-    if names.qkv is not None:
-        return (names.qkv,)
-    return (names.q,) if names.k is None else (names.q, names.k, names.v)
-
-
 def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
     """A rank's q, k and v from one or several tensors, features in the order of our rotation; with
     latent attention, what `LatentWeights` says of them."""
@@ -227,10 +217,12 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
     ]
 
 
-def gate_piece(config: DecoderConfig, part: Split) -> Piece:
-    """A rank's gates of attention, which are stored behind the queries of each head."""
+def gate_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
+    """A rank's gates of attention, if it has them, stored behind the queries of each head."""
+    if not config.attention_gate:
+        return []
     rows, order = _beside_gates(config, part, config.head_dim + torch.arange(config.head_dim))
-    return Piece(config.names.q, rows, order)
+    return [Piece(config.names.q, rows, order)]
 
 
 def _beside_gates(

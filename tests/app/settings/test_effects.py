@@ -68,7 +68,6 @@ def test_defaults_and_what_works_are_none() -> None:
             {"scheduling": {"swap": "always"}},
             "scheduling.swap: has no effect with Qwen3_5ForCausalLM",
         ),
-        ({"adapters": {"max_adapters": 1, "paths": {"a": "b"}}}, "adapters: not supported with"),
     ],
 )
 def test_what_kv_alone_cannot_do_where_layers_keep_states(
@@ -86,6 +85,11 @@ def test_models_with_states_need_no_setting(tiny_model: Callable[..., Path]) -> 
     assert scheduler.num_saved_states == 0
     shown = filled_in({"model": model})  # as `legato config show` prints it
     assert resolve(parse(shown)).scheduler == scheduler
+
+
+def test_a_model_with_states_takes_adapters(tiny_model: Callable[..., Path]) -> None:
+    args = {"model": {"path": str(tiny_model("qwen3-5"))}, "adapters": {"max_adapters": 2}}
+    assert resolve(parse(args)).stage.max_adapters == 2
 
 
 def test_a_model_with_states_takes_drafts(tiny_model: Callable[..., Path]) -> None:
