@@ -80,7 +80,8 @@ async def calibrate_at_start(
 def _memory_of(scheduler: SchedulerConfig, info: StageInfo) -> dict[str, Any]:
     """What a cost model tells of the engine's memory."""
     kv_tokens, state_tokens, num_states = scheduler.num_blocks * scheduler.block_size, 0, 0
-    if info.state_bytes and info.kv_block_bytes:
+    keeps_states = scheduler.num_saved_states is not None  # else they are a draft model's alone
+    if keeps_states and info.kv_block_bytes:
         state_tokens = -(-info.state_bytes * scheduler.block_size // info.kv_block_bytes)
         num_states = scheduler.request_slots or scheduler.max_requests
     return {

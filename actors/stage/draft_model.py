@@ -3,8 +3,10 @@
 It runs in rank 0 of the last stage, unsharded, which knows all tokens and draws. Its KV stands in
 arrays of its own under the block tables of the served model, so a block that is shared, copied or
 found in the prefix cache serves both. It computes a token only when a request asks for drafts; how
-much of each block it has computed is noted, and whatever the served model writes anew counts as
-not computed. Wrong or missing KV of it would cost acceptance, never text.
+much of each block it has computed is noted, and whatever the served model writes anew, unless it
+computes known tokens again, counts as not computed. Where its layers keep states, it goes on from
+the state of a request's known tokens, beside which it guesses. Wrong or missing KV of it would cost
+acceptance, never text.
 
 Guesses are drawn as the served model draws: with the request's own parameters and the noise of
 (seed, position), so that two distributions that are close mostly agree.
@@ -23,12 +25,13 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import StepPlan
 from actors.stage.drafts import DraftOrder
 from actors.stage.head import Sampler
-from actors.stage.host_batch import HostBatch
+from actors.stage.host_batch import HostBatch, HostStates
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.loaded_model import LoadedModel, load_model
 from actors.stage.models.config import ModelError
 from actors.stage.spec import StageSpec
+from actors.stage.states import DraftStates, RecurrentStates, state_rows
 from kernels.interface import Batch
 from kernels.registry import BackendError
 
@@ -78,8 +81,11 @@ class DraftModel:
         # Drafts may reach past a request's blocks: their KV is computed again when they stand.
         self._num_spare = -(-(spec.max_drafts + 1) // spec.block_size)  # blocks of one request
         self._most_requests, self._most_drafts = spec.max_requests, spec.max_drafts
-        self._step_id, self._starts = -1, dict[int, int]()  # of the last step, by request
+        # What a step asked for and was offered: one that is repeated is offered the same.
+        self._last: tuple[int, list[DraftOrder], dict[int, list[int]]] = (-1, [], {})
         self._cache: KVCache | None = None
+        self._states: RecurrentStates | None = None  # if layers keep them
+        self._places = DraftStates(spec.max_requests)
         self._num_blocks = 0
         self._num_filled_B: NDArray[np.int32] = np.zeros(0, np.int32)  # leading tokens of a block
 
@@ -92,12 +98,19 @@ class DraftModel:
         """Memory of the blocks that it has beside the served model's."""
         return self._num_spare * self._most_requests * self.kv_block_bytes
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the KV cache, of as many blocks as the served model's and those for drafts."""
+    @property
+    def state_bytes(self) -> int:
+        """As of `StageInfo`."""
+        return self._model.state_bytes
+
+    def allocate(self, num_blocks: int, num_requests: int) -> None:
+        """Make the KV cache, of as many blocks as the served model's and those for drafts, and
+        states of so many requests."""
         self._num_blocks = num_blocks
         self._num_filled_B = np.zeros(num_blocks, np.int32)
         num_all = num_blocks + self._num_spare * self._most_requests
-        self._cache, _ = self._model.make_cache(num_all)
+        self._cache, self._states = self._model.make_cache(num_all, num_requests=num_requests)
+        self._places = DraftStates(self._most_requests)
 
     def forget(self, block: int) -> None:
         """Its content has been replaced."""
@@ -113,29 +126,44 @@ class DraftModel:
             self._cache.copy(plan.copies)
             for source, destination in plan.copies:
                 filled_B[destination] = filled_B[source]
-        blocks_T, within_T = np.divmod(host.slot_mapping_T, np.int32(self._block_size))
+        reached_R = self._places.position_R
+        for start in plan.started:
+            reached_R[self._input_batch.row(start.request_id)] = 0
+        # Known tokens that are computed again are the ones that there is KV of.
+        is_new_T = host.positions_T >= np.repeat(reached_R[host.rows_S], host.lengths_S)
+        slots_T = host.slot_mapping_T[is_new_T]
+        blocks_T, within_T = np.divmod(slots_T, np.int32(self._block_size))
         np.minimum.at(filled_B, blocks_T, within_T)
 
     def offer(
         self, step_id: int, asked: Sequence[DraftOrder]
     ) -> tuple[dict[int, list[int]], float]:
         """Drafts by request, and the mean seconds of a pass over one token of each; 0.0: none."""
-        asking = self._asking(step_id, asked)
+        if self._last[:2] == (step_id, [*asked]):
+            return self._last[2], 0.0
+        asking = self._asking(asked)
         drafts, passes_s = self._draft(asking) if asking else ({}, [])
+        self._last = (step_id, [*asked], drafts)
         return drafts, sum(passes_s) / max(1, len(passes_s))
 
-    def _asking(self, step_id: int, asked: Sequence[DraftOrder]) -> list[_DraftRow]:
+    def _asking(self, asked: Sequence[DraftOrder]) -> list[_DraftRow]:
         """The requests that ask, the fewest tokens to make up for first."""
-        if step_id != self._step_id:  # else it is repeated, and begins where it began
-            self._step_id, self._starts = step_id, {}
         found: list[_DraftRow] = []
         for request_id, last, wanted in asked[: self._most_requests]:
             count = min(wanted, self._most_drafts, self._model.max_model_len - last - 1)
             if count > 0:
                 row = self._input_batch.row(request_id)
-                first = self._starts.setdefault(request_id, min(self._num_filled(row), last))
+                first = self._first_missing(row, last)
                 found.append(_DraftRow(len(found), request_id, row, last, count, first))
         return sorted(found, key=lambda one: one.num_missing)
+
+    def _first_missing(self, row: int, last: int) -> int:
+        """The first position of a request, whose newest token is at `last`, to be computed."""
+        filled = min(self._num_filled(row), last)
+        if self._states is None:
+            return filled
+        kept = int(self._places.position_R[row])  # states continue nowhere else
+        return kept if kept <= filled else 0
 
     def _num_filled(self, row: int) -> int:
         """Leading tokens of a request whose KV is there."""
@@ -159,7 +187,12 @@ class DraftModel:
         asking = asking[: len(lengths)]
         starts_S = np.array([one.start for one in asking], np.int32)
         lengths_S = np.array(lengths, np.int32)
-        x_TH, residual_TH = self._forward(asking, starts_S, lengths_S)
+        rows_S = np.array([one.row for one in asking], np.intp)
+        lasts_S = np.array([one.last for one in asking], np.int32)
+        ends_S = np.minimum(starts_S + lengths_S, lasts_S)
+        states = self._places.begin(rows_S, starts_S, ends_S)
+        x_TH, residual_TH = self._forward(asking, starts_S, lengths_S, states)
+        self._places.keep(rows_S, ends_S)
         for one, length in zip(asking, lengths, strict=True):
             self._note_filled(one.row, min(one.start + length, one.last))
         # Those that wait for more of their tokens come last.
@@ -179,7 +212,9 @@ class DraftModel:
             going = [one for one in going if len(drafts[one.request_id]) == number < one.count]
             if going:
                 starts_S = np.array([one.last + number for one in going], np.int32)
-                x_TH, residual_TH = self._forward(going, starts_S, np.ones(len(going), np.int32))
+                states = self._places.guess(np.array([one.row for one in going], np.intp))
+                ones_S = np.ones(len(going), np.int32)
+                x_TH, residual_TH = self._forward(going, starts_S, ones_S, states)
                 rows = list(range(len(going)))
         return drafts, passes_s
 
@@ -193,8 +228,9 @@ class DraftModel:
         return lengths
 
     def _forward(
-        self, asking: list[_DraftRow], starts_S: NDArray[np.int32], lengths_S: NDArray[np.int32]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, asking: list[_DraftRow], starts_S: NDArray[np.int32], lengths_S: NDArray[np.int32],
+        states: HostStates,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """(x, residual) of these slices."""
         size, decoder = np.int32(self._block_size), self._model.decoder
         query_starts_S1 = np.zeros(len(asking) + 1, np.int32)
@@ -217,6 +253,8 @@ class DraftModel:
             max_length=int(lengths_S.max()),
             max_kv_length=int((starts_S + lengths_S).max()),
         )
+        if self._states is not None:
+            batch.states = state_rows(states, batch)
         tokens_T = torch.from_numpy(self._input_batch.tokens_RP[rows[slices_T], positions_T])
         return decoder.layers(decoder.embed(tokens_T, batch.positions_T), batch)
 

@@ -28,7 +28,7 @@ from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
-from actors.stage.loaded_model import load_model
+from actors.stage.loaded_model import LoadedModel, load_model
 from actors.stage.memory import available_bytes, step_bytes
 from actors.stage.profile import DeviceMemory, GpuMemory, Room, ending, measure, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
@@ -87,15 +87,15 @@ class StageRunner:
         if spec.draft_model_path is not None and self._sampler is not None:
             self._drafting = DraftModel(spec, model, self._input_batch, self._sampler, progress)
         self._backend.finish_loading()
+        models: tuple[LoadedModel | DraftModel | None, ...] = (model, self._drafting)
         return StageInfo(
             hidden_size=model.config.hidden_size,
             vocab_size=model.config.vocab_size,
             max_model_len=model.max_model_len,
             dtype=str(model.dtype).removeprefix("torch."),
             backend=self._backend.name,
-            kv_block_bytes=model.kv_block_bytes
-            + (0 if self._drafting is None else self._drafting.kv_block_bytes),
-            state_bytes=model.state_bytes,
+            kv_block_bytes=sum(one.kv_block_bytes for one in models if one),
+            state_bytes=sum(one.state_bytes for one in models if one),
             **self._room(model.dtype)._asdict(),
             eos_token_ids=model.config.eos_token_ids,
             num_parameters=model.num_parameters,
@@ -147,7 +147,7 @@ class StageRunner:
             self._input_batch.tables_on(self._device)
         self.kv, self._states = self._model.make_cache(num_blocks, num_host_blocks, num_requests)
         if self._drafting is not None:
-            self._drafting.allocate(num_blocks)
+            self._drafting.allocate(num_blocks, num_requests)
             self.kv.on_write = self._drafting.forget
 
     @torch.inference_mode()

@@ -117,6 +117,7 @@ class StageInfo:
 
     kv_block_bytes: memory of one block over this rank's layers.
     state_bytes: memory of the states of each running request over this rank's layers, 0 for none.
+    Both are also of the layers of a draft model.
     available_bytes: memory that is free for KV now.
     device_bytes, own_bytes: the GPU's memory, and what of it this rank takes beside KV; else 0.
     instruction_set: what the backend computes with; another one rounds in another order.

@@ -74,6 +74,47 @@ class RecurrentStates:
         host.states = HostStates(reads_S, writes_S, saves_S, save_lengths_S)
 
 
+class DraftStates:
+    """Which rows a draft model's layers read and write: three of each row of the persistent batch.
+
+    One is kept, of a position whose tokens are known. A step begins with it, keeps another, and
+    guesses in the rest.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self.position_R: NDArray[np.int32] = np.zeros(num_requests, np.int32)  # of the kept one
+        self._kept_R: NDArray[np.int32] = np.zeros(num_requests, np.int32)  # 0 to 2, as the next
+        self._guessed_R: NDArray[np.int32] = np.zeros(num_requests, np.int32)
+
+    def begin(self, rows_S: NDArray[np.intp], starts_S: NDArray[np.int32],
+              positions_S: NDArray[np.int32]) -> HostStates:  # fmt: skip
+        """Of slices that begin where states are kept, or at 0, and on which the states of
+        positions_S are kept from now on."""
+        kept_S = self._kept_R[rows_S]
+        guessed_S, saved_S = (kept_S + 1) % 3, (kept_S + 2) % 3
+        lengths_S = positions_S - starts_S
+        self._guessed_R[rows_S] = guessed_S
+        self._kept_R[rows_S] = np.where(lengths_S > 0, saved_S, kept_S)
+        self.position_R[rows_S] = 0  # until it is computed: see `keep`
+        first_S = ROWS_OF_REQUEST * rows_S.astype(np.int32)
+        reads_S = np.where(starts_S > 0, first_S + kept_S, np.int32(-1))
+        saves_S = np.where(lengths_S > 0, first_S + saved_S, np.int32(-1))
+        return HostStates(reads_S, first_S + guessed_S, saves_S, lengths_S)
+
+    def keep(self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int32]) -> None:
+        """What `begin` said of these has been computed."""
+        self.position_R[rows_S] = positions_S
+
+    def guess(self, rows_S: NDArray[np.intp]) -> HostStates:
+        """Of one more token each, after the slices before."""
+        guessed_S = self._guessed_R[rows_S]
+        other_S = 3 - self._kept_R[rows_S] - guessed_S
+        self._guessed_R[rows_S] = other_S
+        first_S = ROWS_OF_REQUEST * rows_S.astype(np.int32)
+        none_S = np.full_like(first_S, -1)
+        return HostStates(first_S + guessed_S, first_S + other_S, none_S, np.zeros_like(none_S))
+
+
 def state_rows(states: HostStates, batch: Batch) -> StateRows:
     """The rows on the batch's device."""
     device = batch.starts_S.device

@@ -157,8 +157,6 @@ def _check_draft_model(settings: Settings, config: DecoderConfig) -> None:
     if settings.parallel.device != "cpu":
         raise SettingsError(f"{key}: needs parallel.device: cpu")
     found = model_description(path, key)
-    if found.mixer is not None:
-        raise SettingsError(f"{key}: {found.architecture} cannot draft, as its layers keep a state")
     size, needed = found.vocab_size, config.vocab_size
     if size != needed:
         raise SettingsError(f"{key}: {path!r} has {size} tokens, the model {needed}")

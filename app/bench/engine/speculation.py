@@ -217,7 +217,7 @@ def command(
         max_requests=max(32, streams), max_model_len=stage.info.max_model_len,
         max_step_tokens=stage.spec.max_step_tokens, prefix_cache=False, lookahead=False,
         drafter="none",  # of the plain runs
-        num_saved_states=0 if stage.info.state_bytes else None, swap="never",
+        num_saved_states=None if stage.description.mixer is None else 0, swap="never",
         cost_model=_measured(stage) if cost_model is None else read_cost_model(cost_model),
     )  # fmt: skip
     rates = []

@@ -70,7 +70,8 @@ async def test_beyond_the_window_a_context_costs_no_more(engine: EngineConfig) -
 async def test_the_room_of_states_is_told(engine: EngineConfig) -> None:
     """In whole tokens of KV. A model kept before this was told is completed, not measured anew."""
     info = replace(INFO, state_bytes=10 * INFO.kv_block_bytes + 1)
-    found = await calibrate_at_start(engine, engine.scheduler, info, Stages().execute)
+    scheduler = replace(engine.scheduler, num_saved_states=0)
+    found = await calibrate_at_start(engine, scheduler, info, Stages().execute)
     assert found is not None
     told, num_states = found.model, engine.scheduler.max_requests
     assert (told.state_tokens, told.num_states) == (161, num_states)
@@ -81,10 +82,18 @@ async def test_the_room_of_states_is_told(engine: EngineConfig) -> None:
     for old in (before, replace(told, num_states=0)):
         file.save(old, reach_tokens(LIMITS))
         stages = Stages()
-        checked = await calibrate_at_start(engine, engine.scheduler, info, stages.execute)
+        checked = await calibrate_at_start(engine, scheduler, info, stages.execute)
         assert checked is not None
         assert stages.num_steps < 20
         assert checked.model == told == file.load(reach_tokens(LIMITS))
+
+
+async def test_states_of_a_draft_model_alone_are_not_told(engine: EngineConfig) -> None:
+    """A simulated request begins without them."""
+    info = replace(INFO, state_bytes=10 * INFO.kv_block_bytes)
+    found = await calibrate_at_start(engine, engine.scheduler, info, Stages().execute)
+    assert found is not None
+    assert (found.model.state_tokens, found.model.num_states) == (0, 0)
 
 
 async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfig) -> None:

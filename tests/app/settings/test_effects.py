@@ -102,7 +102,11 @@ def test_a_model_with_states_takes_drafts(tiny_model: Callable[..., Path]) -> No
     assert (scheduler.drafter, scheduler.draft_model) == ("model", drafts)
 
 
-def test_a_model_with_states_cannot_draft(tiny_model: Callable[..., Path]) -> None:
-    model, drafts = str(tiny_model("llama")), str(tiny_model("lfm2"))
-    with pytest.raises(SettingsError, match=r"speculation\.model: Lfm2ForCausalLM cannot draft"):
-        resolve(parse({"model": {"path": model}, "speculation": {"model": drafts}}))
+@pytest.mark.parametrize("variant", ["llama", "qwen3-5"])
+def test_a_model_with_states_drafts(tiny_model: Callable[..., Path], variant: str) -> None:
+    """Whether states are saved is a matter of the served model alone."""
+    model, drafts = {"path": str(tiny_model(variant))}, str(tiny_model("lfm2"))
+    speculation = {"drafter": "model", "model": drafts}
+    scheduler = resolve(parse({"model": model, "speculation": speculation})).scheduler
+    assert scheduler.draft_model == drafts
+    assert scheduler.num_saved_states == (None if variant == "llama" else 0)
