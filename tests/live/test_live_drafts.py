@@ -46,14 +46,18 @@ async def kill_a_stage(engine: LiveEngine, has_begun: asyncio.Event) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("stages", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize(
+    ("variant", "stages", "ranks"),
+    [pytest.param("llama", 1, 1, marks=pytest.mark.long), ("llama", 2, 2), ("qwen3-5", 2, 1)],
+)
 async def test_the_same_tokens_also_after_a_death(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],
+    variant: str,
     stages: int,
     ranks: int,
 ) -> None:
-    folder = tiny_model("llama")
+    folder = tiny_model(variant)
     answers = []
     for speculation in ({"drafter": "none"}, {"drafter": "model", "model": str(folder)}):
         sections: dict[str, Any] = {
