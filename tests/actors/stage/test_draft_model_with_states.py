@@ -112,23 +112,24 @@ def test_it_is_right_again_under_any_schedule(tiny_model: Folder, name: str) -> 
         assert len(started) > len(set(started)), "no request was preempted"
 
 
-@pytest.mark.parametrize("name", ["default", *CHANGES, "small KV, swaps"])
-@pytest.mark.parametrize(
-    ("variant", "draft"), [("llama", "qwen3-5"), ("qwen3-5", "qwen3-5"), ("qwen3-5", "lfm2")]
-)
+SWAPS = {"small KV, swaps": {"num_blocks": 40, "num_host_blocks": 40, "swap": "always"}}
+PAIRS = [
+    ("qwen3-5", "qwen3-5", "default"),
+    *[("qwen3-5", "lfm2", name) for name in CHANGES],
+    *[("llama", "qwen3-5", name) for name in CHANGES | SWAPS],
+]
+
+
+@pytest.mark.parametrize(("variant", "draft", "name"), PAIRS)
 def test_equal_bytes(tiny_model: Folder, variant: str, draft: str, name: str) -> None:
     """Of all kinds of sampling, several answers to one prompt among them: with a model that is
     mostly right, the served one, and with others, which are mostly wrong."""
     skip_unless_available("cpu")
-    changes = dict(CHANGES.get(name, {}))
+    changes = dict((CHANGES | SWAPS).get(name, {}))
     plain, base = PLAIN, MODEL
     if variant == "llama":
         plain, base = BASE, WITHOUT
         changes.pop("num_saved_states", None)
-    if name == "small KV, swaps":
-        if variant != "llama":
-            pytest.skip("no swaps where the served model's layers keep states")
-        changes = {"num_blocks": 40, "num_host_blocks": 40, "swap": "always"}
     config = replace(base, **changes)  # type: ignore[arg-type]
     folder, num_stages = tiny_model(variant), config.num_stages
     expected, _, _ = serve(replace(plain, num_stages=num_stages), stages(folder, None, num_stages))
@@ -146,7 +147,7 @@ def test_equal_bytes(tiny_model: Folder, variant: str, draft: str, name: str) ->
     assert accepted > 0.9 if draft == variant else accepted < 0.5
 
 
-def test_a_smaller_model_of_the_same_weights_family(tiny_model: Folder, tmp_path: Path) -> None:
+def test_a_smaller_model_of_the_same_family(tiny_model: Folder, tmp_path: Path) -> None:
     """Another size of state than the served model's, on the CPU library and in torch."""
     small = tiny_models.write(
         tmp_path / "small", "qwen3-5", hidden_size=32, linear_num_value_heads=2
