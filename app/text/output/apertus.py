@@ -14,7 +14,6 @@ from app.text.output.json_text import (
     Calls,
     held_call,
     json_arguments,
-    json_calls,
     json_object,
 )
 from app.text.output.pieces import AnswerPieces, Draft
@@ -40,6 +39,7 @@ class Apertus(ToolFormat):
     special_tokens = (_BEGIN, _END)
     openings = (_BEGIN,)
     closing = (_END,)
+    forces_held = True
 
     @staticmethod
     def written(calls: Calls) -> str:
@@ -54,14 +54,10 @@ class Apertus(ToolFormat):
         )
         return (HeldCalls(_BEGIN, "[", tuple(calls), ", ", f"]{_END}"),)
 
-    @classmethod
-    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        return cls.held(schemas)
-
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")
-        yield from json_calls(source, out, _call)
+        yield from self.read_list(source, out, opening, _call)
         yield from maybe_end(source, _END)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import JsonWriting, json_calls, maybe, one_of, words
+from app.text.output.json_text import JsonWriting, maybe, one_of, words
 from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Reading, Source
 from app.text.output.thinking import Think
@@ -49,6 +49,7 @@ class Cohere(ToolFormat):
     special_tokens = ("<|START_ACTION|>", "<|END_ACTION|>")
     openings = ("<|START_ACTION|>",)
     closing = ("<|END_ACTION|>",)
+    forces_held = True
     writing = JsonWriting(
         "<|START_ACTION|>[", "]<|END_ACTION|>", name_key="tool_name", key="parameters"
     )
@@ -64,13 +65,9 @@ class Cohere(ToolFormat):
             calls.append(HeldCall(call.name, parts))
         return (replace(plain, calls=tuple(calls), separator=",", tail=f"\n{plain.tail}"),)
 
-    @classmethod
-    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        return cls.held(schemas)
-
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")
-        yield from json_calls(source, out)
+        yield from self.read_list(source, out, opening)
         yield from source.blanks()
         yield from source.accept(*self.closing)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from actors.scheduling.request import HeldCalls
 from app.text.output.interface import ToolFormat, ending
-from app.text.output.json_text import JsonWriting, json_call, json_calls
+from app.text.output.json_text import JsonWriting, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -18,15 +18,12 @@ class Granite(ToolFormat):
     special_tokens = ("<|tool_call|>",)
     openings = ("<|tool_call|>",)
     writing = JsonWriting("<|tool_call|>[")
-
-    @classmethod
-    def forced(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
-        return cls.held(schemas)
+    forces_held = True
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")
-        yield from json_calls(source, out)
+        yield from self.read_list(source, out, opening)
 
 
 class Granite20b(ToolFormat):
@@ -66,7 +63,7 @@ class Phi4Mini(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if opening == "functools[" or (yield from source.accept("[")):
-            yield from json_calls(source, out)
+            yield from self.read_list(source, out, opening)
             yield from source.blanks()
             yield from source.accept(*self.closing)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.text.output.interface import ToolFormat, ending, maybe_end
-from app.text.output.json_text import JsonWriting, json_call, json_calls
+from app.text.output.json_text import JsonWriting, json_call
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -20,7 +20,7 @@ class Hermes(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if (yield from source.accept("[")):
-            yield from json_calls(source, out)
+            yield from self.read_list(source, out, opening)
             yield from maybe_end(source, "</tool_call>")
             return
         draft = out.draft(source)

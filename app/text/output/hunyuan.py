@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.interface import MOST_MISREAD, ToolFormat, dropped, ending, maybe_end
+from app.text.output.call_lists import one_of_several
+from app.text.output.interface import ToolFormat, ending, maybe_end
 from app.text.output.json_text import (
     JsonWriting,
     json_arguments,
     json_call,
-    json_calls,
     maybe,
     one_of,
     words,
@@ -95,7 +95,7 @@ class Hunyuan(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if opening != _ONE and (yield from source.expect("[", _ONE)) == "[":
-            yield from json_calls(source, out)
+            yield from self.read_list(source, out, opening)
         else:
             yield from _named_calls(source, out)
         yield from maybe_end(source, self.closing[-1])
@@ -145,29 +145,15 @@ class MiniMaxM1(Hunyuan):
         return (cls.writing.held(cls.openings[0], schemas),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        line_ends = ("\n", self.closing[-1])
-        unread, num_lines, is_text = source.at - len(opening), 0, False
-        while out.num_misread < MOST_MISREAD:
+        def skip(start: int) -> Reading[bool]:
+            source.at = start
+            return bool((yield from source.go_to("\n", *self.closing)))
+
+        is_call = False
+        yield from source.blanks()
+        while (yield from source.peek()) == "{":
+            is_call = yield from one_of_several(source, out, json_call, source.blanks, skip)
             yield from source.blanks()
-            if (yield from source.peek()) != "{":
-                break
-            start, num_lines = source.at, num_lines + 1
-            draft = out.draft(source)
-            try:
-                yield from json_call(source, draft)
-                draft.close()
-                is_text = False
-            except Broken:
-                out.num_misread += source.at - start
-                is_text = not draft.abandon()
-                if is_text:
-                    out.text(source.text[unread:start])
-                source.at = start if is_text else draft.reached
-                yield from source.shown_until(line_ends, out.text if is_text else dropped)
-            unread = source.at
-        if not num_lines:
+        if not is_call:
             raise Broken
-        if is_text:
-            source.at = unread
-        else:
-            yield from maybe_end(source, self.closing[-1])
+        yield from maybe_end(source, self.closing[-1])

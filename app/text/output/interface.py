@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from actors.scheduling.request import HeldCalls
-from app.text.output.json_text import Calls, JsonWriting
-from app.text.output.pieces import AnswerPieces
+from app.text.output.call_lists import CallReader, listed_calls
+from app.text.output.json_text import Calls, JsonWriting, json_call
+from app.text.output.pieces import MOST_MISREAD, AnswerPieces
 from app.text.output.source import Broken, Reading, Source
-
-MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on what is read again
 
 
 class Format:
@@ -59,7 +58,8 @@ class ToolFormat(Format):
 
     openings: texts that begin calls, anywhere in the answer. closing: texts that end them, the
     outermost last. is_bare: an answer may also begin with calls without an opening. hidden: the
-    openings that are not shown where no call follows. writing: of calls in JSON.
+    openings that are not shown where no call follows. writing: of calls in JSON. forces_held: a
+    call that has to be made is written as a held one, as no other text is where calls stand.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
@@ -67,6 +67,7 @@ class ToolFormat(Format):
     closing: ClassVar[tuple[str, ...]] = ()
     is_bare: ClassVar[bool] = False
     writing: ClassVar[JsonWriting] = JsonWriting()
+    forces_held: ClassVar[bool] = False
 
     @classmethod
     def written(cls, calls: Calls) -> str:
@@ -89,7 +90,7 @@ class ToolFormat(Format):
         """The same for an answer that is calls. None where one that has to be is the JSON that
         `Forced` reads.
         """
-        return ()
+        return cls.held(schemas) if cls.forces_held else ()
 
     def closing_of(self, opening: str) -> tuple[str, ...]:
         """The texts that end calls after this opening."""
@@ -99,6 +100,17 @@ class ToolFormat(Format):
         """Read the calls after an opening ("" for a bare beginning); raises Broken."""
         yield from ()
         raise Broken
+
+    def read_list(
+        self, source: Source, out: AnswerPieces, opening: str, read: CallReader = json_call
+    ) -> Reading[None]:
+        """Read the calls of a JSON list behind its bracket. read: of one call."""
+        yield from listed_calls(source, out, self.marks(source, opening), read)
+
+    def marks(self, source: Source, opening: str) -> tuple[str, ...]:
+        """At these a malformed call ends at the latest."""
+        shown = (*self.closing_of(opening), *self.openings)
+        return (*shown, *source.left_out, *source.frame_ends)
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         """Read an answer to its end."""
@@ -115,7 +127,8 @@ class ToolFormat(Format):
         """Read calls; False if there are none: the opening is then text."""
         start = source.at
         source.at += len(opening)
-        out.begin_calls()
+        is_hidden = opening in self.hidden
+        out.begin_calls((source.at if is_hidden else start) if opening else None)
         try:
             yield from self.read_calls(source, out, opening)
         except Broken:
@@ -127,7 +140,7 @@ class ToolFormat(Format):
                 return True
             out.open = None
             if out.settled_at is None:
-                out.text("" if opening in self.hidden else opening)
+                out.text("" if is_hidden else opening)
                 source.at = start + len(opening)
                 return False
             source.at = out.settled_at

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.pieces import AnswerPieces, Draft
+from app.text.output.pieces import Draft
 from app.text.output.source import Broken, Reading, Source
 
 _IN_STRING: Final = re.compile(r'[^"\\]+')
@@ -171,25 +171,6 @@ def json_call(source: Source, draft: Draft) -> Reading[None]:
     yield from json_object(source, member)
     if draft.name is None:
         raise Broken
-
-
-def json_calls(
-    source: Source,
-    out: AnswerPieces,
-    read: Callable[[Source, Draft], Reading[None]] = json_call,
-) -> Reading[None]:
-    """Calls of a list, after its opening bracket; the end of the text may replace its end. read:
-    of one call."""
-    while True:
-        yield from source.blanks()
-        draft = out.draft(source)
-        yield from read(source, draft)
-        draft.close()
-        yield from source.blanks()
-        if source.ended and source.at == len(source.text):
-            return
-        if (yield from source.expect(",", "]")) == "]":
-            return
 
 
 def words(text: str) -> HeldPart:

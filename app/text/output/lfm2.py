@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
 from app.text.output.interface import maybe_end
-from app.text.output.json_text import Calls, JsonWriting, json_calls, maybe, words
+from app.text.output.json_text import Calls, JsonWriting, maybe, words
 from app.text.output.pieces import AnswerPieces
 from app.text.output.pythonic import Pythonic
 from app.text.output.source import Reading, Source
@@ -67,9 +67,11 @@ class Lfm2(Pythonic):
         is_list = bool((yield from source.accept("[")))
         yield from source.blanks()
         if is_list and (yield from source.peek()) == "{":
-            yield from json_calls(source, out)
+            yield from self.read_list(source, out, opening)
+        elif is_list:
+            yield from self._list(source, out, opening)
         else:
-            yield from self._calls(source, out, is_list=is_list)
+            yield from self._lines(source, out)
         if has_block:
             yield from source.blanks()
             yield from source.accept("```")

@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.interface import MOST_MISREAD, ToolFormat, maybe_end
+from app.text.output.call_lists import one_of_several
+from app.text.output.interface import ToolFormat, maybe_end
 from app.text.output.json_text import Calls, json_arguments, words
-from app.text.output.pieces import AnswerPieces, Draft
+from app.text.output.pieces import MOST_MISREAD, AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import Tags, lines
 
@@ -63,15 +64,25 @@ class MiniMaxM2(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect(self.call)
-        while True:
-            draft = out.draft(source)
-            draft.begin(_unquoted((yield from _attributes(source))))
-            yield from self._arguments(source, draft)
-            draft.close()
+        marks = self.marks(source, opening)
+
+        def skip(start: int) -> Reading[bool]:
+            source.at = start
+            yield from source.go_to(*marks)
+            return bool((yield from source.accept(self.closing[0])))
+
+        following = True
+        while following:
+            is_call = yield from one_of_several(source, out, self._call, source.blanks, skip)
             yield from source.blanks()
-            if not (yield from source.accept(self.call)):
-                break
+            following = bool((yield from source.accept(self.call)))
+        if not is_call:
+            raise Broken
         yield from maybe_end(source, self.closing[1])
+
+    def _call(self, source: Source, draft: Draft) -> Reading[None]:
+        draft.begin(_unquoted((yield from _attributes(source))))
+        yield from self._arguments(source, draft)
 
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         while True:

@@ -13,7 +13,6 @@ from app.text.output.json_text import (
     held_call,
     json_arguments,
     json_call,
-    json_calls,
 )
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
@@ -40,7 +39,7 @@ class Mistral(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if (yield from source.accept("[")):
-            yield from json_calls(source, out)
+            yield from self.read_list(source, out, opening)
             return
         draft = out.draft(source)
         if (yield from source.peek()) == "{":

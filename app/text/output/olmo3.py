@@ -42,5 +42,5 @@ class Olmo3(Pythonic):
         return (HeldCalls(_ALL, "\n", listed.calls, "\n", f"\n{_ALL_END}"),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        yield from self._calls(source, out, is_list=False)
+        yield from self._lines(source, out)
         yield from maybe_end(source, _ALL_END)

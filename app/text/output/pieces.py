@@ -6,11 +6,12 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from app.text.output.schema_types import properties_of
 from app.text.output.source import Broken, Source
 
+MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on what is read again
 Tools = Mapping[str, Mapping[str, Any]]  # the declared tools' names -> JSON schemas of parameters
 
 
@@ -66,7 +67,8 @@ class AnswerPieces:
         self._parallel = parallel
         self.part = AnswerPart.UNDECIDED
         self.num_calls = 0
-        self.settled_at: int | None = None  # end of the last closed call in the source
+        self.settled_at: int | None = None  # end of the last closed call, or text, in the source
+        self._begun_at: int | None = None  # of a group of calls, where its text begins
         self.open: Draft | None = None  # the call being read
         self.num_misread = 0  # characters read as calls that were not
         self.num_overread = 0  # characters read beyond the ends of values in vain
@@ -104,9 +106,16 @@ class AnswerPieces:
         """Keep what follows apart from the text and the reasoning before, by a line end."""
         self._apart = self._shown.copy()
 
-    def begin_calls(self) -> None:
-        """Start a group of calls, none of them closed yet."""
-        self.settled_at = None
+    def begin_calls(self, at: int | None) -> None:
+        """Start a group of calls, none of them closed yet. at: where its text begins in the source;
+        None: nothing before its calls tells them from text."""
+        self.settled_at, self._begun_at = None, at
+
+    @property
+    def unshown_at(self) -> int | None:
+        """Where the text of a malformed call begins, with what stands before it; None if no call
+        behind it is one."""
+        return self._begun_at if self.settled_at is None else self.settled_at
 
     def draft(self, source: Source) -> Draft:
         """Begin a call."""
@@ -169,6 +178,11 @@ class Draft:
             raise Broken
         self._name = name
         self._send()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether part of it is."""
+        return self._index is not None
 
     @property
     def num_overread(self) -> int:

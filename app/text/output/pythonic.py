@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
+from app.text.output.call_lists import one_of_several, skip_member
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import Calls, dumps, loads, words
 from app.text.output.llama3_json import ASKS_FOR_JSON
@@ -76,27 +77,50 @@ class Pythonic(ToolFormat):
         is_list = bool((yield from source.accept("[")))
         if not is_list and (self.needs_list or not opening):
             raise Broken
-        yield from self._calls(source, out, is_list=is_list)
+        if is_list:
+            yield from self._list(source, out, opening)
+        else:
+            yield from self._lines(source, out)
         yield from source.blanks()
         yield from source.accept(*self.closing)
 
-    def _calls(self, source: Source, out: AnswerPieces, *, is_list: bool) -> Reading[None]:
-        """Calls of a list behind its bracket, or one a line up to a closing mark."""
+    def _list(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        """Calls of a list behind its bracket."""
+        marks = self.marks(source, opening)
+
+        def read_end() -> Reading[None]:
+            yield from source.blanks()
+            yield from source.expect(",", "]")
+            source.at -= 1
+
+        def skip(start: int) -> Reading[bool]:
+            return skip_member(source, start, marks, "\"'", ",]")
+
+        while True:
+            yield from source.blanks()
+            is_call = yield from one_of_several(source, out, self._call, read_end, skip)
+            yield from source.blanks()
+            if (yield from _ends(source, "]")):
+                break
+        if not is_call:
+            raise Broken
+
+    def _lines(self, source: Source, out: AnswerPieces) -> Reading[None]:
+        """One a line, up to a closing mark. Another line makes it code: no more of it is called."""
         while True:
             yield from source.blanks()
             draft = out.draft(source)
-            draft.begin((yield from source.run(_NAME)))
-            yield from self._arguments(source, draft)
+            yield from self._call(source, draft)
             draft.close()
             yield from source.blanks()
-            if is_list:
-                if (yield from _ends(source, "]")):
-                    return
-                continue
             yield from source.accept(",")
             yield from source.blanks()
             if (yield from source.peek()) in ("", "`", "<"):
                 return
+
+    def _call(self, source: Source, draft: Draft) -> Reading[None]:
+        draft.begin((yield from source.run(_NAME)))
+        yield from self._arguments(source, draft)
 
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         yield from source.expect("(")

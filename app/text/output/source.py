@@ -105,6 +105,19 @@ class Source:
             searched = max(start, len(self.text) - longest + 1)
             yield
 
+    def go_to(self, *marks: str) -> Reading[str]:
+        """Go to the first of these marks, as far as there is none; returns it, unread, or "" at the
+        end of the text."""
+        while True:
+            place, mark = self._first(marks, self.at)
+            if mark:
+                self.at = place
+                return mark
+            self.at = len(self.text) - (0 if self.ended else self._num_undecided(marks))
+            if self.ended:
+                return ""
+            yield
+
     def shown_until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Reading[str]:
         """Show and forget the text before the first of these marks; returns the mark, unread.
 

@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from actors.scheduling.request import HeldPart
-from app.text.output.interface import MOST_MISREAD
 from app.text.output.json_text import loads, maybe, one_of, valid, words
-from app.text.output.pieces import Draft
+from app.text.output.pieces import MOST_MISREAD, Draft
 from app.text.output.schema_types import (
     TYPES,
     alone,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
 from app.text.output.interface import ToolFormat
-from app.text.output.json_text import JsonWriting, json_calls, maybe, words
+from app.text.output.json_text import JsonWriting, maybe, words
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
@@ -35,4 +35,4 @@ class XLam(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect("[")
-        yield from json_calls(source, out)
+        yield from self.read_list(source, out, opening)

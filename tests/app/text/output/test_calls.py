@@ -204,7 +204,7 @@ def test_text_behind_a_broken_list_does_not_wait_for_a_mark_that_ends_other_call
         TOOLS, is_forced=False, by_argument=True, in_reasoning=False
     )
     pieces = parser.push(list('functools[{"name": "add", "arguments": {"a": 1},,}] and more'))
-    assert gathered(pieces) == ("},,}] and more", "", [("add", '{"a": 1}')])
+    assert gathered(pieces) == ("and more", "", [("add", '{"a": 1}')])
 
 
 def test_a_list_that_breaks_off_keeps_the_calls_before() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from actors.scheduling.request import Frame
 from actors.stage.grammars.guidance import GuidanceCompiler
-from app.text.output.interface import MOST_MISREAD
-from app.text.output.pieces import AnswerPieces, gathered
+from app.text.output.pieces import MOST_MISREAD, AnswerPieces, gathered
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from app.text.output.source import Source
