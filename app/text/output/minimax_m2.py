@@ -106,33 +106,53 @@ class Dots(MiniMaxM2):
 
 
 class CDataTags(Tags):
-    """A value may stand as in XML where all is text, and then ends with this, too."""
+    """A value may stand as in XML where all is text, and then ends with this, too, maybe with
+    blanks behind. What looks so within it is between two such sections.
+    """
 
     __slots__ = ()
     wrap: ClassVar[tuple[str, str]] = ("<![CDATA[", "]]>")
 
     def written_text(self, text: str) -> str:
         begin, end = self.wrap
-        return f"{begin}{text}{end}" if self.end in text or text.startswith(begin) else text
+        if self.end not in text and not text.startswith(begin):
+            return text
+        return f"{begin}{text.replace(end, f'{end[:2]}{end}{begin}{end[2:]}')}{end}"
+
+    def can_hold(self, text: str) -> bool:
+        return True
 
     def read_to_end(self, source: Source, draft: Draft) -> Reading[None]:
         if draft.num_overread < MOST_MISREAD and (yield from source.sees(self.wrap[0])):
+            start = source.at
             try:
-                yield from source.until(f"{self.wrap[1]}{self.end}")
-                return
+                while True:
+                    yield from source.until(self.wrap[1])
+                    behind = source.at
+                    yield from source.blanks()
+                    if (yield from source.accept(self.end)):
+                        return
+                    source.at = behind
             except Broken:
-                draft.overread(len(source.text) - source.at)
+                draft.overread(len(source.text) - start)
+                source.at = start
         yield from source.until(self.end)
 
     def unwrapped(self, value: str) -> str:
         begin, end = self.wrap
-        is_wrapped = value.startswith(begin) and value.endswith(end)
-        return value[len(begin) : -len(end)] if is_wrapped else value
+        wrapped = value.rstrip(" \t\r\n")
+        if not (wrapped.startswith(begin) and wrapped.endswith(end)):
+            return value
+        return wrapped[len(begin) : -len(end)].replace(f"{end}{begin}", "")
 
     def until_end(self, tests: tuple[HeldPart, ...]) -> list[HeldPart]:
-        begin = re.escape(self.wrap[0])
+        begin, end = map(re.escape, self.wrap)
         wrapped = [HeldPart(test.kind, f"{begin}(?:{test.text})") for test in tests]
         wrapped.append(HeldPart("match", rf"{begin}[\s\S]*"))
+        ends = rf"{end}[ \t\r\n]+{re.escape(self.end)}"
+        if tests:  # which are of the text without the marks of sections within it
+            ends = f"{ends}|{end}{begin}"
+        wrapped.append(HeldPart("no_match", rf"[\s\S]*(?:{ends})[\s\S]*"))
         plain = HeldPart("no_match", rf"{begin}[\s\S]*")
         return [
             HeldPart("until", self.end, (*tests, plain)),

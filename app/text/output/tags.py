@@ -69,6 +69,10 @@ class Tags:
     def written_text(self, text: str) -> str:
         return text
 
+    def can_hold(self, text: str) -> bool:
+        """Whether a value can be this text."""
+        return self.end not in text
+
     def held(self, schemas: Mapping[str, str]) -> dict[str, tuple[HeldPart, ...]]:
         """Arguments of each tool that keep to the schema of their object. Raises ValueError where
         they cannot be held to it. The length and the `format` of texts are left out of account:
@@ -187,8 +191,9 @@ class Tags:
             kinds = types_of(one, root)
             if (choices := choices_of(one)) is not None:
                 fit = [value for value in choices if is_of(value, kinds)]
+                listed_texts = [value for value in fit if isinstance(value, str)]
                 chosen += [
-                    words(self.written_text(value)) for value in fit if isinstance(value, str)
+                    words(self.written_text(text)) for text in listed_texts if self.can_hold(text)
                 ]
                 if rest := [value for value in fit if not isinstance(value, str)]:
                     values.append(HeldPart("json", json.dumps({"enum": rest})))

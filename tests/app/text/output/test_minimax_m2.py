@@ -104,6 +104,27 @@ def test_a_value_of_minicpm5_in_its_wrapping_ends_with_it(text: str) -> None:
     assert read(CPM, [MiniCPM5.written(given)]) == ("", "", given)
 
 
+@pytest.mark.parametrize(
+    "text", ["]]></param>", "</param>]]>", "<![CDATA[]]><![CDATA[", "</param>]]]"]
+)
+def test_a_value_of_minicpm5_holds_the_end_of_its_wrapping_between_two(text: str) -> None:
+    written = MiniCPM5.written([("add", {"b": text, "a": 1})])
+    assert read(CPM, list(written)) == ("", "", [("add", {"b": text, "a": 1})])
+    for schema in ({"type": "string"}, {"enum": [text]}):
+        schemas = {"add": json.dumps({"properties": {"b": schema, "a": {}}})}
+        assert takes("minicpm5", written, special=False, schemas=schemas)
+
+
+@pytest.mark.parametrize("blanks", ["\n", " \r\n\t"])
+def test_blanks_may_follow_the_wrapping(blanks: str) -> None:
+    for text in ("x ", "]]> x", f"]]>{blanks}x", f"]]>{blanks}"):
+        written = cpm(f"<![CDATA[{text}]]>{blanks}", '<param name="a">1</param>')
+        assert read(CPM, list(written)) == ("", "", [("add", {"b": text, "a": 1})])
+    twice = cpm(f"<![CDATA[x]]>{blanks}</param>y]]>")  # ends at the first
+    assert read(CPM, [twice], by_argument=False) == (twice, "", [])
+    assert not takes("minicpm5", twice, special=False)
+
+
 def test_names_of_minicpm5_may_stand_between_single_quotation_marks() -> None:
     single = "<function name='add'><param name='a'>1</param><param name='b'>\"</param></function>"
     for written in (single, single.replace("name='a'", 'name="a"')):

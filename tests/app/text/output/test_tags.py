@@ -95,6 +95,15 @@ def test_values_are_of_their_schemas_and_read_so(
     assert [one for one in refused if takes(name, schema, {"v": one})] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("glm45", "a</arg_value>b"), ("qwen3_coder", "a</parameter>b")]
+)
+def test_a_listed_text_that_would_end_its_value_is_left_out(name: str, text: str) -> None:
+    schema = {"type": "object", "properties": {"v": {"enum": ["x", text]}}}
+    assert takes(name, schema, {"v": "x"})
+    assert not takes(name, schema, {"v": text})
+
+
 LARGE = {"type": "object", "properties": {f"q{n}": INTEGER for n in range(99)}}
 OPTIONAL = {"type": "object", "properties": {"a": INTEGER, "b": TEXT}, "required": ["a"]}
 
