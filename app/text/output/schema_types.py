@@ -52,16 +52,6 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return choices if isinstance(choices, list) else None
 
 
-def listed(schema: Any, root: Any, seen: set[str]) -> list[Any]:
-    """The values that it and its branches list."""
-    schema = resolved(schema, root, seen)
-    if not isinstance(schema, Mapping):
-        return []
-    parts = [schema[key] for key in _BRANCHES if isinstance(schema.get(key), list)]
-    inner = [value for part in parts for one in part for value in listed(one, root, seen)]
-    return [*(choices_of(schema) or ()), *inner]
-
-
 def _type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"

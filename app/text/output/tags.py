@@ -11,23 +11,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 from actors.scheduling.request import HeldPart
-from app.text.output.json_text import loads, maybe, one_of, valid, words
+from app.text.output.json_text import maybe, one_of, valid, words
 from app.text.output.pieces import MOST_MISREAD, Draft
 from app.text.output.schema_types import (
-    TYPES,
     alone,
     alternatives,
     choices_of,
     is_of,
-    listed,
     properties_of,
     resolved,
     types_of,
 )
 from app.text.output.source import Broken, Reading, Source
+from app.text.output.values import CONSTANTS, is_json, typed
 
 _NAME: Final = re.compile(r"[^<>\s](?:[^<>\r\n]*[^<>\s])?")  # as all of these formats read it
-_PYTHON: Final = {"boolean": ("True", "False"), "null": ("None",)}  # as templates write them back
 _JOINING: Final = frozenset({"allOf", "anyOf", "else", "if", "not", "oneOf", "then"})
 _OF_OBJECTS: Final = frozenset(  # which are kept in JSON, but not between tags
     {"dependencies", "dependentRequired", "dependentSchemas", "maxProperties", "minProperties"}
@@ -135,10 +133,11 @@ class Tags:
         yield from self.read_to_end(source, draft)
         begin = source.text[start : source.at - num_end].lstrip()[:1]
         if is_text is None:
-            is_json = begin in ("[", "{") and not _NESTED.isdisjoint(types_of(schema, draft.schema))
+            is_nested = not _NESTED.isdisjoint(types_of(schema, draft.schema))
+            reads_json = begin in ("[", "{") and is_nested
         else:
-            is_json = begin in ("[", "{", '"') and not is_text
-        if is_json and draft.num_overread < MOST_MISREAD:
+            reads_json = begin in ("[", "{", '"') and not is_text
+        if reads_json and draft.num_overread < MOST_MISREAD:
             draft.overread((yield from self._whole_json(source, start)))
         value = source.text[start : source.at - num_end]
         value = self.unwrapped(value.removeprefix(self.frame).removesuffix(self.frame))
@@ -176,7 +175,7 @@ class Tags:
                 source.at = first
                 return len(source.text) - first
         num_beyond = source.at - first
-        if not num_beyond or _is_json(source.text[start:end]):
+        if not num_beyond or is_json(source.text[start:end]):
             return 0
         source.at = first
         return num_beyond
@@ -196,6 +195,7 @@ class Tags:
                     words(self.written_text(text)) for text in listed_texts if self.can_hold(text)
                 ]
                 if rest := [value for value in fit if not isinstance(value, str)]:
+                    has_brackets |= any(isinstance(value, list | dict) for value in rest)
                     values.append(HeldPart("json", json.dumps({"enum": rest})))
                 continue
             if not kinds or "string" in kinds:
@@ -207,7 +207,7 @@ class Tags:
                 values.append(HeldPart("json", alone(one, root)))
                 num_chars = _bounded(num_chars + values[-1].num_chars)
             if len(kinds) == 1:
-                values += [words(word) for word in _PYTHON.get(kinds[0], ())]
+                values += [words(word) for word in CONSTANTS.get(kinds[0], ())]
         texts = []
         for some in patterns:
             until = (*some, _NO_JSON) if has_brackets and self.kinds is None else tuple(some)
@@ -272,33 +272,3 @@ def _of_argument(root: Mapping[str, Any], key: str) -> Any:
     schema = resolved(root, root, set())
     others = schema.get("additionalProperties") if isinstance(schema, Mapping) else schema
     return properties_of(root).get(key, others)
-
-
-def typed(schema: Any, text: str, root: Any = None) -> str:
-    """A value's JSON text by the type its schema declares; what is of no such type is a string.
-
-    Without a declared type, valid JSON is taken as JSON. root: the schema that it is in."""
-    types = types_of(schema, root) or [*TYPES, "string"]
-    for kind in types:
-        if kind in TYPES and _is(kind, text):
-            return valid(text.strip())
-        if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
-            return text.strip().lower()
-        if kind == "null" and text.strip() == "None" and "None" not in listed(schema, root, set()):
-            return "null"
-    return json.dumps(text)
-
-
-def _is(kind: str, text: str) -> bool:
-    try:
-        value = loads(text)
-    except Broken:
-        return False
-    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _is_json(text: str) -> bool:
-    with suppress(Broken):
-        loads(text)
-        return True
-    return False

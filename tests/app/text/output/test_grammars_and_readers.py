@@ -65,7 +65,26 @@ WORDS = [
 ]
 CLOSERS = frozenset(("'", '"', "}", "]", ")", '"}', "\n"))
 OWN_VALUES = {"functiongemma", "gemma4"}  # which are read, but held in JSON
+BETWEEN_TAGS = ["deepseek_v32", "glm45", "minicpm5", "qwen3_coder"]  # one of each kind
 MOST_TOKENS, HURRIES_AT = 250, 80
+
+LISTED = ["1", 1, "2", 2.5, "true", True, "null", None, "None", "[1]", [1], "{}", "a b", ""]
+KINDS: Final[list[Schema]] = [  # of which a value may be of one
+    *(TEXT, TEXT, INTEGER, NUMBER, NULL, BOOLEAN, INTEGERS, KEYED, COLORS),
+    {"type": "string", "pattern": "^[0-9]{1,3}$"},
+    {"type": "string", "pattern": "^[^a-z]*$"},
+    {"type": "integer", "minimum": 20},
+    {"type": "number", "maximum": -1},
+    {"type": "array", "items": INTEGER, "minItems": 2},
+]
+
+
+def union_of(rng: random.Random) -> Schema:
+    """A schema of values of several types."""
+    listed = {"enum": rng.sample(LISTED, rng.randint(2, 4))}
+    if rng.random() < 0.3:
+        return listed
+    return {"anyOf": rng.sample([*KINDS, listed, listed], rng.randint(2, 3))}
 
 
 def schema_of(rng: random.Random, values: list[Schema], names: list[str]) -> Schema:
@@ -186,6 +205,20 @@ def test_what_a_grammar_allows_is_read_as_calls_of_its_schemas(name: str, seed: 
     assert 1 <= len(calls) <= (MOST_TOKENS if is_bare else most_calls), text
     for tool, arguments in calls:
         Draft202012Validator(schemas[tool]).validate(arguments)
+
+
+@pytest.mark.parametrize("name", BETWEEN_TAGS)
+@given(seed=st.integers(0, 1 << 16))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_a_value_of_several_types_is_read_as_one_that_its_schema_has(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    properties = {key: union_of(rng) for key in ("a", "as")}
+    schemas = {"add": {"type": "object", "properties": properties, "required": ["a", "as"]}}
+    if (text := written_by_grammar(name, schemas, rng, 1)) is None:
+        return
+    rest, ((tool, arguments),) = read_alike(name, text, schemas, rng)
+    assert (rest.strip(), tool) == ("", "add")
+    Draft202012Validator(schemas["add"]).validate(arguments)
 
 
 def value_of(schema: Schema, rng: random.Random) -> Any:

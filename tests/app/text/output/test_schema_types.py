@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.text.output.schema_types import alone, alternatives, listed, resolved, types_of
+from app.text.output.schema_types import alone, alternatives, resolved, types_of
 
 ROOT: dict[str, Any] = {
     "$defs": {
@@ -43,7 +43,6 @@ def test_alternatives_are_of_one_type_each() -> None:
     schema = {"anyOf": [{"type": ["string", "null"]}, {"$ref": "#/$defs/a~1b"}], "title": "x"}
     found = list(alternatives(schema, ROOT))
     assert found == [{"type": "string"}, {"type": "null"}, ROOT["$defs"]["digit"]]
-    assert listed(schema, ROOT, set()) == [1, "2", None]
 
 
 def test_a_schema_alone_holds_what_it_refers_to() -> None:

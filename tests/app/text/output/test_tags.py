@@ -14,7 +14,7 @@ from app.text.output.pieces import MOST_MISREAD, AnswerPieces, gathered
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from app.text.output.source import Source
-from app.text.output.tags import Tags, typed
+from app.text.output.tags import Tags
 from tests.app.text.output.reading import pieces_of
 
 END = 256
@@ -49,6 +49,9 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"type": "string", "pattern": "b+\\\\$"}, ["b\\"], ["a\\", "b", "b\\c"]),
     ({"type": "string", "pattern": "[0-9]"}, ["a1\nb"], ["ab"]),
     ({"anyOf": [{"type": "string", "pattern": "^a+$"}, NULL]}, ["aa", None], ["b"]),
+    ({"anyOf": [TEXT, {"type": "integer", "minimum": 5}]}, ["x", 7, "3", "07", "5.5"], []),
+    ({"anyOf": [{"enum": ["7"]}, {"type": "integer", "minimum": 50}]}, ["7", 50], [8]),
+    ({"anyOf": [{"type": "string", "pattern": "^[1-9]$"}, {"const": 100}]}, ["7", 100], ["x"]),
     ({"anyOf": [TEXT, KEYED]}, ["x y", {"k": 1}], [{"k": "x"}, [1]]),
     (KEYED, [{"k": 1}], [{"k": "x"}, {}, "x"]),
     ({"properties": {"k": INTEGER}}, [{"k": 1}, {}], [{"k": "x"}, 1]),
@@ -160,22 +163,7 @@ def test_the_schemas_of_many_tools_are_bounded_together(name: str) -> None:
         TOOL_FORMATS[name].held({f"f{n}": one for n in range(99)})
 
 
-def test_without_a_type_json_is_json() -> None:
-    assert [typed({}, text) for text in ("1", "[1]", "x")] == ["1", "[1]", '"x"']
-
-
-def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
-    assert typed({"type": "boolean"}, "True") == "true"
-    for schema in (NULL, {"type": ["integer", "null"]}, {"anyOf": [TEXT, NULL]}, {}):
-        assert typed(schema, " None\n") == "null"
-        assert typed(schema, "none") == '"none"'
-    assert typed(TEXT, "None") == '"None"'
-    listed = {"enum": ["None", None]}
-    assert typed(listed, "None") == '"None"'
-    assert typed({"anyOf": [{"const": "None"}, NULL]}, "None") == '"None"'
-    root = {"$defs": {"Mode": listed}}
-    assert typed({"anyOf": [{"$ref": "#/$defs/Mode"}, NULL]}, "None", root) == '"None"'
-    assert typed({"$ref": "#/$defs/Mode"}, "None", root) == '"None"'
+def test_a_held_constant_may_be_of_python() -> None:
     answer = (
         "<tool_call>\n<function=f>\n<parameter=v>\nNone\n</parameter>\n</function>\n</tool_call>"
     )
