@@ -66,7 +66,7 @@ class ModelSettings(_Section):
         "glm45", "granite", "granite_20b", "harmony", "hermes", "hunyuan", "internlm", "kimi_k2",
         "lfm2", "llama3_json", "longcat", "minicpm3", "minicpm5", "minimax_m1", "minimax_m2",
         "mistral", "nemotron", "olmo3", "phi4_mini", "pythonic", "qwen3_coder", "seed_oss",
-        "solar_open", "tool_code", "xlam",
+        "solar_open", "step3", "tool_code", "xlam",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip

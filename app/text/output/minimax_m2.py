@@ -44,19 +44,21 @@ class MiniMaxM2(ToolFormat):
     call: ClassVar[str] = '<invoke name="'
     tags: ClassVar[Tags] = Tags('<parameter name="', '">', "</parameter>")
     argument: ClassVar[str] = tags.begin
+    end: ClassVar[str] = ""  # behind a call's closing tag
 
     @classmethod
     def written(cls, calls: Calls) -> str:
         ones = [
-            f'{cls.call}{name}">\n{cls.tags.written(arguments)}{cls.closing[0]}\n'
+            f'{cls.call}{name}">\n{cls.tags.written(arguments)}{cls.closing[0]}{cls.end}\n'
             for name, arguments in calls
         ]
         return f"{cls.openings[0]}\n{''.join(ones)}{cls.closing[1]}" if ones else ""
 
     @classmethod
     def held(cls, schemas: Mapping[str, str]) -> tuple[HeldCalls, ...]:
+        end = words(f"{cls.closing[0]}{cls.end}")
         calls = tuple(
-            HeldCall(name, (*lines(f'{cls.call}{name}">\n'), *arguments, words(cls.closing[0])))
+            HeldCall(name, (*lines(f'{cls.call}{name}">\n'), *arguments, end))
             for name, arguments in cls.tags.held(schemas).items()
         )
         return (HeldCalls(cls.openings[0], "\n", calls, "\n", f"\n{cls.closing[-1]}"),)
@@ -69,7 +71,10 @@ class MiniMaxM2(ToolFormat):
         def skip(start: int) -> Reading[bool]:
             source.at = start
             yield from source.go_to(*marks)
-            return bool((yield from source.accept(self.closing[0])))
+            if not (yield from source.accept(self.closing[0])):
+                return False
+            yield from self._end(source)
+            return True
 
         following = True
         while following:
@@ -83,6 +88,13 @@ class MiniMaxM2(ToolFormat):
     def _call(self, source: Source, draft: Draft) -> Reading[None]:
         draft.begin(_unquoted((yield from _attributes(source))))
         yield from self._arguments(source, draft)
+        yield from self._end(source)
+
+    def _end(self, source: Source) -> Reading[None]:
+        """Read what stands behind a call's closing tag; it may be missing."""
+        if self.end:
+            yield from source.blanks()
+            yield from source.accept(self.end)
 
     def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
         while True:

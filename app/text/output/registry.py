@@ -37,6 +37,7 @@ from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.seed_oss import SeedOss, SeedThink
 from app.text.output.solar_open import SolarOpen, SolarThink
+from app.text.output.step3 import Step3
 from app.text.output.thinking import GraniteThink, MistralThink, Think
 from app.text.output.xlam import XLam
 
@@ -47,6 +48,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v4": DeepSeekV4,
     "deepseek_v32": DeepSeekV32,
     "kimi_k2": KimiK2,
+    "step3": Step3,
     "minimax_m2": MiniMaxM2,
     "dots": Dots,
     "minicpm5": MiniCPM5,

@@ -85,6 +85,7 @@ THOUGHTS = {
     "apertus": "<|inner_prefix|>Two of them.<|inner_suffix|>",
     "longcat": "<longcat_think>Two of them.</longcat_think>",
     "minicpm5": "<think>\nTwo of them.\n</think>\n",
+    "step3": "Two of them.\n</think>\n",
     "solar_open": "<|think|>Two of them.<|end|><|begin|>assistant",
 }
 for family, template in by_name.FAMILIES.items():

@@ -130,6 +130,21 @@ DOTS: Final = _turns(
     END="<|end|>",
     BEGUN="<|assistant|>",
 )
+STEP3: Final = _turns(
+    TOOLS="Tools: ",
+    RESULT="<｜BOT｜>tool_response\n",
+    TURN="<｜BOT｜>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
+    "\n</think>\n{% endif %}",
+    CALL="{{ '<｜tool_calls_begin｜>\n' if loop.first }}<｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="{{ call.function.name }}">\n'
+    "{% for name, value in call.function.arguments | items %}"
+    '<steptml:parameter name="{{ name }}">{{ value if value is string else value | tojson }}'
+    "</steptml:parameter>\n{% endfor %}</steptml:invoke><｜tool_call_end｜>\n"
+    "{{ '<｜tool_calls_end｜>' if loop.last }}",
+    LAST="",
+    END="<｜EOT｜>",
+    BEGUN="<｜BOT｜>assistant\n<think>\n",
+)
 MINICPM5: Final = _turns(
     TOOLS="# Tools: ",
     RESULT="<|im_start|>tool\n",
@@ -180,6 +195,11 @@ FAMILIES: Final = {
 }
 SPECIAL: Final = (
     "｜DSML｜",
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    "<｜tool_sep｜>",
     "<start_function_call>",
     "<end_function_call>",
     "<escape>",

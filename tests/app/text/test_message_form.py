@@ -25,6 +25,7 @@ PLAIN = (
     "internlm",
     "solar_open",
     "dots",
+    "step3",
     "granite_20b",
     "longcat",
     "minicpm5",

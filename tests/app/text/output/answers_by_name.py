@@ -13,6 +13,10 @@ GIGA = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 ACTION, ACTION_END = "<|action_start|><|plugin|>", "<|action_end|>"
 APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 GEMMA, GEMMA_END = "<start_function_call>", "<end_function_call>"
+STEP = "<｜tool_calls_begin｜>"
+STEP_ONE = '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="'
+STEP_END = "</steptml:invoke><｜tool_call_end｜>"
+STEP_A = '<steptml:parameter name="a">1</steptml:parameter>\n'
 DSML_ADD = (
     f'{INVOKE}add">\n{PARAMETER}a" string="false">1{VALUE_END}\n{PARAMETER}b" string="true">'
     f"{ADD[1]['b']}{VALUE_END}\n{INVOKE_END}"
@@ -101,6 +105,19 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [ADD],
     ),
     (
+        "step3",
+        f'I look.{STEP}\n{STEP_ONE}add">\n{STEP_A}<steptml:parameter name="b">{ADD[1]["b"]}'
+        f'</steptml:parameter>\n{STEP_END}\n{STEP_ONE}now">{STEP_END}\n<｜tool_calls_end｜>Done.',
+        "I look.Done.",
+        [ADD, NOW],
+    ),
+    (
+        "step3",
+        f'{STEP}{STEP_ONE}now">{STEP_END[:17]}\n{STEP_ONE}rm">{STEP_END}\n{STEP_ONE}now">{STEP_END}',
+        f'{STEP_ONE}rm">{STEP_END}',
+        [NOW, NOW],
+    ),
+    (
         "minicpm5",
         'I look.<function name="add"><param name="a">1</param><param name="b"><![CDATA[<x>\n]]>'
         '</param></function>\n<function name="now">\n</function>Done.',
@@ -132,6 +149,9 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 MALFORMED_BY_NAME = [
+    ("step3", f'{STEP}{STEP_ONE}rm">{STEP_END}<｜tool_calls_end｜>'),
+    ("step3", f'{STEP}<steptml:invoke name="now">{STEP_END}'),
+    ("step3", f'{STEP}{STEP_ONE}add">{STEP_A}'),
     ("minicpm5", '<function name="rm"></function>'),
     ("minicpm5", '<function name="add"><param>1</param></function>'),
     ("dots", '<dots_function_call><invoke name="rm"></invoke></dots_function_call>'),

@@ -50,16 +50,12 @@ HELD = [
     "qwen3_coder",
     "seed_oss",
     "solar_open",
+    "step3",
     "tool_code",
     "xlam",
 ]
-WITHOUT_MARK = (
-    "glm4",
-    "llama3_json",
-    "pythonic",
-    "tool_code",
-    "xlam",
-)  # so what begins as no declared tool's call is text
+# What begins as no declared tool's call is text of theirs.
+WITHOUT_MARK = ("glm4", "llama3_json", "pythonic", "tool_code", "xlam")
 SCHEMAS = {name: json.dumps({"type": "object", **schema}) for name, schema in TOOLS.items()}
 END = 256
 

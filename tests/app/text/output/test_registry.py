@@ -33,6 +33,7 @@ FORMATS_OF = {
     "seed_oss": ("seed_oss", "seed_oss"),
     "hermes": ("hermes", None),
     "dots": ("dots", None),
+    "step3": ("step3", "think"),
     "granite_20b": ("granite_20b", None),
     "minicpm5": ("minicpm5", "think"),
     "longcat": ("longcat", "longcat"),
