@@ -9,12 +9,27 @@ import os
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.scheduling.cost.model import CostModel
 from actors.stage.spec import StageInfo, StageSpec
 
 logger = logging.getLogger("legato.calibration")
+
+
+# Of a cost model: what it tells of the engine, and not of its steps
+MEMORY = ("kv_tokens", "state_tokens", "num_states", "max_model_len")
+
+
+class Reach(NamedTuple):
+    """How far steps were measured: the most tokens of one, and the most KV that one's decodes
+    attend to."""
+
+    tokens: int = 0
+    kv: int = 0
+
+
+_NOWHERE = Reach()
 
 
 def cache_folder() -> Path:
@@ -79,37 +94,41 @@ class CostModelFile:
         name = f"{Path(spec.model_path).name}-{digest}.json"
         return cls(cache_folder() / "cost_models" / name, key)
 
-    def load(self, reach_tokens: int = 0) -> CostModel | None:
-        """The model saved under the same key, or None; also where its steps reached fewer tokens:
-        beyond what was measured, a GPU's steps are longer than the last ones foretell."""
-        model, reach = self._read()
-        return model if reach >= reach_tokens else None
+    def load(self, reach: Reach = _NOWHERE) -> CostModel | None:
+        """The model saved under the same key, or None; also where its steps reached less far:
+        beyond what was measured, a GPU's steps are longer than the last ones foretell. Its memory
+        is that of the engine that saved it."""
+        model, reached = self._read()
+        return model if reached.tokens >= reach.tokens and reached.kv >= reach.kv else None
 
-    def _read(self) -> tuple[CostModel | None, int]:
+    def _read(self) -> tuple[CostModel | None, Reach]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] == self.key:
-                return CostModel.from_dict(content["cost_model"]), int(content["reach_tokens"])
+                reached = Reach(int(content["reach_tokens"]), int(content.get("reach_kv", 0)))
+                return CostModel.from_dict(content["cost_model"]), reached
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s is not used: %s", self.path, error)
-        return None, 0
+        return None, _NOWHERE
 
     def save_learnt(self, model: CostModel) -> None:
         """Save the corrections of a profile that is saved. Another, which a later engine has
         measured since, stays: it may reach further."""
-        known, reach_tokens = self._read()
-        if known is not None and replace(known, learnt=model.learnt) == model:
-            self.save(model, reach_tokens)
+        known, reached = self._read()
+        own = {name: getattr(model, name) for name in ("learnt", *MEMORY)}
+        if known is not None and replace(known, **own) == model:
+            self.save(model, reached)
 
-    def complete(self, model: CostModel) -> None:
-        """Save a profile that is saved with what it lacked."""
-        self.save(model, self._read()[1])
-
-    def save(self, model: CostModel, reach_tokens: int = 0) -> None:
-        """reach_tokens: of the largest step that was to be measured."""
-        content = {"key": self.key, "reach_tokens": reach_tokens, "cost_model": model.to_dict()}
+    def save(self, model: CostModel, reach: Reach = _NOWHERE) -> None:
+        """reach: of the steps that were to be measured."""
+        content = {
+            "key": self.key,
+            "reach_tokens": reach.tokens,
+            "reach_kv": reach.kv,
+            "cost_model": model.to_dict(),
+        }
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
+from actors.calibration.cache import Reach
 from actors.calibration.fit import FitReport, Measurement, fit, predict
 from actors.calibration.probe import StepNotFinite
 from actors.scheduling.cost.model import CostModel
@@ -93,9 +94,13 @@ def fits(shape: StepShape, limits: EngineLimits) -> bool:
     )
 
 
-def reach_tokens(limits: EngineLimits) -> int:
-    """Tokens of the largest step that a calibration measures."""
-    return max((shape.num_tokens for shape in shapes(limits) if fits(shape, limits)), default=0)
+def reach_of(limits: EngineLimits) -> Reach:
+    """How far the steps that a calibration measures reach: the KV cache bounds them, too."""
+    measured = [shape for shape in shapes(limits) if fits(shape, limits)]
+    return Reach(
+        max((shape.num_tokens for shape in measured), default=0),
+        max((shape.decode_context_tokens for shape in measured), default=0),
+    )
 
 
 async def calibrate(

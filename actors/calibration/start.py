@@ -18,7 +18,7 @@ from actors.calibration.measure import (
     Execute,
     calibrate,
     check,
-    reach_tokens,
+    reach_of,
 )
 from actors.calibration.outlook import within_reach
 from actors.engine.config import EngineConfig
@@ -45,10 +45,9 @@ async def calibrate_at_start(
     )
     file = CostModelFile.of(config.stage, info)
     memory = _memory_of(scheduler, info)
-    known = file.load(0 if config.is_rebuild else reach_tokens(limits))
-    if known is not None and known.num_states == 0 < memory["num_states"]:
-        known = replace(known, **memory)  # saved by a version that told nothing of states
-        file.complete(known)
+    known = file.load() if config.is_rebuild else file.load(reach_of(limits))
+    if known is not None:
+        known = replace(known, **memory)  # that of the engine which measured it may differ
     if known is not None and config.is_rebuild:
         return Calibration(known, 0.0, 0)
     if known is not None:
@@ -64,7 +63,6 @@ async def calibrate_at_start(
         tensor_ranks=config.stage.tensor_ranks,
         attention_window=info.attention_window,
         **memory,
-        max_model_len=limits.max_model_len,
         source="measured at start",
     )
     try:
@@ -72,13 +70,13 @@ async def calibrate_at_start(
     except ValueError as error:
         logger.warning("no cost model: %s", error)
         return None
-    file.save(measured.model, reach_tokens(limits))
+    file.save(measured.model, reach_of(limits))
     logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
     return measured
 
 
 def _memory_of(scheduler: SchedulerConfig, info: StageInfo) -> dict[str, Any]:
-    """What a cost model tells of the engine's memory."""
+    """What a cost model tells of the engine's memory: `cache.MEMORY`."""
     kv_tokens, state_tokens, num_states = scheduler.num_blocks * scheduler.block_size, 0, 0
     keeps_states = scheduler.num_saved_states is not None  # else they are a draft model's alone
     if keeps_states and info.kv_block_bytes:
@@ -88,6 +86,7 @@ def _memory_of(scheduler: SchedulerConfig, info: StageInfo) -> dict[str, Any]:
         "kv_tokens": kv_tokens + num_states * state_tokens,
         "state_tokens": state_tokens,
         "num_states": num_states,
+        "max_model_len": scheduler.max_model_len,
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.calibration.cache import CostModelFile, cache_folder
+from actors.calibration.cache import CostModelFile, Reach, cache_folder
 from actors.scheduling.cost.model import CostModel
 from actors.stage.spec import StageInfo, StageSpec
 
@@ -33,20 +33,28 @@ def test_what_was_saved_is_found_again(spec: StageSpec) -> None:
 
 def test_what_was_measured_up_to_fewer_tokens_is_not_used_beyond(spec: StageSpec) -> None:
     file = CostModelFile.of(spec, INFO)
-    file.save(MODEL, 256)
-    assert (file.load(256), file.load(512)) == (MODEL, None)
+    file.save(MODEL, Reach(256, 8))
+    assert (file.load(Reach(256, 8)), file.load(Reach(512)), file.load(Reach(256, 9))) == (
+        MODEL,
+        None,
+        None,
+    )
     learnt = replace(MODEL, learnt=((3, 0.5, 0.7),))
     file.save_learnt(learnt)
-    assert (file.load(256), file.load(512)) == (learnt, None)
+    assert (file.load(Reach(256, 8)), file.load(Reach(512)), file.load(Reach(256, 9))) == (
+        learnt,
+        None,
+        None,
+    )
 
 
 def test_what_was_learnt_does_not_replace_what_another_engine_measured(spec: StageSpec) -> None:
     file = CostModelFile.of(spec, INFO)
-    file.save(MODEL, 256)
+    file.save(MODEL, Reach(256, 8))
     far = replace(MODEL, tokens_s=((1, 0.001), (4096, 0.4)))
-    file.save(far, 4096)
+    file.save(far, Reach(4096))
     file.save_learnt(replace(MODEL, learnt=((3, 0.5, 0.7),)))
-    assert file.load(4096) == far
+    assert file.load(Reach(4096)) == far
 
 
 def test_another_engine_does_not_find_it(spec: StageSpec) -> None:

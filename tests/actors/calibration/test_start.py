@@ -9,7 +9,7 @@ import pytest
 
 from actors.calibration.cache import CostModelFile
 from actors.calibration.fit import predict
-from actors.calibration.measure import reach_tokens
+from actors.calibration.measure import reach_of
 from actors.calibration.probe import ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine.config import EngineConfig
@@ -59,7 +59,7 @@ async def test_what_was_measured_once_is_checked_later(engine: EngineConfig) -> 
 async def test_beyond_the_window_a_context_costs_no_more(engine: EngineConfig) -> None:
     """Also where no step was measured. A model kept before windows were known is not used."""
     truth, info = replace(TRUTH, attention_window=1024), replace(INFO, attention_window=1024)
-    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_tokens(LIMITS))
+    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_of(LIMITS))
     found = await calibrate_at_start(engine, engine.scheduler, info, Stages(truth).execute)
     assert found is not None
     for num_decodes, context in ((1, 500), (1, 4000), (16, 4000)):
@@ -68,7 +68,7 @@ async def test_beyond_the_window_a_context_costs_no_more(engine: EngineConfig) -
 
 
 async def test_the_room_of_states_is_told(engine: EngineConfig) -> None:
-    """In whole tokens of KV. A model kept before this was told is completed, not measured anew."""
+    """In whole tokens of KV. A model kept before this was told is not measured anew."""
     info = replace(INFO, state_bytes=10 * INFO.kv_block_bytes + 1)
     scheduler = replace(engine.scheduler, num_saved_states=0)
     found = await calibrate_at_start(engine, scheduler, info, Stages().execute)
@@ -80,12 +80,42 @@ async def test_the_room_of_states_is_told(engine: EngineConfig) -> None:
     kv_tokens = engine.scheduler.num_blocks * 16
     before = replace(told, kv_tokens=kv_tokens, state_tokens=0, num_states=0)
     for old in (before, replace(told, num_states=0)):
-        file.save(old, reach_tokens(LIMITS))
+        file.save(old, reach_of(LIMITS))
         stages = Stages()
         checked = await calibrate_at_start(engine, scheduler, info, stages.execute)
         assert checked is not None
         assert stages.num_steps < 20
-        assert checked.model == told == file.load(reach_tokens(LIMITS))
+        assert checked.model == told
+
+
+async def test_a_model_of_another_memory_tells_of_that_of_this_engine(engine: EngineConfig) -> None:
+    """The simulator runs as many requests as a cost model says there is room for."""
+    first = await calibrate_at_start(engine, engine.scheduler, INFO, Stages().execute)
+    fewer = replace(engine.scheduler, num_blocks=LIMITS.kv_tokens // 20, max_model_len=4000)
+    stages = Stages()
+    found = await calibrate_at_start(engine, fewer, INFO, stages.execute)
+    assert first is not None
+    assert found is not None
+    assert stages.num_steps < 20
+    memory = {"kv_tokens": fewer.num_blocks * 16, "max_model_len": 4000}
+    assert found.model == replace(first.model, **memory)
+    learnt = replace(found.model, learnt=((3, 0.5, 0.7),))
+    CostModelFile.of(engine.stage, INFO).save_learnt(learnt)
+    assert kept(engine) == learnt
+
+
+async def test_a_model_of_shorter_contexts_is_measured_anew(engine: EngineConfig) -> None:
+    """An engine with little KV cannot measure what long ones cost."""
+    little = replace(engine.scheduler, num_blocks=256)
+    first = await calibrate_at_start(engine, little, INFO, Stages().execute)
+    stages = Stages()
+    found = await calibrate_at_start(engine, engine.scheduler, INFO, stages.execute)
+    assert first is not None
+    assert found is not None
+    assert stages.num_steps > 20
+    again = Stages()
+    assert await calibrate_at_start(engine, little, INFO, again.execute) is not None
+    assert again.num_steps < 20
 
 
 async def test_states_of_a_draft_model_alone_are_not_told(engine: EngineConfig) -> None:
@@ -101,11 +131,12 @@ async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfi
     stages, rebuilt = Stages(SLOWER), replace(engine, is_rebuild=True)
     found = await calibrate_at_start(rebuilt, engine.scheduler, INFO, stages.execute)
     assert found is not None
-    assert (found.model, stages.num_steps) == (TRUTH, 0)
+    assert stages.num_steps == 0
+    assert predict(found.model, DECODES) == predict(TRUTH, DECODES)
 
 
 async def test_a_model_that_does_not_fit_is_measured_anew(engine: EngineConfig) -> None:
-    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_tokens(LIMITS))
+    CostModelFile.of(engine.stage, INFO).save(TRUTH, reach_of(LIMITS))
     stages = Stages(SLOWER)
 
     async def execute(plan: StepPlan) -> StepResult:
