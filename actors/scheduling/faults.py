@@ -85,10 +85,15 @@ class Faults:
 
         The decodes of other requests wait meanwhile, and get the next step.
         """
-        context = sum([state.num_computed_tokens + 1 for state in step.decoding])
-        num_decodes = len(step.decoding)
-        shape = step.shape._replace(num_decodes=num_decodes, decode_context_tokens=context)
-        left = step.budget_of(shape) - num_decodes
+        single = [state for state in step.decoding if state.decode_length == 1]
+        redone = [state for state in step.decoding if state.decode_length > 1]
+        shape = step.shape._replace(
+            num_decodes=len(single),
+            decode_context_tokens=sum([state.num_computed_tokens + 1 for state in single]),
+            prefills=tuple([(s.num_computed_tokens, s.decode_length) for s in redone]),
+            num_drafted=len(redone),
+        )
+        left = step.budget_of(shape) - shape.num_tokens
         return max(min(left, MOST_TRIAL_TOKENS), LEAST_TRIAL_TOKENS)
 
     def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:

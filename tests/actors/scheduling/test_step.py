@@ -216,6 +216,23 @@ def test_a_trial_is_as_long_as_the_budget_beside_all_decodes(budget: int, tokens
     assert Faults(bench.requests).trial_tokens(bench.begin()) == tokens
 
 
+def test_a_trial_leaves_room_for_what_decodes_compute_again() -> None:
+    """Where layers keep states, a decode after wrong drafts is as long as what it lacks."""
+    asked: list[StepShape] = []
+
+    class Asked(FixedBudget):
+        def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
+            asked.append(shape)
+            return super().num_tokens(shape, engine)
+
+    bench = Bench(Asked(500), num_saved_states=0)
+    bench.decoding(1, 4)
+    back = bench.decoding(2, 9)
+    back.go_back(3)
+    assert Faults(bench.requests).trial_tokens(bench.begin()) == 500 - 1 - 4
+    assert asked == [StepShape(1, 5, ((6, 4),), num_drafted=1)]
+
+
 def test_background_requests_keep_no_live_one_from_starting() -> None:
     class NoMore(FixedBudget):
         def may_start(self, engine: EngineView) -> bool:
