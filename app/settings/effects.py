@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from actors.scheduling.config import DEFAULT_MAX_DRAFTS
 from app.settings.model_folder import SettingsError
 from app.settings.schema import Settings, fields_of
+
+logger = logging.getLogger("legato.settings")
 
 # A setting that is not at its default, and what it has no effect without, or with a value of.
 _WITHOUT = (
@@ -71,3 +75,24 @@ def without_reuse(settings: Settings, architecture: str) -> dict[str, Any]:
                 "blocks do not hold"
             )
     return {"swap": "never", "num_saved_states": 0}
+
+
+def with_room_for_drafts(
+    settings: Settings, values: Mapping[str, Any], architecture: str
+) -> dict[str, Any]:
+    """Changes of the scheduler's settings for a model with layers that keep a state: steps hold
+    drafts only beside all that would be computed again, were every draft wrong. Raises
+    SettingsError where drafts are asked for and steps, of a size that is written, leave none."""
+    most, num_requests = values["max_step_tokens"], values["max_requests"]
+    if values["drafter"] == "none" or most > num_requests:
+        return {}
+    if "max_step_tokens" not in settings.scheduling.model_fields_set:
+        return {"max_step_tokens": num_requests + (values["max_drafts"] or DEFAULT_MAX_DRAFTS)}
+    problem = (
+        f"scheduling.max_step_tokens: {most} leaves no room for drafts beside {num_requests} "
+        f"requests (max_requests) of {architecture}, whose layers keep a state"
+    )
+    if settings.speculation.model_fields_set:
+        raise SettingsError(f"{problem}; `speculation.drafter: none` accepts it")
+    logger.warning("%s: speculation.drafter is none", problem)
+    return {"drafter": "none"}

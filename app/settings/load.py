@@ -19,7 +19,7 @@ from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.models.config import DecoderConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
-from app.settings.effects import without_effect, without_reuse
+from app.settings.effects import with_room_for_drafts, without_effect, without_reuse
 from app.settings.fleet import FleetSettings
 from app.settings.messages import in_section, message_of
 from app.settings.model_folder import (
@@ -269,6 +269,8 @@ def _scheduler(settings: Settings, config: DecoderConfig) -> SchedulerConfig:
             f"scheduling.max_step_tokens: less than the {least} of token_budget and max_requests"
         )
     values["max_step_tokens"] = max(values["max_step_tokens"], least)
+    if config.mixer is not None:
+        values |= with_room_for_drafts(settings, values, config.architecture)
     scheduler = SchedulerConfig(
         num_blocks=1,  # filled in once the stages have reported their memory
         num_stages=settings.parallel.pipeline_stages,

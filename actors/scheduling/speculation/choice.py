@@ -157,18 +157,22 @@ def best_number(most: int, value: Callable[[int], float]) -> tuple[int, float]:
     return best, top
 
 
-def least_rate(gain: float, most: int) -> float:
+def least_rate(gain: float, most: int, goes_back: bool = False) -> float:
     """The acceptance rate from which `most` drafts bring so many tokens; 1.0 if they never do.
+    goes_back: as of `choose`; if one is wrong, they must bring as many again.
 
     >>> round(least_rate(0.5, 1), 2), round(least_rate(0.75, 2), 2), least_rate(3.0, 2)
     (0.5, 0.5, 1.0)
+    >>> round(least_rate(0.5, 1, goes_back=True), 2)
+    0.67
     """
     low, high = 0.0, 1.0
     if gain >= most:
         return high
     for _ in range(12):
         rate = (low + high) / 2
-        if sum([rate**depth for depth in range(1, most + 1)]) < gain:
+        needed = gain * (2.0 - rate**most) if goes_back else gain
+        if sum([rate**depth for depth in range(1, most + 1)]) < needed:
             low = rate
         else:
             high = rate

@@ -48,8 +48,11 @@ class Speculation:
         self._had_room = True  # for drafts in the last step
         # Where layers keep a state, which is of the slice's end
         self._goes_back = config.num_saved_states is not None
-        self.is_on = config.drafter in ("lookup", "model") or (
-            config.drafter == "auto" and cost_model is not None
+        # Else planning would wait for drafts of which none ever fits (`StepBuilder`)
+        has_room = not self._goes_back or config.max_step_tokens > config.most_requests
+        self.is_on = has_room and (
+            config.drafter in ("lookup", "model")
+            or (config.drafter == "auto" and cost_model is not None)
         )
         # With a draft model, or from the first request with a grammar on
         self._asking: Asking | None = None
@@ -235,7 +238,8 @@ class Speculation:
             others = num_decodes - number
             drafted = StepShape(others, (mean + 1) * others, ((mean, 1 + count),) * number)
             longer = self.cost_model.step_s(drafted) / alone_s - 1.0
-            lowest = min(lowest, least_rate(longer * num_decodes / number, count))
+            gain = longer * num_decodes / number
+            lowest = min(lowest, least_rate(gain, count, self._goes_back))
             if lowest <= LEAST_CHANCE:
                 break
         self._least_rate = max(lowest, LEAST_CHANCE)

@@ -110,3 +110,26 @@ def test_a_model_with_states_drafts(tiny_model: Callable[..., Path], variant: st
     scheduler = resolve(parse({"model": model, "speculation": speculation})).scheduler
     assert scheduler.draft_model == drafts
     assert scheduler.num_saved_states == (None if variant == "llama" else 0)
+
+
+def test_models_with_states_have_room_for_drafts_or_say_that_they_have_none(
+    tiny_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their steps hold drafts only beside a decode of each request that may run."""
+    args: dict[str, Any] = {"model": {"path": str(tiny_model("qwen3-5"))}}
+    args["parallel"] = {"backend": "cpu"}
+    many = {"max_requests": 9000}
+    chosen = resolve(parse({**args, "scheduling": many})).scheduler
+    assert (chosen.drafter, chosen.max_step_tokens) == ("auto", 9008)
+    tight = {"max_requests": 64, "max_step_tokens": 64}
+    with caplog.at_level("WARNING", "legato.settings"):
+        chosen = resolve(parse({**args, "scheduling": tight})).scheduler
+    assert (chosen.drafter, chosen.max_step_tokens) == ("none", 64)
+    assert "max_step_tokens: 64 leaves no room for drafts beside 64 requests" in caplog.text
+    for asked in ({"drafter": "lookup"}, {"max_drafts": 4}):
+        with pytest.raises(SettingsError, match=r"scheduling\.max_step_tokens: 64 leaves no room"):
+            resolve(parse({**args, "scheduling": tight, "speculation": asked}))
+    scheduling = {**tight, "max_step_tokens": 65}
+    assert resolve(parse({**args, "scheduling": scheduling})).scheduler.drafter == "auto"
+    args["model"] = {"path": str(tiny_model("llama"))}
+    assert resolve(parse({**args, "scheduling": tight})).scheduler.drafter == "auto"

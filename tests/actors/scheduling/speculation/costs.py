@@ -9,12 +9,13 @@ from actors.scheduling.plan import StepShape
 
 @dataclass(frozen=True)
 class Costs:
-    """A step takes as long as its tokens, but never less than `least` of them."""
+    """A step takes as long as its tokens and so many more, but never less than `least` of them."""
 
     least: int
+    more: int = 0
 
     def step_s(self, shape: StepShape) -> float:
-        return 0.001 * max(self.least, shape.num_tokens)
+        return 0.001 * (self.more + max(self.least, shape.num_tokens))
 
     latency_s = step_s
 

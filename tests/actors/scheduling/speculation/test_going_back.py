@@ -21,7 +21,7 @@ STATES = {"num_saved_states": 2, "swap": "never", "max_requests": 8}
 
 
 def driver_of(costs: Costs | None, **changes: Any) -> Driver:
-    settings = config(**STATES, **changes)
+    settings = config(**{**STATES, **changes})
     return Driver(settings, build_core(settings, budget=FixedBudget(128), cost_model=costs))
 
 
@@ -105,6 +105,42 @@ def test_background_requests_go_on_after_wrong_drafts(budget: int) -> None:
     assert len(beside) > 1
     driver.drain()
     driver.check_everyone_finished()
+
+
+def num_waits(costs: Costs | None, rate: float, **changes: Any) -> tuple[int, int]:
+    """With lookahead: how often no step was planned ahead of four streams whose drafts are right
+    with this probability, and the drafts."""
+    driver = driver_of(costs, lookahead=True, drafter="auto" if costs else "lookup", **changes)
+    for number in range(4):
+        with_oracle(driver, copying(number, length=60, seed=number), wrong=10**6)
+        drafter = driver.core.requests.by_id[number].drafter
+        assert drafter is not None
+        drafter.acceptance_rate = rate
+    while len(driver.core.requests.decoding) < 4:
+        driver.answer()
+    num = 0
+    for _ in range(20):
+        driver.answer()
+        num += len(driver.outstanding) < 2
+    return num, driver.core.speculation.num_drafts
+
+
+def test_no_plan_waits_for_drafts_that_cannot_pay_as_a_wrong_one_costs_twice() -> None:
+    """A draft takes as long as 0.4 of the tokens of four decodes, and as long again if it is wrong:
+    it pays from a rate of 0.4 on, and with states from one of 0.57."""
+    for rate, pays, pays_with_states in ((0.53, True, False), (0.7, True, True)):
+        plain = num_waits(Costs(1, more=6), rate, num_saved_states=None)
+        with_states = num_waits(Costs(1, more=6), rate)
+        assert [bool(n) for n in plain] == [pays] * 2
+        assert [bool(n) for n in with_states] == [pays_with_states] * 2
+
+
+def test_no_plan_waits_for_drafts_that_never_fit() -> None:
+    """Buffers that hold a decode of each request, and nothing to be computed again."""
+    assert num_waits(None, 0.9, max_step_tokens=8) == (0, 0)
+    waits, drafts = num_waits(None, 0.9, max_step_tokens=10)
+    assert waits
+    assert drafts
 
 
 _COSTS = {"name": "slow", "tokens_s": [[1, 0.01], [64, 0.011], [128, 0.015], [1024, 0.12]]}
