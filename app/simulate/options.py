@@ -159,8 +159,8 @@ class TaskOptions:
     search: Annotated[
         str,
         typer.Option(
-            help="MODEL/DEVICE or a cost model: the cheapest TP, PP and budget for --qps, or with "
-            "--ways what holds most on --gpus."
+            help="MODEL/DEVICE, a model folder or a cost model: the cheapest TP, PP and budget for "
+            "--qps, or with --ways what holds most on --gpus."
         ),
     ] = ""
     ways: Annotated[

@@ -26,7 +26,7 @@ import numpy as np
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.setting import fits, in_words
 from app.paths import locate
-from app.simulate.hardware.model_config import is_model_config, read_shape
+from app.simulate.hardware.model_config import shape_at
 from app.simulate.hardware.networks import all_reduce_s, send_s
 from app.simulate.hardware.operators import CONFIGS, read_operators
 from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape, experts_touched
@@ -47,11 +47,9 @@ def load_model(name: str | Path) -> CostModel:
 
     Raises OSError, or ValueError naming those there are or what is wrong in the file.
     """
+    if (shape := shape_at(name)) is not None:
+        return _on_fewest(shape, "a100")
     path = locate(name)
-    if path.is_dir():
-        path /= "config.json"
-    if is_model_config(path):
-        return _on_fewest(read_shape(path), "a100")
     if path.suffix != ".json":
         path = CONFIGS / f"{name}.json"
         if not path.exists():
@@ -112,7 +110,9 @@ def compose(
             raise ValueError(f"unknown {kind} {name_!r}; known: {', '.join(sorted(known))}")
     shape = MODELS[model] if isinstance(model, str) else model
     target = DEVICES[device]
-    data = read_operators(device)["layers"][shape.profiled]
+    data = read_operators(device)["layers"].get(shape.profiled)
+    if data is None:
+        raise ValueError(f"no published timings of layers of {shape.profiled} on {device}")
     layers = -(-shape.num_layers // num_stages)
     tokens, layer_s = _layer_seconds(shape, device, tensor_ranks)
     sizes = [2.0 * n * shape.hidden for n in tokens]
@@ -180,7 +180,7 @@ def operator_ms(
         "",
     ).matrices
     scale = {group: size / reference[group] for group, size in shape.matrices.items()}
-    scale["other"] = shape.hidden / profiled["hidden"]
+    scale["other"] = shape.hidden / profiled["hidden"] * shape.norms_per_layer / 2
     tokens = [int(n) for n in table["tokens"]]
     groups = {group: [factor * ms for ms in table[group]] for group, factor in scale.items()}
     if (experts := shape.experts) is not None:
@@ -228,11 +228,11 @@ def _attention(
     states_s = 0.0
     if (states := shape.states) is not None:
         # A step reads the states of each request and writes them, as fast as it reads KV.
-        part = states.num_layers / shape.num_layers
+        part = shape.state_layers / shape.num_layers
         kv_bytes = 4.0 * profiled["kv_heads_per_rank"] * profiled["head_dim"]
         byte_s = profiled["decode_kv_s"] / kv_bytes * device.attention_memory
         states_s = layers * part * 2 * states.state_bytes / tensor_ranks * byte_s
-        layers *= 1.0 - part
+    layers *= shape.attention_layers / shape.num_layers
     return {
         "decode_batch_s": layers * profiled["decode_batch_s"],
         "prefill_slice_s": layers * profiled["prefill_slice_s"] + states_s,

@@ -1,4 +1,5 @@
-"""The shape of a model by the config.json of its folder, dense or with mixtures of experts.
+"""The shape of a model by the config.json of its folder: dense, with mixtures of experts, with
+layers that keep states.
 
 Keys have Llama's names. What another family calls otherwise is read where it is listed here; a
 config that lacks a dimension under these names is refused.
@@ -8,15 +9,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.paths import locate
 from app.simulate.hardware.operators import read_operators
 from app.simulate.hardware.shapes import Experts, ModelShape, StateLayers
 
-_UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM")
+_UNGATED = ("FalconForCausalLM", "Starcoder2ForCausalLM", "NemotronHForCausalLM")
 _PARALLEL = ("CohereForCausalLM", "Cohere2ForCausalLM", "FalconForCausalLM")
+_NEMOTRON_H, _FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
+# Nemotron-H's layers have one part each.
+_PARTS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_STATES = {"mamba", "linear_attention"}
 # Families whose `sliding_window` holds in every layer; in others, `layer_types` has to say so.
 _WINDOWED = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM")
 _ATTENTION = {"attention", "full_attention", "sliding_attention"}
@@ -35,6 +41,15 @@ def is_model_config(path: Path) -> bool:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return isinstance(content, dict) and "architectures" in content
+
+
+def shape_at(name: str | Path) -> ModelShape | None:
+    """That of the model in this folder, or of this config.json; None: it is neither. Raises as
+    `read_shape`."""
+    path = locate(name)
+    if path.is_dir():
+        return read_shape(path / "config.json")
+    return read_shape(path) if is_model_config(path) else None
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -61,6 +76,8 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
         if keys.get(key):
             raise ValueError(f"layers whose heads differ in size ({key}) have no published timings")
     architecture = (keys.get("architectures") or [""])[0]
+    if architecture == _NEMOTRON_H:
+        keys = _of_nemotron_h(keys)
     hidden, heads = keys["hidden_size"], keys["num_attention_heads"]
     num_layers = keys["num_hidden_layers"]
     inner = keys.get("intermediate_size") or keys.get("ffn_hidden_size")
@@ -85,13 +102,48 @@ def shape_of_config(keys: Mapping[str, Any], name: str) -> ModelShape:
         keys["vocab_size"],
         _nearest(hidden, width),
         gated=architecture not in _UNGATED,
-        all_reduces=1 if architecture in _PARALLEL else 2,
+        all_reduces=1 if architecture in (*_PARALLEL, _NEMOTRON_H) else 2,
         window=_window(keys, architecture),
         max_model_len=keys["max_position_embeddings"],
         experts=experts,
-        states=_states(keys, num_layers),
+        states=_states(keys, num_layers, architecture),
         gated_attention=bool(keys.get("linear_num_value_heads")),
+        attending=_attending(keys, num_layers, architecture),
+        mlps=_count(keys, {"mlp", "moe"}) if architecture == _NEMOTRON_H else None,
     )
+
+
+def _of_nemotron_h(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Under Llama's names, with the defaults of `actors.stage.models.families_mamba`."""
+    kinds = keys.get("layers_block_type") or keys.get("layer_types")
+    if not kinds:
+        kinds = [_PARTS[letter] for letter in keys["hybrid_override_pattern"]]
+    num_experts = keys["n_routed_experts"] if "moe" in kinds else 0
+    return {
+        **keys,
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "head_dim": keys.get("attention_head_dim") or keys.get("head_dim") or 128,
+        "n_routed_experts": num_experts,
+        "num_experts_per_tok": keys["num_experts_per_tok"] if num_experts else 0,
+        "shared_expert_intermediate_size": keys.get("moe_shared_expert_intermediate_size"),
+        "mamba_n_heads": keys.get("mamba_num_heads", 128),
+        "mamba_d_head": keys.get("mamba_head_dim", 64),
+        "mamba_n_groups": keys.get("n_groups", 8),
+        "mamba_d_state": keys.get("ssm_state_size", 128),
+        "mamba_d_conv": keys.get("conv_kernel", 4),
+    }
+
+
+def _count(keys: Mapping[str, Any], kinds: Collection[str]) -> int:
+    return sum(kind in kinds for kind in keys["layer_types"])
+
+
+def _attending(keys: Mapping[str, Any], num_layers: int, architecture: str) -> int | None:
+    """Where layers have attention and states side by side, or have neither; else None."""
+    if architecture == _FALCON_H1:
+        return num_layers
+    return _count(keys, _ATTENTION) if architecture == _NEMOTRON_H else None
 
 
 def _lfm2_inner(keys: Mapping[str, Any], inner: int | None) -> int | None:
@@ -105,12 +157,12 @@ def _lfm2_inner(keys: Mapping[str, Any], inner: int | None) -> int | None:
     return -(-adjusted // multiple) * multiple
 
 
-def _states(keys: Mapping[str, Any], num_layers: int) -> StateLayers | None:
+def _states(keys: Mapping[str, Any], num_layers: int, architecture: str) -> StateLayers | None:
     """Raises ValueError for layers that are divided otherwise."""
-    if set(keys.get("layer_types") or [""]) <= _ATTENTION:
+    if architecture != _FALCON_H1 and set(keys.get("layer_types") or [""]) <= _ATTENTION:
         return None
     for key in ("hybrid_override_pattern", "mamba_num_heads", "mamba_d_ssm"):
-        if keys.get(key):
+        if keys.get(key) and architecture not in (_NEMOTRON_H, _FALCON_H1):
             raise ValueError(f"no layers of attention or states and an MLP each ({key})")
     if "linear_num_value_heads" in keys:
         heads, key_heads = keys["linear_num_value_heads"], keys["linear_num_key_heads"]
@@ -123,7 +175,8 @@ def _states(keys: Mapping[str, Any], num_layers: int) -> StateLayers | None:
         heads, groups = keys["mamba_n_heads"], keys.get("mamba_n_groups", 1)
         head_dim = keys.get("mamba_d_head", "auto")
         if head_dim == "auto":
-            head_dim = keys.get("mamba_expand", 2) * keys["hidden_size"] // heads
+            width = keys.get("mamba_d_ssm") or keys.get("mamba_expand", 2) * keys["hidden_size"]
+            head_dim = width // heads
         outputs = heads * head_dim
         channels = outputs + 2 * groups * keys["mamba_d_state"]
         inputs = channels + outputs + heads
@@ -133,14 +186,21 @@ def _states(keys: Mapping[str, Any], num_layers: int) -> StateLayers | None:
         inputs, taps, matrices = 3 * channels, keys["conv_L_cache"], 0
     else:
         return None
-    num_attending = _num_attending(keys, num_layers)
-    if not 0 < num_attending < num_layers:
+    num_attending = _num_attending(keys, num_layers, architecture)
+    num_states = num_layers - num_attending
+    if architecture == _NEMOTRON_H:
+        num_states = _count(keys, _STATES)
+    elif architecture == _FALCON_H1:
+        num_states = num_layers
+    if num_attending <= 0 or num_states <= 0:
         raise ValueError("no layers of both attention and states")
     state_bytes = 4 * matrices + 2 * (taps - 1) * channels
-    return StateLayers(num_layers - num_attending, inputs, outputs, state_bytes)
+    return StateLayers(num_states, inputs, outputs, state_bytes)
 
 
-def _num_attending(keys: Mapping[str, Any], num_layers: int) -> int:
+def _num_attending(keys: Mapping[str, Any], num_layers: int, architecture: str) -> int:
+    if (known := _attending(keys, num_layers, architecture)) is not None:
+        return known
     if kinds := keys.get("layer_types"):
         return sum(kind in _ATTENTION for kind in kinds)
     for key in ("full_attn_idxs", "attn_layer_indices"):
@@ -166,6 +226,9 @@ def _experts(keys: Mapping[str, Any], num_layers: int) -> Experts | None:
     every = keys.get("decoder_sparse_step") or keys.get("moe_layer_interval") or 1
     plain = keys.get("mlp_only_layers") or ()
     first = next((keys[key] for key in _FIRST if keys.get(key)), 0)
+    if "moe" in (kinds := keys.get("layer_types") or ()):  # of layers with one part each
+        with_experts = [layer for layer, kind in enumerate(kinds) if kind == "moe"]
+        return Experts(number, keys["num_experts_per_tok"], width, len(with_experts), shared)
     with_experts = [
         layer
         for layer in range(first, num_layers)

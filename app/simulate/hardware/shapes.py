@@ -50,6 +50,8 @@ class ModelShape:
     profiled: the layer shape whose published timings are scaled to this one. gated: the MLP has a
     gate beside its up projection. window: attention window in tokens, 0 for none. intermediate:
     inner size of the MLP in layers without experts. gated_attention: so is the result of attention.
+    attending: layers with attention; None: those without states. mlps: layers with an MLP or
+    experts; None: all.
     """
 
     name: str
@@ -62,32 +64,50 @@ class ModelShape:
     vocab: int
     profiled: str
     gated: bool = True
-    all_reduces: int = 2  # per layer; 1 where attention and MLP run in parallel
+    all_reduces: int = 2  # per layer; 1 where attention and MLP run in parallel, or in one each
     window: int = 0
     max_model_len: int = 16384
     experts: Experts | None = None
     states: StateLayers | None = None
     gated_attention: bool = False
+    attending: int | None = None
+    mlps: int | None = None
+
+    @property
+    def state_layers(self) -> int:
+        return self.states.num_layers if self.states else 0
 
     @property
     def attention_layers(self) -> int:
-        return self.num_layers - (self.states.num_layers if self.states else 0)
+        return self.num_layers - self.state_layers if self.attending is None else self.attending
+
+    @property
+    def mlp_layers(self) -> int:
+        return self.num_layers if self.mlps is None else self.mlps
+
+    @property
+    def norms_per_layer(self) -> float:
+        """One before attention or states, side by side or not, and one before an MLP."""
+        mixing = min(self.num_layers, self.attention_layers + self.state_layers)
+        return (mixing + self.mlp_layers) / self.num_layers
 
     @property
     def matrices(self) -> dict[str, float]:
         """Weights by operator group that every token passes: of a layer, as a mean over layers."""
-        share, inner, router = self.expert_share, float(self.intermediate), 0.0
+        share, router = self.expert_share, 0.0
+        inner = self.intermediate * (self.mlp_layers / self.num_layers - share)
         if self.experts is not None:
-            inner += share * (self.experts.shared - inner)
+            inner += share * self.experts.shared
             router = share * self.experts.number * self.hidden
         mlp = self.mlp(inner)
         query = self.heads * (2 if self.gated_attention else 1)
         qkv = float((query + 2 * self.kv_heads) * self.head_dim)
         out = float(self.heads * self.head_dim)
         if self.states is not None:
-            part = self.states.num_layers / self.num_layers
-            qkv += part * (self.states.inputs - qkv)
-            out += part * (self.states.outputs - out)
+            with_states = self.state_layers / self.num_layers
+            attending = self.attention_layers / self.num_layers
+            qkv = attending * qkv + with_states * self.states.inputs
+            out = attending * out + with_states * self.states.outputs
         return {
             "qkv": self.hidden * qkv,
             "out": self.hidden * out,
@@ -121,7 +141,7 @@ class ModelShape:
     @property
     def state_bytes(self) -> float:
         """Of one request: two rows that steps read and write in turn, and one that is saved."""
-        return 3.0 * self.states.num_layers * self.states.state_bytes if self.states else 0.0
+        return 3.0 * self.state_layers * self.states.state_bytes if self.states else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import compose, load_model
-from app.simulate.hardware.shapes import MODELS
+from app.simulate.hardware.model_config import shape_at
+from app.simulate.hardware.shapes import DEVICES, MODELS
 from app.simulate.run.capacity import probe_load, search_capacity
 from app.simulate.run.processes import each
 from app.simulate.run.simulation import Deployment, scheduler_config
@@ -28,7 +29,8 @@ from app.simulate.workload.specs import TrafficSpec
 class Candidate:
     """A kind of engine: devices a replica = tensor_ranks x num_stages.
 
-    device: "": model is the name or file of a cost model.
+    model: a name of `MODELS`, or a model's folder or its config.json. device: "": model is the name
+    or file of a cost model.
     """
 
     model: str
@@ -52,7 +54,8 @@ class Candidate:
         """Raises ValueError for what has no published timings, and if the weights do not fit."""
         if not self.device:
             return load_model(self.model)
-        return compose(self.model, self.device, self.tensor_ranks, self.num_stages)
+        shape = None if self.model in MODELS else shape_at(self.model)
+        return compose(shape or self.model, self.device, self.tensor_ranks, self.num_stages)
 
     def config(self, model: CostModel, tbt_s: float) -> SchedulerConfig:
         return scheduler_config(
@@ -110,16 +113,14 @@ def candidates(
 ) -> list[Candidate]:
     """Every combination on at most `max_devices` devices a replica.
 
-    target: `MODEL/DEVICE` (MODEL: on an A100), or the name or file of a cost model. Raises
-    ValueError or OSError for a cost model that is not there.
+    target: `MODEL/DEVICE` (MODEL: on an A100; it may be a folder), or the name or file of a cost
+    model. Raises ValueError or OSError for one that is not there.
     """
-    model, _, device = target.partition("/")
-    if is_cost_model(target):
-        known = load_model(target)
+    model, device = divided(target)
+    if not device:
+        known = load_model(model)
         degrees = [(known.tensor_ranks, known.num_stages)]
-        model, device = target, ""
     else:
-        device = device or "a100"
         degrees = [(r, s) for r in tensor_ranks for s in num_stages if r * s <= max_devices]
     return [
         Candidate(model, device, ranks, stages, policy, budget, tokens)
@@ -129,9 +130,21 @@ def candidates(
     ]
 
 
+def divided(target: str) -> tuple[str, str]:
+    """Model and device of a search's target; no device: it is a cost model. A folder's name may
+    hold slashes, too. Raises OSError or ValueError for a folder that describes no model."""
+    model, _, device = target.rpartition("/")
+    for name, of in ((target, "a100"), (model, device)):
+        if name in MODELS or (name and of in DEVICES and shape_at(name) is not None):
+            return name, of
+    if target.endswith(".json") or "/" not in target:
+        return target, ""
+    return model, device
+
+
 def is_cost_model(target: str) -> bool:
     """Whether a target of a search is a cost model, and not MODEL/DEVICE."""
-    return target.endswith(".json") or ("/" not in target and target not in MODELS)
+    return not divided(target)[1]
 
 
 def judge(

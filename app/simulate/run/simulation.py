@@ -110,6 +110,9 @@ def scheduler_config(
         drafter="none",  # another one drafts where a `Deployment` has an acceptance
     )
     config: SchedulerConfig = replace(base, **changes)  # type: ignore[arg-type]
+    # No more than all requests at full length can be used, so an engine has no more
+    most_blocks = config.max_requests * -(-config.max_model_len // block_size) + 1
+    config = replace(config, num_blocks=min(config.num_blocks, most_blocks))
     if not model.state_tokens:
         return config
     return with_prefix_cache(replace(config, num_saved_states=0), config.prefix_cache)

@@ -65,6 +65,58 @@ QWEN3_5 = BASE | {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
 }
+# As published: Nemotron Nano 9B v2, Nemotron 3 Nano 30B-A3B, Falcon-H1 7B.
+NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"],
+    "attention_head_dim": 128,
+    "conv_kernel": 4,
+    "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "intermediate_size": 15680,
+    "mamba_head_dim": 80,
+    "mamba_num_heads": 128,
+    "max_position_embeddings": 131072,
+    "n_groups": 8,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 56,
+    "num_key_value_heads": 8,
+    "ssm_state_size": 128,
+    "vocab_size": 131072,
+}
+NEMOTRON_3 = NEMOTRON_H | {
+    "head_dim": 128,
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856,
+    "mamba_head_dim": 64,
+    "mamba_num_heads": 64,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 52,
+    "num_key_value_heads": 2,
+}
+FALCON_H1 = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "attn_layer_indices": None,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 128,
+    "mamba_d_ssm": 3072,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 24,
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 44,
+    "num_key_value_heads": 2,
+    "vocab_size": 130048,
+}
 DEEP = BASE | {
     "first_k_dense_replace": 3,
     "moe_intermediate_size": 1024,
@@ -141,6 +193,8 @@ def test_configs_that_lack_something_say_what(tmp_path: Path) -> None:
         (BASE | {"global_head_dim": 512}, "heads differ in size"),
         (BASE | {"hybrid_override_pattern": "M*-", "mamba_num_heads": 4}, "and an MLP each"),
         (BASE | {"mamba_d_ssm": 64, "mamba_n_heads": 4}, r"\(mamba_d_ssm\)"),
+        (NEMOTRON_H | {"hybrid_override_pattern": "M-M-"}, "no layers of both"),
+        (NEMOTRON_H | {"hybrid_override_pattern": "*-*-"}, "no layers of both"),
         (QWEN3_5 | {"layer_types": ["linear_attention"] * 32}, "no layers of both"),
     ):
         path.write_text(json.dumps(config), "utf-8")
@@ -203,3 +257,40 @@ def test_layers_with_states_have_no_growing_cost_but_that_of_moving_them() -> No
         3 * 24 * hybrid.states.state_bytes / hybrid.kv_bytes_per_token, abs=1
     )
     assert one.state_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv_layers", "layers", "state_bytes"),
+    [  # a state: heads x their size x state in float32, and three inputs of the convolution
+        (NEMOTRON_H, 8.9e9, 4, (27, 4, 25), 4 * 128 * 80 * 128 + 6 * (128 * 80 + 2 * 8 * 128)),
+        (NEMOTRON_3, 31.6e9, 6, (23, 6, 23), 4 * 64 * 64 * 128 + 6 * (64 * 64 + 2 * 8 * 128)),
+        (FALCON_H1, 7.6e9, 44, (44, 44, 44), 4 * 24 * 128 * 256 + 6 * (24 * 128 + 2 * 256)),
+    ],
+)
+def test_layers_of_one_part_each_and_of_attention_and_states_side_by_side(
+    config: dict[str, Any],
+    parameters: float,
+    kv_layers: int,
+    layers: tuple[int, int, int],
+    state_bytes: int,
+) -> None:
+    shape = shape_of_config(config, "it")
+    assert shape.weight_bytes / 2 == pytest.approx(parameters, rel=0.01)
+    assert shape.kv_bytes_per_token == 4 * kv_layers * 128 * config["num_key_value_heads"]
+    assert shape.states is not None
+    assert (shape.state_layers, shape.attention_layers, shape.mlp_layers) == layers
+    assert shape.states.state_bytes == state_bytes
+    attending = replace(shape, states=None, attending=shape.num_layers, mlps=shape.num_layers)
+    one, all_of_all = (
+        compose(replace(s, profiled="llama-2-70b"), "a100", 2, 1) for s in (shape, attending)
+    )
+    share = kv_layers / shape.num_layers
+    assert one.decode_kv_s == pytest.approx(share * all_of_all.decode_kv_s)
+
+
+def test_parts_of_nemotron_h_are_read_under_both_names() -> None:
+    names = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    for config in (NEMOTRON_H, NEMOTRON_3):
+        kinds = [names[letter] for letter in config["hybrid_override_pattern"]]
+        renamed = config | {"hybrid_override_pattern": None, "layers_block_type": kinds}
+        assert shape_of_config(renamed, "it") == shape_of_config(config, "it")

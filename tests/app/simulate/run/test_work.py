@@ -6,6 +6,7 @@ import pytest
 
 from actors.scheduling.cost.model import CostModel
 from app.simulate.run.deployment import divided_memory
+from app.simulate.run.simulation import scheduler_config
 from app.simulate.run.work import Work
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
@@ -34,3 +35,11 @@ def test_states_take_at_most_half_of_memory() -> None:
     assert divided_memory(model, 128) == (10, 5000)
     work = Work.of(model, generate(poisson(1.0), fixed_lengths(16, 32), 10))
     assert work.output_s == pytest.approx(32 * 0.010 / 10)
+
+
+def test_an_engine_has_no_more_kv_than_its_requests_can_use() -> None:
+    """As `EngineConfig.cache_sizes` caps it, or a prefix cache would hold what no engine holds."""
+    model = CostModel("roomy", tokens_s=((1, 0.01),), kv_tokens=10**6, max_model_len=1000)
+    assert scheduler_config(model, max_requests=8).num_blocks == 8 * 63 + 1
+    assert scheduler_config(model, max_requests=8, max_model_len=160).num_blocks == 8 * 10 + 1
+    assert scheduler_config(model, max_requests=1000).num_blocks == 10**6 // 16
