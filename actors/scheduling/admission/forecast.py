@@ -250,10 +250,10 @@ class Predictor:
         return len(decoding) ** 2 / max(2.0 * left * self.pace_s(engine), 1e-6)
 
     def pace_s(self, engine: EngineView, more: int = 0) -> float:
-        """Mean time between tokens of the decodes, or the objective before the first token. At
-        least the step time of the decodes alone, because there may have been fewer before.
+        """Mean time between tokens of the decodes. At least the step time of the decodes alone,
+        because there may have been fewer before.
 
-        more: decodes to come; before the first token it is then that step time, with them."""
+        more: decodes to come; before the second token it is then that step time, with them."""
         span_s, count = 0.0, 0
         for view in engine.decoding:
             if view.first_token_s is not None and view.last_token_s is not None:
@@ -261,8 +261,21 @@ class Predictor:
                 count += view.num_output_tokens - 1
         mix = self._decodes(engine, more)
         alone_s = self.cost.profile.latency_s(mix) * self.cost.ratio(mix)
-        unknown_s = 0.0 if more else self.tbt_s or 0.0
-        return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else unknown_s)
+        if count > 0 and span_s > 0.0:
+            return max(alone_s, span_s / count)
+        if more or not engine.decoding:
+            return alone_s
+        return self._first_pace_s(engine, mix, alone_s)
+
+    def _first_pace_s(self, engine: EngineView, decodes: Mix, alone_s: float) -> float:
+        """While none has a second token: full steps as long as there is prefill, then the decodes
+        alone, as a mean over what is left of them."""
+        full = self._beside(decodes, self._full_step(decodes, self.tightest_s(engine))[0])
+        full_s = self.cost.profile.latency_s(full) * self.cost.ratio(full)
+        left = sum([v.max_length - v.num_tokens for v in engine.decoding]) / len(engine.decoding)
+        num_full = pending_tokens(engine) / (full.num_tokens - decodes.num_tokens)
+        share = min(1.0, num_full / max(1.0, left * self.peak.expected_share))
+        return alone_s + share * max(0.0, full_s - alone_s)
 
     def least_ttft_s(self, num_tokens: int) -> float:
         """Seconds to the first token of a prompt without cached tokens, on an idle engine."""

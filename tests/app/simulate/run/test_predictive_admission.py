@@ -39,6 +39,22 @@ def test_below_capacity_no_request_is_refused() -> None:
     assert overload(0.5, "predictive").summary().num_refused == 0
 
 
+@pytest.mark.parametrize("tbt_s", [0.1, 1.0])
+def test_a_burst_on_an_idle_engine_is_not_refused_for_the_objective_of_streams(
+    tbt_s: float,
+) -> None:
+    """Twice as many as may run: the second half waits for the first streams, whose pace is not
+    known before their second tokens; it is the engine's, however loose the objective is."""
+    workload = generate(poisson(400.0), fixed_lengths(100, 100), 16)
+    config = scheduler_config(
+        MODEL, budget="adaptive", admission="predictive", tbt_s=tbt_s, ttft_s=5.0, max_requests=8
+    )
+    result = simulate(workload, Deployment(config, MODEL))
+    assert result.summary().num_refused == 0
+    ttft_s = np.array(result.record.first_token_s) - np.array(result.record.arrival_s)
+    assert 1.0 < ttft_s.max() < 5.0
+
+
 @pytest.mark.parametrize("factor", [3.0, 10.0])
 def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
     peak = max(overload(f, "predictive").summary().goodput for f in (0.8, 1.0, 1.1))
