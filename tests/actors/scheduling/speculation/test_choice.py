@@ -108,6 +108,15 @@ def test_drafts_of_a_slice_that_computes_tokens_again() -> None:
     long = StepShape(prefills=((10, 12), chunk), num_drafted=1)
     assert choose(Costs(4), long, [Wish(10, 0.6, 1, 12)], 9, goes_back=True) == [0]
     assert choose(Costs(40), long, [Wish(10, 0.6, 1, 12)], 9, goes_back=True) == [1]
+    # What it computes again takes most of the step, and a draft little more.
+    alone = StepShape(prefills=((10, 12),), num_drafted=1)
+    assert choose(Costs(1, more=4), alone, [Wish(10, 0.97, 1, 12)], 9, goes_back=True) == [1]
+
+
+def test_a_step_is_planned_late_only_for_a_share_of_all_its_decodes() -> None:
+    """A twentieth of eight: drafts that cost nothing must bring so much together."""
+    for rate, counts in ((0.3, [0]), (0.5, [1])):
+        assert choose(Costs(64), StepShape(8, 88), [Wish(10, rate, 1)], 9) == counts
 
 
 @dataclass(frozen=True)
