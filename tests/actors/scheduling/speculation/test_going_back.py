@@ -198,3 +198,44 @@ def test_drafts_never_take_longer_than_they_save(least: int, num_requests: int) 
     assert max(drafted_s) <= plain_s * (1 + 1e-9)
     if least >= 8:
         assert drafted_s[-1] < 0.4 * plain_s
+
+
+def test_no_plan_waits_where_the_token_in_flight_and_the_draft_are_hardly_both_right() -> None:
+    assert num_waits(None, 0.3, num_saved_states=None)[0] == 0
+    assert num_waits(None, 0.6, num_saved_states=None)[0] > 0
+
+
+def test_what_did_not_pay_is_looked_at_again_after_sixteen_steps() -> None:
+    """Drafts of these rates pay for one, as is predicted from time to time, but not together."""
+    driver = driver_of(Costs(1, more=6), lookahead=False, drafter="auto", num_saved_states=None)
+    for number in range(4):
+        with_oracle(driver, copying(number, length=60, seed=number), wrong=10**6)
+    states = [driver.core.requests.by_id[number] for number in range(4)]
+    for state in states:
+        assert state.drafter is not None
+        state.drafter.acceptance_rate = 0.45
+    while len(driver.core.requests.decoding) < 4:
+        driver.answer()
+    driver.answer()
+    for state in states:
+        assert state.drafter is not None
+        state.drafter.acceptance_rate = 0.95
+    before = len(driver.plans)
+    while not driver.plans[-1].drafts:
+        driver.answer()
+    assert 16 <= len(driver.plans) - before <= 18
+
+
+def test_prompts_that_leave_no_room_wait_for_no_drafts() -> None:
+    """Their steps are planned ahead, though the stream beside them has likely drafts."""
+    driver = Driver(config(token_budget=8, num_blocks=120))
+    with_oracle(driver, copying(1, length=100), wrong=10**6)
+    driver.answer()
+    driver.submit(replace(copying(2), prompt=tuple(range(80))))
+    driver.answer()
+    driver.answer()
+    depths = []
+    while driver.core.requests.prefilling:
+        driver.answer()
+        depths.append(len(driver.outstanding))
+    assert depths.count(2) > len(depths) // 2 > 2
