@@ -12,7 +12,7 @@ from kernels.registry import BackendError, resolve_backend
 from tests import tiny_models
 from tests.once_a_run import once_a_run
 
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 LENGTHS = (1, 2, 5, 16, 17, 40, 63)
 # Their angles depend on the longest sequence, their chunks begin at the first column, or their
 # biases make states of padding: their prompts are computed one at a time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -66,15 +67,23 @@ def make(
 ) -> Sequences:
     num_heads, num_kv_heads, dim = heads
     shape = AttentionShape(num_heads, num_kv_heads, dim, scale=dim**-0.5, **options)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(seed)
     tables, num_blocks = make_tables(lengths, block_size, seed)
     layer = BACKEND.allocate_kv(1, num_blocks, block_size, shape, kv_dtype or dtype, CPU)[0]
 
-    def draw(count: int) -> list[torch.Tensor]:
-        return [torch.randn(n, count, dim, generator=generator).to(dtype) for n in lengths]
-
-    q, k, v = draw(num_heads), draw(num_kv_heads), draw(num_kv_heads)
+    q, k, v = ([x.clone() for x in part] for part in _draw(tuple(lengths), heads, dtype, seed))
     return Sequences(q, k, v, tables, layer, block_size, shape, dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def _draw(
+    lengths: tuple[int, ...], heads: tuple[int, int, int], dtype: torch.dtype, seed: int
+) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads, dim = heads
+    return [
+        [torch.randn(n, count, dim, generator=generator).to(dtype) for n in lengths]
+        for count in (num_heads, num_kv_heads, num_kv_heads)
+    ]
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

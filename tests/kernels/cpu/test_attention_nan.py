@@ -6,13 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.cpu.batches import SETS, instruction_set
+from kernels.cpu.library import Isa
+from tests.kernels.cpu.batches import EACH_SET, instruction_set
 from tests.kernels.cpu.sequences import DTYPES, make
 
+pytestmark = EACH_SET
 
-@pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)
-def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with instruction_set(request.param):
+
+@pytest.fixture(autouse=True)
+def _isa(isa: Isa):  # type: ignore[no-untyped-def]
+    with instruction_set(isa):
         yield
 
 

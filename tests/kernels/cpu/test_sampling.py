@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,14 @@ if library.load() is None:
 
 from kernels.cpu import sampling as fast
 from kernels.random_stream import row_keys
-from tests.kernels.cpu.batches import SETS, instruction_set, threads
+from tests.kernels.cpu.batches import EACH_SET, instruction_set, threads
+
+pytestmark = EACH_SET
 
 
-@pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)
-def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    with instruction_set(request.param):
+@pytest.fixture(autouse=True)
+def _isa(isa: library.Isa):  # type: ignore[no-untyped-def]
+    with instruction_set(isa):
         yield
 
 
@@ -51,9 +55,8 @@ def uniform_rows(count: int, **columns: float) -> SamplingRows:
     )
 
 
-@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties", "constant"])
-@pytest.mark.parametrize("vocabulary", [1, 3, 31, 50, 1024, 5000, 49_152])
-def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> None:
+@functools.lru_cache(maxsize=1)
+def drawn_by_torch(vocabulary: int, kind: str) -> tuple[torch.Tensor, SamplingRows, list[int]]:
     rng = np.random.default_rng(vocabulary)
     count = 60 if vocabulary < 10_000 else 24
     scale = {"normal": 3.0, "flat": 0.05, "peaked": 12.0, "ties": 2.0, "constant": 0.0}[kind]
@@ -65,11 +68,16 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> Non
         logits[5, 1:] = -torch.inf
         logits[6, : vocabulary // 2] = -torch.inf
     rows = rows_of(rng, count, vocabulary)
-    before = logits.clone()
-    drawn = fast.sample(logits, rows)
-    assert torch.equal(logits, before)
-    expected = reference.sample(logits, rows)
-    assert drawn.tolist() == expected.tolist()
+    return logits, rows, reference.sample(logits, rows).tolist()
+
+
+@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties", "constant"])
+@pytest.mark.parametrize("vocabulary", [1, 3, 31, 50, 1024, 5000, 49_152])
+def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> None:
+    logits, rows, expected = drawn_by_torch(vocabulary, kind)
+    given = logits.clone()
+    assert fast.sample(given, rows).tolist() == expected
+    assert torch.equal(logits, given)
 
 
 @pytest.mark.parametrize("height", [0.0, 1e9, 1e17, 1e20])
@@ -172,18 +180,33 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert together.tolist() == alone
 
 
+NOISE_AT = [
+    (seed, position)
+    for seed in (0, 1, 12345, -1, 2**63 - 1)
+    for position in (0, 1, 77, 131_072, 2**40)
+]
+NOISE_OF = (0, 1, 77, 49_151, 262_143)
+
+
+@functools.cache
+def noise_of_torch() -> list[list[float]]:
+    """At each place, of these tokens, among all up to the last."""
+    found = []
+    for seed, position in NOISE_AT:
+        key = int(row_keys(np.array([seed]), np.array([position]))[0])
+        halves = torch.tensor([[key & 0xFFFFFFFF, key >> 32]])
+        whole_V = reference.gumbel_noise(halves, 0, NOISE_OF[-1] + 1)[0]
+        found.append(whole_V[[*NOISE_OF]].tolist())
+    return found
+
+
 def test_the_noise_has_the_same_bits() -> None:
     import ctypes
 
     number = ctypes.c_int64
     noise = library.function("legato_gumbel_noise", ctypes.c_double, number, number, number)
-    tokens = (0, 1, 77, 49_151, 262_143)
-    for seed in (0, 1, 12345, -1, 2**63 - 1):
-        for position in (0, 1, 77, 131_072, 2**40):
-            key = int(row_keys(np.array([seed]), np.array([position]))[0])
-            halves = torch.tensor([[key & 0xFFFFFFFF, key >> 32]])
-            whole_V = reference.gumbel_noise(halves, 0, tokens[-1] + 1)[0]
-            assert [noise(seed, position, t) for t in tokens] == whole_V[[*tokens]].tolist()
+    found = [[noise(seed, position, t) for t in NOISE_OF] for seed, position in NOISE_AT]
+    assert found == noise_of_torch()
 
 
 @pytest.mark.parametrize("vocabulary", [5, 49_152])

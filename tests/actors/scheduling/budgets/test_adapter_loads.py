@@ -59,13 +59,16 @@ class Stages:
         return plan
 
 
-def busy(model: CostModel, budget: str = "auto", prompts: int = 0, **changes: object) -> Stages:
-    """Streams that decode, and prompts of 2000 tokens that wait behind them."""
+def busy(
+    model: CostModel, budget: str = "auto", prompts: int = 0, output: int = 2000, **changes: object
+) -> Stages:
+    """Streams that decode, and prompts of 2000 tokens that wait behind them. output: tokens of each
+    stream."""
     settings = {"max_requests": 32, "tbt_s": TBT_S, **changes}
     config = modeled(model, budget=budget, **settings)
     stages = Stages(build_core(config, cost_model=OnlineCostModel(model)), model)
     for number in range(NUM_STREAMS):
-        stages.submit(Request(number, (1,) * 50, SamplingParams(2000), 0.0))
+        stages.submit(Request(number, (1,) * 50, SamplingParams(output), 0.0))
     for _ in range(60):
         stages.answer()
     for number in range(prompts):

@@ -18,6 +18,7 @@ from tests.actors.scheduling.budgets.tiled_model import TILED
 
 AHEAD = {"lookahead": True, "drafter": "none"}  # drafts would wait for what they continue
 NO_OBJECTIVE = Objective(3600.0, 3600.0)
+SHORT = 200  # tokens of streams that are waited for
 
 
 def submit(
@@ -33,7 +34,7 @@ def submit(
 
 
 def idle(model: CostModel = TILED, **changes: object) -> Stages:
-    stages = busy(model, **changes)
+    stages = busy(model, output=SHORT, **changes)
     while stages.core.view.decoding:
         stages.answer()
     return stages
@@ -62,7 +63,7 @@ def test_prompts_of_a_batch_lengthen_steps_beside_streams_by_a_part_at_most() ->
 
 @pytest.mark.heavy
 def test_decodes_of_a_batch_wait_while_there_are_too_many_and_all_go_on() -> None:
-    stages = busy(TILED, max_requests=128)
+    stages = busy(TILED, output=SHORT, max_requests=128)
     alone_s = longest_s(stages, 20)
     names = range(100, 180)
     while stages.core.view.decoding:  # the streams end: the batch's prompts are computed meanwhile
@@ -177,7 +178,7 @@ def test_streams_of_a_batch_alone_all_get_their_tokens() -> None:
 def test_a_batch_goes_on_as_ever_while_a_live_request_waits_behind_it(order: str) -> None:
     """It has waited longer than its priority says. The longer it took, the longer the live one
     waited."""
-    stages = busy(TILED, max_requests=16, order=order)
+    stages = busy(TILED, output=SHORT, max_requests=16, order=order)
     while stages.core.view.decoding:
         stages.answer()
     for number in range(20):
@@ -218,7 +219,7 @@ def test_steps_between_two_of_a_live_decode_are_no_longer_than_these(
     num_stages: int, micro_batches: str
 ) -> None:
     model = replace(TILED, num_stages=num_stages)
-    stages = busy(model, max_requests=96, micro_batches=micro_batches, drafter="none")
+    stages = busy(model, output=SHORT, max_requests=96, micro_batches=micro_batches, drafter="none")
     while stages.core.view.decoding:
         stages.answer()
     for number in range(60):

@@ -31,7 +31,8 @@ from tests.actors.stage.weights import packed_folders
 from tests.actors.stage.weights.linears import linears
 
 LENGTHS = (3, 17, 40)
-GREEDY = SamplingParams(max_tokens=16)
+TOKENS = 10
+GREEDY = SamplingParams(max_tokens=TOKENS)
 
 
 def answers(model: PreTrainedModel, by_length: bool = False) -> list[list[int]]:
@@ -40,7 +41,7 @@ def answers(model: PreTrainedModel, by_length: bool = False) -> list[list[int]]:
     return [
         answer
         for part in ([[prompt] for prompt in prompts] if by_length else [prompts])
-        for answer in generate(model, part, 16, eos_token_id=None)
+        for answer in generate(model, part, TOKENS, eos_token_id=None)
     ]
 
 
