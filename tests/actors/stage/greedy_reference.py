@@ -33,11 +33,12 @@ def expected(variant: str, lengths: tuple[int, ...] = LENGTHS, **overrides: Any)
     model = tiny_models.build(variant, **overrides)
     prompts = make_prompts(lengths)
     if variant in BY_LENGTH:
-        return [answer for prompt in prompts for answer in _generate(model, [prompt])]
-    return _generate(model, prompts)
+        return [answer for prompt in prompts for answer in greedy(model, [prompt])]
+    return greedy(model, prompts)
 
 
-def _generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+def greedy(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Up to the end token, which is included."""
     answers = []
     for answer in generate(model, prompts, MAX_TOKENS):
         ends = [n for n, token in enumerate(answer, 1) if token == tiny_models.EOS_TOKEN_ID]

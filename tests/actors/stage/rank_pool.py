@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable, Container
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.scheduling.plan import StepPlan, StepResult
+from tests.actors.transport.rank_processes import rank_processes
 
 _ANSWER_WAIT_S = 120.0  # ranks that wait for each other would never answer
 
@@ -107,7 +107,7 @@ class RankPool:
     """`make` a model over `size` ranks, then `execute` plans on it."""
 
     def __init__(self, size: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")  # forked OpenMP threads would hang
+        context = rank_processes()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):

@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerContext
 # Nothing of it starts a thread, which a fork would lack. A module that is not there is left out.
 _IMPORTED = ("pytest", "torch.distributed", "tests.actors.stage.greedy_reference",
              "actors.transport.group", "tests.actors.transport.shared_symmetric_memory",
-             "triton.language")  # fmt: skip
+             "triton.language", "actors.stage.runner", "tests.gpu.captures")  # fmt: skip
 
 
 def rank_processes() -> ForkServerContext:

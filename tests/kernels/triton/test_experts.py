@@ -113,11 +113,15 @@ def layers_of(experts: Experts) -> GroupedLayers:
     return layers
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize(
-    ("form", "stored"),
-    [(SILU, None), (CLAMPED, None), (SILU, StoredCase(4, 32, has_zeros=True))],
-    ids=["silu", "clamped", "int4"],
+    ("form", "stored", "dtype"),
+    [
+        (SILU, None, torch.float32),
+        (CLAMPED, None, HALF),
+        (SILU, StoredCase(4, 32, has_zeros=True), torch.float32),
+        (SILU, StoredCase(4, 32, has_zeros=True), HALF),
+    ],
+    ids=["silu", "clamped", "int4", "int4-half"],
 )
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(
     form: LayerForm, stored: StoredCase | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
