@@ -197,7 +197,10 @@ def test_repetition_penalty_equals_transformers(tiny_model: Callable[..., Path])
     model = tiny_models.build("llama")
     prompt = make_prompts((40,))[0]
     ids = model.generate(
-        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, repetition_penalty=1.8
+        torch.tensor([prompt]),
+        max_new_tokens=GREEDY.max_tokens,
+        do_sample=False,
+        repetition_penalty=1.8,
     )
     penalized = replace(GREEDY, repetition_penalty=1.8)
     outputs = MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], penalized)
