@@ -1,4 +1,4 @@
-"""Executes the core's Save and Fetch on every rank of every stage."""
+"""Executes the core's `KVMove`s on every rank of every stage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from collections.abc import Callable, Sequence
 from actors.engine.config import EngineConfig
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Fetch, KVMove, Moved, SaveNow, TierHolds
+from actors.scheduling.events import (
+    ClearTier,
+    Event,
+    Fetch,
+    KVMove,
+    Moved,
+    ResetPrefixCache,
+    SaveNow,
+    TierHolds,
+)
 from actors.scheduling.state import RequestState, RequestStatus
 from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.running_time import running_timeout
+
+_CLEAR_S = 600.0  # to delete files: many, and nobody waits for their room
 
 
 class KVMoves:
@@ -69,11 +80,11 @@ class KVMoves:
             num_queued = queue.num_queued
             await self._until(lambda: queue.num_settled >= num_queued)
             return
-        await self._grown(request_id, lambda s: s.num_committed_blocks if s.cacheable else None)
+        await self._grown(request_id, _num_shared)
         state = self._core.live_requests.get(request_id)
-        if state is None or not state.cacheable:
+        if state is None or (num_shared := _num_shared(state)) is None:
             return
-        own = state.block_hashes(state.num_committed_blocks, self._core.config.block_size)
+        own = state.block_hashes(num_shared, self._core.config.block_size)
         last = tuple([digest for digest in own if queue.is_open(digest)])
         if last:
             self._handle(SaveNow(last))
@@ -87,6 +98,13 @@ class KVMoves:
             return 0
         await self._until(lambda: not any(map(tier.is_coming, reversed(digests))))
         return len(tier.block_manager.match(digests))
+
+    async def reset(self) -> None:
+        """Forget all cached KV; returns once the tier has deleted its own, or the stages are
+        lost, of which the next do so."""
+        self._handle(ResetPrefixCache())
+        if (tier := self._tier) is not None:
+            await self._until(lambda: not tier.contents.num_clears)
 
     async def next_token(self, request_id: int) -> None:
         """Returns right behind the request's next token, when a stream that moves loses least. At
@@ -116,11 +134,11 @@ class KVMoves:
     async def _carry_out(self, move: KVMove, era: int, turn: asyncio.Lock) -> None:
         """Moves stand one behind another in a thread of each rank, where each may use its own
         limit. A move's deadline therefore begins once those before it are answered."""
-        limit_s = move.limit_s if isinstance(move, Fetch) else None
-        deadline_s = self._deadline_s + (limit_s or 0.0)
+        limit_s = move.limit_s if isinstance(move, Fetch) else 0.0
+        deadline_s = self._deadline_s + (_CLEAR_S if isinstance(move, ClearTier) else limit_s)
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"
         answers, is_hung = None, False
-        answering = asyncio.create_task(self._stages.move(move.blocks, limit_s))
+        answering = asyncio.create_task(self._stages.move(move))
         try:
             async with turn, running_timeout(deadline_s):
                 answers = await answering
@@ -135,3 +153,8 @@ class KVMoves:
         else:
             counts, changes = zip(*answers, strict=True)
             self._handle(Moved(move.move_id, min(counts), tuple(changes)))
+
+
+def _num_shared(state: RequestState) -> int | None:
+    """Blocks of a request that others find; None: they find none."""
+    return state.num_committed_blocks if state.cacheable and not state.is_private else None

@@ -94,6 +94,12 @@ class Questions:
         """See `KVMoves.fetched`."""
         return await self._moves.fetched(digests)
 
+    async def reset_prefix_cache(self) -> None:
+        """See `KVMoves.reset`. Fronts learn at once that nothing is cached."""
+        await self._moves.reset()
+        if self._publication is not None:
+            self._publication.publish()
+
     def quote(self, asked: Any, now_s: float) -> Quote:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""
         return self._core.quote(read_value(QuoteRequest, asked), now_s)

@@ -26,7 +26,7 @@ from actors.executor.placement import (
     processes_here,
     unused,
 )
-from actors.scheduling.events import TierChange
+from actors.scheduling.events import KVMove, TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
@@ -224,13 +224,11 @@ class StageSet:
         pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
         return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))
 
-    async def move(
-        self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
-    ) -> list[tuple[int, TierChange]]:
+    async def move(self, move: KVMove) -> list[tuple[int, TierChange]]:
         """`StageActor.move` on every rank. Raises StagesFailed."""
         flat = self._flat()
         try:
-            return await asyncio.gather(*[actor.move.remote(blocks, limit_s) for actor in flat])
+            return await asyncio.gather(*[actor.move.remote(move) for actor in flat])
         except ray.exceptions.RayError as error:
             raise StagesFailed(f"a move of KV failed: {type(error).__name__}") from error
 

@@ -27,6 +27,7 @@ from actors.scheduling.events import (
     PeerEvent,
     PipelineLost,
     Reconfigure,
+    ResetPrefixCache,
     StepDone,
     StepFailed,
     Submit,
@@ -83,8 +84,7 @@ class Core:
         self.speculation = Speculation(config, cost_model)
         self.outcomes = Outcomes(self.requests, self.speculation.ended)
         self.faults = Faults(self.requests)
-        has_tier = config.tier_ranks > 0 and config.prefix_cache
-        self.tier = SecondTier(self.requests, cost_model) if has_tier else None
+        self.tier = SecondTier(self.requests) if config.tier_ranks and config.prefix_cache else None
         self.builder = StepBuilder(self.requests, budget, admission, self.policy.reserve, self.tier)
         self.num_steps = 0  # planned so far: the next step's id
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
@@ -97,6 +97,7 @@ class Core:
             StepFailed: self._step_failed,
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
+            ResetPrefixCache: lambda *_: (self.tier or self.requests).forget_cached(),
             DeliveryTook: lambda told, _: self.builder.budget.delivery_took(told.seconds),
             AdapterLoads: lambda told, _: self.requests.adapters_load(told.number),
             TurnedAway: lambda told, _: self.limits.turned_away(told.refused, self.requests.now_s),
@@ -186,8 +187,7 @@ class Core:
             return
         self._num_submitted += 1
         state = RequestState(request, self._num_submitted, self.config.max_model_len)
-        reason = self.outcomes.already_over(state)
-        if reason is not None:
+        if (reason := self.outcomes.already_over(state)) is not None:
             out.append(Emit((Output(state.request_id, state.num_output_tokens, (), reason),)))
             return
         if request.num_losses:

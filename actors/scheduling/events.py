@@ -67,6 +67,11 @@ class Reconfigure:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget all cached KV, in the second tier too: no request finds what was computed before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Only time has passed (requested by WakeAt)."""
 
@@ -89,7 +94,7 @@ class TierChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The answer to a Save or a Fetch; a move that failed is answered too.
+    """The answer to a `KVMove`; one that failed is answered too.
 
     num_blocks: of a fetch, how many of its blocks, from the first, are there on every rank; of a
         save, how many the stores have kept.
@@ -172,7 +177,7 @@ class AdapterLoads:
     number: int
 
 
-Told = Reconfigure | DeliveryTook | TurnedAway | AdapterLoads
+Told = Reconfigure | ResetPrefixCache | DeliveryTook | TurnedAway | AdapterLoads
 Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Told | Tick | TierEvent
 
 
@@ -290,5 +295,12 @@ class Fetch:
     limit_s: float
 
 
-KVMove = Save | Fetch
+@dataclass(frozen=True, slots=True)
+class ClearTier:
+    """Delete all blocks of every rank's second tier, behind the moves before this one."""
+
+    move_id: int
+
+
+KVMove = Save | Fetch | ClearTier
 Instruction = Execute | Emit | Refuse | WakeAt | KVMove

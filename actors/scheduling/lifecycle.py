@@ -5,6 +5,7 @@ Policies have no access to it: they use the `StepBuilder`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import Fate, RequestState, RequestStatus
 
+_RUNNING = RequestStatus.RUNNING
 _LONG_S = 0.005  # a step, beside which the time is short that a stage without a plan stands still
 
 BACKLOGGED = 8  # steps; one alone is as long as tile edges make it
@@ -33,6 +35,7 @@ class LiveRequests:
         in_flight: Sequence[StepView] = (),
     ) -> None:
         """in_flight: the core's own queue of steps, for reading."""
+        self.cost_model = cost_model
         self.waiting = WaitingQueue(config, build_order(order, config))
         self.running = RunningRequests(config, cost_model)
         self.by_id: dict[int, RequestState] = {}  # every request not ENDED
@@ -56,6 +59,12 @@ class LiveRequests:
         self.waiting.config = self.running.config = self.running.swap.config = config
         self.waiting.order.use(config)
         self.running.block_manager.version += 1  # what lacked memory may have it by these
+
+    def prefill_s(self, begin: int, num_tokens: int) -> float:
+        """Predicted time to compute so many tokens of a prompt from `begin` on, alone."""
+        if self.cost_model is not None:
+            return self.cost_model.step_s(StepShape(prefills=((begin, num_tokens),)))
+        return num_tokens / self.tokens_per_s if self.tokens_per_s else math.inf
 
     def adapters_load(self, number: int) -> None:
         self.num_adapter_loads = number
@@ -165,14 +174,14 @@ class LiveRequests:
 
     def settle_states(self, plan: StepPlan, *, is_done: bool) -> None:
         """The step that saves these states has been answered. Those of a request that runs no more
-        may come from a step before that failed."""
+        may come from a step before that failed; of a private one they are not kept."""
         states = self.running.block_manager.states
         if states is None:
             return
         for request_id, _, row in plan.saved_states:
             state = self.by_id.get(request_id)
-            runs = state is not None and state.status is RequestStatus.RUNNING
-            states.settle(row, is_saved=is_done and runs)
+            keeps = state is not None and not state.is_private and state.status is _RUNNING
+            states.settle(row, is_saved=is_done and keeps)
 
     def kept_back(self, remaining: int, in_step: bool) -> int:
         """Of a prompt's remaining tokens those that its last chunk, a step of its own, shall have,
@@ -211,6 +220,22 @@ class LiveRequests:
                 return None
             self.preempt(victim)
         return running.grow(state, need)
+
+    def put_back(self, waiting: Sequence[RequestState], may_look: bool) -> None:
+        """Put requests that waited for a fetch back into the queue. may_look: for another one."""
+        for state in reversed(waiting):  # each is restored ahead of its peers
+            if state.status is RequestStatus.WAITING:
+                state.tier_asked = state.tier_asked or not may_look
+                self.waiting.put_back(state, self.now_s)
+
+    def forget_cached(self) -> None:
+        """Nothing that has been computed by now is found any longer; requests keep what they
+        hold."""
+        self.running.block_manager.forget()
+        for state in self.by_id.values():
+            if state.block_table or state.host_blocks:
+                state.is_private = True
+                state.slow_path_at = 0  # its next token completes no block
 
     # ---- running -> waiting or ended --------------------------------------------------
 

@@ -86,8 +86,12 @@ class SaveQueue:
                 break
         return found
 
-    def clear(self) -> None:
-        """Give up what is queued or being saved."""
+    def forget(self) -> None:
+        """Give up what is queued."""
         self._first.clear()
         self._unsaved.clear()
+
+    def clear(self) -> None:
+        """Give up what is queued or being saved."""
+        self.forget()
         self.saving.clear()

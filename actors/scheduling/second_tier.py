@@ -21,17 +21,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 from actors.scheduling.early_fetch import EarlyFetches
-from actors.scheduling.events import Fetch, FetchEarly, Instruction, Moved, Save, SaveNow, TierEvent
-from actors.scheduling.interfaces import StepTimePredictor
+from actors.scheduling.events import (
+    ClearTier,
+    Fetch,
+    FetchEarly,
+    Instruction,
+    Moved,
+    Save,
+    SaveNow,
+    TierEvent,
+)
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
 from actors.scheduling.save_queue import SaveQueue
-from actors.scheduling.state import InFlight, RequestState, RequestStatus
-from actors.scheduling.tier_contents import TierContents
+from actors.scheduling.state import InFlight, RequestState
+from actors.scheduling.tier_contents import PendingMove, TierContents
 
 _LEAST_SAVED = 16  # blocks of a save, while steps run
 _MOST_SAVING = 64  # blocks of all saves under way
@@ -42,22 +49,11 @@ _LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time
 _FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
 
 
-@dataclass(slots=True)
-class PendingMove:
-    """A move in progress. held: referenced device blocks; of a fetch, the cached prefix first."""
-
-    held: list[int]
-    blocks: tuple[tuple[int, bytes], ...]
-    begun_s: float
-    waiting: list[RequestState] = field(default_factory=list)  # set aside until the answer
-
-
 class SecondTier:
     """Call `fetch_ahead` before each look at the queue; `pop_moves` returns the instructions."""
 
-    def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
+    def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
-        self.cost_model = cost_model
         self.block_manager = requests.running.block_manager
         self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
@@ -107,7 +103,7 @@ class SecondTier:
         if isinstance(event, Moved):
             self._moved(event)
         elif isinstance(event, FetchEarly):
-            if self.requests.config.tier_shared:
+            if self.requests.config.tier_shared and not self.contents.num_clears:
                 most = self.block_manager.num_blocks
                 self.early.add(event.digests, self.requests.now_s, most, event.is_last)
         elif isinstance(event, SaveNow):
@@ -126,13 +122,16 @@ class SecondTier:
         self.num_direct_blocks += min((c.num_direct for c in event.changes), default=0)
         if self.queue.saving.pop(event.move_id, None) is not None:
             self.num_saved_blocks += event.num_blocks
-        else:
+        elif not move.blocks:
+            self.contents.num_clears -= 1
+        elif not move.is_stale:
             self._fetched(move, event.num_blocks)
         was_early = self._early.pop(event.move_id, None) is not None
         if was_early:
             self._early_answer_s = self.requests.now_s
         self.block_manager.free(move.held)
-        self._resume(move, may_look=was_early or event.num_blocks == len(move.blocks))
+        may_look = was_early or event.num_blocks == len(move.blocks)
+        self.requests.put_back(move.waiting, may_look)
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
         begun_s = max(move.begun_s, self._early_answer_s)  # it may have waited for another
@@ -149,13 +148,22 @@ class SecondTier:
             self.block_manager.commit(block, digest)
         self.early.claimed([digest for _, digest in move.blocks[num_blocks:]])
 
-    def _resume(self, move: PendingMove, may_look: bool) -> None:
-        """Put the waiting requests back into the queue. may_look: again, for what did not come."""
-        waiting = self.requests.waiting
-        for state in reversed(move.waiting):  # each is restored ahead of its peers
-            if state.status is RequestStatus.WAITING:
-                state.tier_asked = state.tier_asked or not may_look
-                waiting.put_back(state, self.requests.now_s)
+    def forget_cached(self) -> None:
+        """As of `LiveRequests`. What is stored is deleted; from now on neither it counts nor what
+        is being moved."""
+        self.requests.forget_cached()
+        self.block_manager.pop_completed()
+        self.queue.forget()
+        self.early.clear()
+        self._early.clear()
+        self._coming.clear()
+        for move in self.moves.values():
+            move.is_stale = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self.contents.num_clears += 1
+        self._out.append(ClearTier(self._begin([], ())))
 
     def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
         """The stages were rebuilt and store these blocks; no pending move will be answered. Call it
@@ -167,8 +175,11 @@ class SecondTier:
         self.queue.clear()
         self._out.clear()
         for move in moves:
-            self._resume(move, may_look=False)
+            self.requests.put_back(move.waiting, may_look=False)
         self.contents.replace(ranks)
+        if self.contents.num_clears:
+            self.contents.num_clears = 0
+            self._clear()
 
     # ---- device to store ----------------------------------------------------------------------
 
@@ -211,12 +222,9 @@ class SecondTier:
                 return
             if self.contents.is_empty and not self._was_begun_elsewhere(state):
                 return
-            if running.num_slots_taken >= requests.config.max_requests:
+            if running.num_slots_taken >= requests.config.max_requests or not running.spares_blocks:
                 return
-            if not running.spares_blocks:
-                return
-            move = self._fetch(state)
-            if move is None:
+            if (move := self._fetch(state)) is None:
                 return
             move.waiting.append(requests.waiting.set_aside(requests.now_s))
 
@@ -252,7 +260,7 @@ class SecondTier:
         if need + spare > blocks.num_free:
             return None  # too little memory to start after the fetch
         state.tier_asked = early is None  # else it looks again for what of that does not come
-        compute_s = self._compute_s(len(here) * size, count * size)
+        compute_s = self.requests.prefill_s(len(here) * size, count * size)
         if _MOVE_S + (self._block_s or 0.0) * count >= compute_s:
             if self._block_s is not None:
                 self._block_s *= _FORGET
@@ -289,7 +297,7 @@ class SecondTier:
             lambda digest: digest in self._coming or bool(blocks.match((digest,))),
             (blocks.num_free - spare) // 2, requests.now_s,
         )  # fmt: skip
-        compute_s = self._compute_s(0, len(digests) * requests.config.block_size)
+        compute_s = self.requests.prefill_s(0, len(digests) * requests.config.block_size)
         if not digests or (self._block_s or 0.0) * len(digests) >= _EARLY_PATIENCE * compute_s:
             self.early.claimed(digests)
             return bool(digests)
@@ -298,16 +306,10 @@ class SecondTier:
         return True
 
     def _was_begun_elsewhere(self, state: RequestState) -> bool:
-        return self.requests.config.tier_shared and bool(state.request.output)
+        is_shared = self.requests.config.tier_shared and not self.contents.num_clears
+        return is_shared and bool(state.request.output)
 
     def _begin(self, held: list[int], blocks: tuple[tuple[int, bytes], ...]) -> int:
         self.num_moves += 1
         self.moves[self.num_moves] = PendingMove(held, blocks, self.requests.now_s)
         return self.num_moves
-
-    def _compute_s(self, begin: int, num_tokens: int) -> float:
-        """Predicted time to compute the tokens from `begin` on."""
-        if self.cost_model is not None:
-            return self.cost_model.step_s(StepShape(prefills=((begin, num_tokens),)))
-        speed = self.requests.tokens_per_s
-        return num_tokens / speed if speed else math.inf

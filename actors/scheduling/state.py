@@ -1,8 +1,7 @@
 """The core's mutable records: a live request, and a step in flight.
 
-Also the digests that name KV content: a hash chain over full blocks of tokens. A block's digest
-covers its tokens and all before them, so equal digests mean equal KV. Digests are the same in every
-process, so a router can compare them across replicas.
+Also the digests that name KV content: a hash chain over full blocks of tokens, in which equal
+digests mean equal KV. They are the same in every process, so a router can compare engines.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ class RequestState:
         "host_blocks",
         "in_flight",
         "is_background",
+        "is_private",
         "last_token_s",
         "level",
         "max_length",
@@ -153,6 +153,7 @@ class RequestState:
         self.was_trimmed = False  # its table on the stages still has blocks that were freed
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
+        self.is_private = False  # others do not find its KV: the prefix cache was reset since
         self.state_row: int | None = None  # of the saved state that it has started from
         self.tier_asked = False  # the second tier has been searched during this wait
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
@@ -238,8 +239,8 @@ class RequestState:
         num_prompt = self.num_prompt_tokens
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : stop - num_prompt]
-        tokens = self.request.prompt[start:stop]
-        return (*tokens, *self.output_token_ids[: max(0, stop - num_prompt)])
+        num_output = max(0, stop - num_prompt)
+        return (*self.request.prompt[start:stop], *self.output_token_ids[:num_output])
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +290,7 @@ def chain_root(salt: str) -> bytes:
 
 def chain_next(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a full block whose predecessor in the sequence has digest `parent`."""
-    packed = _packer(len(tokens))(*tokens)
-    return blake2b(parent + packed, digest_size=DIGEST_BYTES).digest()
+    return blake2b(parent + _packer(len(tokens))(*tokens), digest_size=DIGEST_BYTES).digest()
 
 
 @lru_cache(maxsize=8)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.scheduling.events import TierChange
+from actors.scheduling.events import KVMove, TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.hub_folder import on_this_node
@@ -175,19 +175,14 @@ class StageActor:
         return self._mover.held()
 
     @ray.method(concurrency_group="moves")
-    def move(
-        self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
-    ) -> tuple[int, TierChange]:
-        """Save these (device block, digest), or fetch them within limit_s; returns how many were
-        kept, or came, from the first, and other changes of the store. Runs beside the steps."""
+    def move(self, move: KVMove) -> tuple[int, TierChange]:
+        """Carry a move out; returns how many of its blocks were kept, or came, from the first, and
+        other changes of the store. Runs beside the steps."""
         assert self._mover is not None
         self._enter()
         done = 0
         try:
-            if limit_s is None:
-                done = self._mover.save(blocks)
-            else:
-                done = self._mover.fetch(blocks, limit_s)
+            done = self._mover.carry_out(move)
         except Exception:  # e.g. of a disk or a device: blocks that are not moved are computed
             logger.exception("KV was not moved")
         return done, self._mover.changes()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from actors.scheduling.events import TierChange
+from actors.scheduling.events import Fetch, KVMove, Save, TierChange
 from actors.stage.kv import KVCache
 from actors.stage.kv_peers import DirectWay, direct_way, of_this_node, remote_shares
 from actors.stage.spec import TierSpec
@@ -70,7 +70,7 @@ def _open_shared(spec: TierSpec, block_bytes: int) -> SharedTier | None:
 
 
 class KVMover:
-    """One thread calls `save` and `fetch`. Raises ValueError naming the setting that cannot be."""
+    """One thread calls `carry_out`. Raises ValueError naming the setting that cannot be."""
 
     def __init__(self, spec: TierSpec, cache: KVCache, device: str) -> None:
         self._cache = cache
@@ -101,6 +101,21 @@ class KVMover:
         added, removed = self._store.pop_changes()
         num_direct, self._num_direct = self._num_direct, 0
         return TierChange(tuple(added), tuple(removed), num_direct)
+
+    def carry_out(self, move: KVMove) -> int:
+        """Returns how many of the blocks were kept, or came, from the first."""
+        if isinstance(move, Save):
+            return self.save(move.blocks)
+        if isinstance(move, Fetch):
+            return self.fetch(move.blocks, move.limit_s)
+        self.clear()
+        return 0
+
+    def clear(self) -> None:
+        """Delete what is stored, and what other devices find."""
+        self._store.clear()
+        if self._direct is not None:
+            self._direct.blocks.clear()
 
     @torch.inference_mode()
     def save(self, blocks: Blocks) -> int:

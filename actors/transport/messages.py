@@ -36,7 +36,7 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
-SlowQuestion = Literal["load_adapter", "kv_saved", "kv_fetched", "next_token"]
+SlowQuestion = Literal["load_adapter", "kv_saved", "kv_fetched", "next_token", "reset_prefix_cache"]
 Question = Literal[
     SlowQuestion, "status", "stage_pids", "try_changes", "reconfigure", "quote", "leave", "stand_by"
 ]

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from app.api.context import Context
 from app.api.endpoints.adapters import AdapterChanges
 from app.api.endpoints.batches import BatchCalls, BatchesOf, no_batches
+from app.api.endpoints.cache import PrefixCacheReset
 from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
 from app.api.endpoints.embeddings import Embeddings
@@ -79,6 +80,7 @@ def build_api(
         route("/v1/slo/quote", Quotes(context), "POST"),
         route("/v1/load_lora_adapter", adapters.load, "POST"),
         route("/v1/unload_lora_adapter", adapters.unload, "POST"),
+        route("/reset_prefix_cache", PrefixCacheReset(context), "POST"),
         route("/v1/files", files.create, "POST"),
         route("/v1/files", files.list, "GET"),
         route("/v1/files/{file_id}", files.retrieve, "GET"),

@@ -78,6 +78,9 @@ class AdaptedEngine(EngineClient):
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await self._engine.reconfigure(changes)
 
+    async def reset_prefix_cache(self) -> None:
+        await self._engine.reset_prefix_cache()
+
 
 class AdapterEngine(LiveEngine):
     """Implements `client.AdapterControl` as well. names: of the adapters in `config`, in the order

@@ -43,6 +43,7 @@ from app.engine_client.delivery_times import REPORT_EVERY, DeliveryTimes
 from app.engine_client.streams import OpenRequests
 
 _ANSWER_WITHIN_S = 10.0
+_RESET_WITHIN_S = 600.0  # what is on disk is deleted
 
 # Messages that are no answer and no output.
 EngineMessage = Readiness | StandbyTaken | EngineSnapshot | PrefixUpdate | Welcome | KVSaved
@@ -155,6 +156,10 @@ class SchedulerChannel:
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Change settings live; raises RequestRefused naming a bad key, EngineUnavailable."""
         await self._ask_to("reconfigure", changes)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineClient`. Raises as `ask` does."""
+        await self.ask("reset_prefix_cache", within_s=_RESET_WITHIN_S)
 
     async def try_changes(self, changes: Mapping[str, Any]) -> None:
         """Raises as `reconfigure` would, and changes nothing."""

@@ -163,6 +163,10 @@ class EngineClient(Protocol):
         """Change scheduling settings live; raises RequestRefused naming a bad key."""
         ...
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached KV: no request finds what was computed before. Running ones go on."""
+        ...
+
 
 class AdapterControl(Protocol):
     """Loads and unloads the adapters of a running engine."""

@@ -74,8 +74,7 @@ class LiveEngine:
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
         self._failure: str | None = None
-        self._rebuilds = 0
-        self._is_building = False
+        self._rebuilds, self._is_building = 0, False
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self.iterations = IterationFeed()
@@ -212,8 +211,8 @@ class LiveEngine:
         await self._until_ready()
         stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
-        limit_s = self._config.request_deadline_s
-        deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
+        loop, limit_s = asyncio.get_running_loop(), self._config.request_deadline_s
+        deadline = loop.call_later(limit_s, stream.fail_late, limit_s)
         try:
             while stream.num_open > 0:
                 for chunk in await stream.get():
@@ -248,8 +247,7 @@ class LiveEngine:
         return [r.request_id for r in requests]
 
     def _abandon(self, ids: list[int]) -> None:
-        left = [i for i in ids if self._open.pop(i, None) is not None]
-        if left:
+        if left := [i for i in ids if self._open.pop(i, None) is not None]:
             self._link.abort(left)
 
     async def status(self) -> Mapping[str, Any]:
@@ -261,6 +259,10 @@ class LiveEngine:
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
         return [list(ranks) for ranks in await self._link.ask("stage_pids")]
+
+    async def reset_prefix_cache(self) -> None:
+        await self._until_ready()
+        await self._link.reset_prefix_cache()
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         if not self._link.is_open:

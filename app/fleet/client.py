@@ -34,7 +34,7 @@ from app.engine_client.iteration_feed import IterationFeed
 from app.engine_client.streams import Stream
 from app.fleet.connection import Connection, FleetRequest, fleet_requests_of
 from app.fleet.finder import Finder
-from app.fleet.live_changes import LiveChanges
+from app.fleet.live_changes import LiveChanges, reset_prefix_caches
 from app.fleet.overview import StreamMoves, overview
 from app.fleet.routing import FleetRouting
 from app.fleet.stream_placement import RETRY_AFTER_S, StreamPlacement
@@ -252,6 +252,9 @@ class FleetClient(EngineClient):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await self._changes.make(changes, lambda: self.connections)
+
+    async def reset_prefix_cache(self) -> None:
+        await reset_prefix_caches(lambda: self.connections)
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()

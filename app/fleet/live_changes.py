@@ -58,6 +58,22 @@ class LiveChanges:
         self._tasks.cancel()
 
 
+async def reset_prefix_caches(connections: Callable[[], Sequence[Connection]]) -> None:
+    """Of all engines, also of those that join meanwhile: what they have is on disk. One that ends
+    meanwhile has none. connections: the open ones."""
+    asked: list[Connection] = []
+    while new := [connection for connection in connections() if connection not in asked]:
+        asked += new
+        resets = [connection.reset_prefix_cache() for connection in new]
+        found = await asyncio.gather(*resets, return_exceptions=True)
+        here = connections()
+        for connection, error in zip(new, found, strict=True):
+            if isinstance(error, BaseException) and connection in here:
+                raise error
+    if not asked:
+        raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
+
+
 async def _all(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Raises the first refusal, or EngineUnavailable if no engine answers."""
     found = await asyncio.gather(*answers, return_exceptions=True)

@@ -37,15 +37,24 @@ class BlockManager:
         """Reset: all blocks empty, nothing cached."""
         self._empty = list(range(self.num_blocks - 1, -1, -1))  # a stack, lowest id on top
         self._references = [0] * self.num_blocks
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
+        if self.states is not None:
+            self.states.reset()
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is found any longer: what is cached is empty now, what is held once it is let
+        go."""
+        self._empty += self._cached
+        self._cached.clear()
         self._digest_of: dict[int, bytes] = {}  # of held and cached blocks with known content
         self._by_digest: dict[bytes, int] = {}  # the inverse
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
         self._twin_of: dict[int, bytes] = {}  # of held blocks whose content another one names
         self._twins: dict[bytes, list[int]] = {}  # the inverse
         self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
         self._told: list[bytes] = []  # there
         if self.states is not None:
-            self.states.reset()
+            self.states.forget()
         self.version += 1
         self.num_let_go += 1
 

@@ -15,7 +15,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.memory.block_manager import BlockManager
 from actors.scheduling.memory.swap import Swapper
-from actors.scheduling.state import NEVER, RequestState, RequestStatus
+from actors.scheduling.state import RequestState, RequestStatus
 
 _by_order_key = attrgetter("order_key")
 
@@ -62,10 +62,9 @@ class RunningRequests:
         donor: a running request whose computed prompt is the same.
         """
         blocks, size = self.block_manager, self.config.block_size
-        num_slots_taken = self.num_slots_taken
+        num_slots_taken, claimant = self.num_slots_taken, self.claimant
         if num_slots_taken >= self.config.max_requests:
             return False
-        claimant = self.claimant
         if claimant is not None and _rank(claimant) < _rank(state):
             if claimant.status is RequestStatus.RUNNING:
                 return False
@@ -87,12 +86,14 @@ class RunningRequests:
         if source is not None:
             blocks.share((source,))  # until the copy is done
             self.copies.append((source, state.block_table[len(shared)]))
+        state.is_private &= bool(state.host_blocks)
         if state.host_blocks:
             self.swap.move_in(state)
         if not state.admitted:
             state.num_cached_tokens = min(begin, state.num_prompt_tokens)
         if donor is not None:
             state.prompt_logprobs = list(donor.prompt_logprobs)
+            state.is_private |= donor.is_private
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = begin
         state.num_committed_blocks = 0
@@ -294,8 +295,8 @@ class RunningRequests:
 
     def commit(self, state: RequestState, num_tokens: int) -> None:
         """Add the full blocks of a RUNNING request's first `num_tokens` to the prefix cache."""
-        size = self.config.block_size
-        num_full, num_known = num_tokens // size, state.num_committed_blocks
+        size, num_known = self.config.block_size, state.num_committed_blocks
+        num_full = 0 if state.is_private else num_tokens // size
         for index in range(num_known, num_full):
             self.block_manager.commit(state.block_table[index], state.block_hash(index, size))
         state.num_committed_blocks = max(num_full, num_known)
@@ -309,7 +310,6 @@ class RunningRequests:
 
     def next_slow_path(self, state: RequestState) -> int:
         """The known length at which the next token completes a block or ends the request."""
-        boundary = NEVER
-        if self.config.prefix_cache:
-            boundary = (state.num_committed_blocks + 1) * self.config.block_size
-        return min(boundary, state.end)
+        if state.is_private or not self.config.prefix_cache:
+            return state.end
+        return min((state.num_committed_blocks + 1) * self.config.block_size, state.end)

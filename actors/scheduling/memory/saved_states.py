@@ -28,6 +28,12 @@ class SavedStates:
         self._saving: dict[int, bytes] = {}
         self._awaited: dict[int, bytes] = {}  # by requests that no plan has introduced yet
 
+    def forget(self) -> None:
+        """Nothing that is saved is found any longer, but what requests are about to begin with."""
+        awaited = set(self._awaited.values())
+        for digest in [old for old in self._row_of if old not in awaited]:
+            self._free.append(self._row_of.pop(digest))
+
     @property
     def digests(self) -> list[bytes]:
         """Of the saved states."""

@@ -68,6 +68,7 @@ class DeviceBlocks:
         self._free = list(range(len(places)))
         self._known: OrderedDict[bytes, int] = OrderedDict()  # the oldest first
         self._lent: Counter[int] = Counter()
+        self._leaving: list[int] = []  # forgotten, but still being sent
 
     def put(self, digest: bytes, fill: Callable[[torch.Tensor], None]) -> bool:
         """Keep a block in the place of the oldest that nobody is being sent; False if there is
@@ -88,6 +89,13 @@ class DeviceBlocks:
         with self._lock:
             self._known[digest] = number
         return True
+
+    def clear(self) -> None:
+        """Nothing is found any longer; what is being sent stays in its place until it is sent."""
+        with self._lock:
+            for number in self._known.values():
+                (self._leaving if self._lent[number] else self._free).append(number)
+            self._known.clear()
 
     def _take(self) -> int | None:
         if self._free:
@@ -114,6 +122,8 @@ class DeviceBlocks:
         finally:
             with self._lock:
                 self._lent.subtract(numbers)
+                self._free += [number for number in self._leaving if not self._lent[number]]
+                self._leaving = [number for number in self._leaving if self._lent[number]]
 
 
 class DirectServer(PeerServer):

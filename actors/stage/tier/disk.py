@@ -189,6 +189,10 @@ class DiskTier:
             lost, self._lost = self._lost, []
         return lost
 
+    def clear(self) -> None:
+        """Delete all blocks."""
+        self._make_room(self.most)
+
     def close(self) -> None:
         """Leave the folder to the next engine."""
         os.close(self._claim)

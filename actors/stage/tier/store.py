@@ -35,6 +35,7 @@ class Disk(Protocol):
     def get(self, digest: bytes) -> bytearray | None: ...
     def used(self, digests: Iterable[bytes]) -> None: ...
     def pop_lost(self) -> list[bytes]: ...
+    def clear(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -220,6 +221,18 @@ class BlockStore:
         """Whether this rank has it, in memory or on disk."""
         with self._lock:
             return self._holds(digest)
+
+    def clear(self) -> None:
+        """Delete all blocks; what peers share stays theirs."""
+        with self._wakes:
+            self._gone.update(self._host, self._backlog)
+            self._host.clear()
+            for digest in list(self._backlog)[1:]:  # the first may be being written
+                del self._backlog[digest]
+            self._wakes.wait_for(lambda: not self._backlog or self._is_closed)
+        for tier in (self._disk, self._shared):
+            if tier is not None:
+                tier.clear()
 
     def flush(self, limit_s: float) -> bool:
         """Wait until all is written; returns whether it is."""

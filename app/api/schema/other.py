@@ -176,6 +176,10 @@ class UnloadAdapterResponse(BaseModel):
     num_running: int = Field(description="Requests that run on it still.")
 
 
+class PrefixCacheResetResponse(BaseModel):
+    models: list[str] = Field(description="Of which nothing is cached now.")
+
+
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]

@@ -14,7 +14,7 @@ from statistics import median
 
 from actors.engine.event_recorder import read_events
 from actors.scheduling.event_log import Row, config_of, from_row
-from actors.scheduling.events import Emit, Execute, Fetch, KVMove, Moved, Save, Submit
+from actors.scheduling.events import ClearTier, Emit, Execute, Fetch, KVMove, Moved, Submit
 from actors.scheduling.state import prefix_digests
 from app.bench.report import MeasurementError
 from app.simulate.hardware.interconnect import Interconnect
@@ -114,6 +114,8 @@ def read_engine(rows: Iterable[Row]) -> EngineLog:
                 early.difference_update(digests)
         elif isinstance(event, Moved):
             move, begin_s = begun.pop(event.move_id)
+            if isinstance(move, ClearTier):
+                continue
             is_fetch = isinstance(move, Fetch)
             found.moves.append(Move(is_fetch, event.num_blocks, begin_s, now_s))
             for number, (_, digest) in enumerate(move.blocks if is_fetch else ()):
@@ -124,7 +126,7 @@ def read_engine(rows: Iterable[Row]) -> EngineLog:
                 elif is_here:
                     early.add(digest)
         for instruction in instructions:
-            if isinstance(instruction, Save | Fetch):
+            if isinstance(instruction, KVMove):
                 begun[instruction.move_id] = (instruction, now_s)
             elif isinstance(instruction, Execute):
                 for piece in instruction.plan.slices:

@@ -21,12 +21,10 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
-    Fetch,
     Instruction,
     KVMove,
     OutputRow,
     Refuse,
-    Save,
     StepDone,
     Tick,
     WakeAt,
@@ -150,8 +148,8 @@ class Replica:
             elif kind is WakeAt:
                 # An earlier wake-up requested by the core stays valid.
                 self.wake_s = min(self.wake_s, instruction.time_s)  # type: ignore[union-attr]
-            elif kind is Save or kind is Fetch:
-                kv_moves.append(instruction)  # type: ignore[arg-type]
+            elif isinstance(instruction, KVMove):
+                kv_moves.append(instruction)
         in_flight = self._in_flight
         done_s = in_flight[0][0] if in_flight else INFINITY
         self.next_s = done_s if done_s <= self.wake_s else max(self.wake_s, now_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from actors.scheduling.events import Fetch, KVMove, Moved
+from actors.scheduling.events import Fetch, KVMove, Moved, Save
 from app.simulate.hardware.interconnect import Links
 from app.simulate.run.engine import SimulatedEngine
 from app.simulate.run.replica import Replica
@@ -42,7 +42,8 @@ class Transfers:
 
     def _begin(self, engine: SimulatedEngine, move: KVMove, now_s: float) -> None:
         if not isinstance(move, Fetch):
-            engine.replica.submit(Moved(move.move_id, len(move.blocks)), now_s)
+            num_blocks = len(move.blocks) if isinstance(move, Save) else 0
+            engine.replica.submit(Moved(move.move_id, num_blocks), now_s)
             return
         digests = [digest for _, digest in move.blocks]
         sources: list[tuple[SimulatedEngine, int]] = []  # and how many blocks it sends

@@ -11,7 +11,17 @@ from actors.engine.config import EngineConfig
 from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER
 from actors.executor.stage_set import StagesFailed
-from actors.scheduling.events import Event, Fetch, FetchEarly, Moved, Save, TierChange, TierHolds
+from actors.scheduling.events import (
+    ClearTier,
+    Event,
+    Fetch,
+    FetchEarly,
+    KVMove,
+    Moved,
+    Save,
+    TierChange,
+    TierHolds,
+)
 from actors.stage.spec import StageSpec
 from actors.transport.background_tasks import BackgroundTasks
 from actors.transport.messages import AbortRequests, Answer, Ask, IterationOutputs, Question
@@ -31,13 +41,13 @@ class Stages:
 
     def __init__(self) -> None:
         self.tier: tuple[tuple[bytes, ...], ...] = ((b"x",), ())
-        self.asked: list[tuple[Any, float | None]] = []
+        self.asked: list[KVMove] = []
         self.answer: list[tuple[int, TierChange]] | StagesFailed = [(2, HELD), (1, LOST)]
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
-    async def move(self, blocks: Any, limit_s: float | None) -> list[tuple[int, TierChange]]:
-        self.asked.append((blocks, limit_s))
+    async def move(self, move: KVMove) -> list[tuple[int, TierChange]]:
+        self.asked.append(move)
         await self.may_go_on.wait()
         if isinstance(self.answer, StagesFailed):
             raise self.answer
@@ -65,7 +75,7 @@ async def test_a_block_counts_as_moved_where_every_rank_moved_it() -> None:
     engine.moves.begin(Save(1, BLOCKS))
     engine.moves.begin(Fetch(2, BLOCKS, 3.5))
     await background()
-    assert engine.stages.asked == [(BLOCKS, None), (BLOCKS, 3.5)]
+    assert engine.stages.asked == [Save(1, BLOCKS), Fetch(2, BLOCKS, 3.5)]
     assert engine.events == [Moved(1, 1, (HELD, LOST)), Moved(2, 1, (HELD, LOST))]
     assert engine.losses == []
 
@@ -98,10 +108,10 @@ async def test_a_move_has_its_time_behind_others_that_take_theirs() -> None:
     engine = Engine(deadline_s=0.1)
     thread = asyncio.Lock()
 
-    async def move(blocks: Any, limit_s: float | None) -> list[tuple[int, TierChange]]:
-        engine.stages.asked.append((blocks, limit_s))
+    async def move(move: KVMove) -> list[tuple[int, TierChange]]:
+        engine.stages.asked.append(move)
         async with thread:
-            await asyncio.sleep(limit_s or 0.0)  # what is tested
+            await asyncio.sleep(move.limit_s if isinstance(move, Fetch) else 0.0)  # what is tested
         return [(0, TierChange())]
 
     engine.stages.move = move
@@ -185,7 +195,8 @@ class Running:
         self.engine.submit(short_lives.request(1, prompt=4, output=40))
         self.engine.stages.answer()
 
-    async def _move(self, blocks: Any, limit_s: float | None) -> Any:
+    async def _move(self, move: KVMove) -> Any:
+        blocks = () if isinstance(move, ClearTier) else move.blocks
         digests, done = [digest for _, digest in blocks], asyncio.Event()
         self.under_way.append((digests, done))
         if not self.may_save.is_set():
@@ -254,6 +265,27 @@ async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
     assert num_saved == num_queued
     running.let_save()
     running.engine.stages.answer_all()
+
+
+async def test_a_reset_is_answered_once_the_stores_are_empty_and_the_stream_goes_on() -> None:
+    running = Running()
+    await running.ask("reset_prefix_cache")
+    assert len(running.under_way) == 1
+    assert not running.answered
+    await running.answer_move()
+    assert running.answered
+    await running.ask("kv_saved", 1)  # it has nothing that a peer finds
+    assert running.engine.told(Answer).count(Answer(1, None)) == 2
+    running.engine.stages.answer_all()
+    assert len(running.engine.stream(1)[0]) == 40
+
+
+async def test_a_move_that_deletes_may_take_longer_than_a_step() -> None:
+    engine = Engine(deadline_s=0.0)
+    engine.stages.answer = [(0, HELD), (0, LOST)]
+    engine.moves.begin(ClearTier(1))
+    await background()
+    assert (engine.losses, engine.events) == ([], [Moved(1, 0, (HELD, LOST))])
 
 
 async def test_the_last_block_of_a_stream_is_saved_before_the_blocks_of_others() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.engine.peers import first_id
 from actors.engine.saved_prompts import SavedPrompts
-from actors.scheduling.events import TierChange
+from actors.scheduling.events import KVMove, Save, TierChange
 from actors.scheduling.state import prefix_digests
 from actors.transport.messages import KVSaved, pack_kind, unpack_kind
 from tests.actors.engine.paper_engine import Engine, background
@@ -141,8 +141,9 @@ async def test_the_loop_tells_the_front_that_asked() -> None:
     number = first_id(3) + 1
     one = short_lives.request(number, prompt=20, output=1)
 
-    async def move(blocks: Any, limit_s: float | None) -> Any:
-        return [(len(blocks), TierChange(tuple(digest for _, digest in blocks)))]
+    async def move(move: KVMove) -> Any:
+        assert isinstance(move, Save)
+        return [(len(move.blocks), TierChange(tuple(digest for _, digest in move.blocks)))]
 
     engine.stages.move = move
     engine.submit(one)

@@ -12,7 +12,7 @@ import pytest
 import actors.executor.stage_set as module
 from actors.engine.config import GIB, CacheSizes, KVMemory
 from actors.executor.stage_set import StageDied, StagesFailed
-from actors.scheduling.events import TierChange
+from actors.scheduling.events import Fetch, Save, TierChange
 from actors.scheduling.request import Grammar
 from kernels.registry import BackendError
 from tests.actors.executor.paper_ranks import (
@@ -157,7 +157,7 @@ async def test_stages_that_cannot_start_say_why_and_end(
     assert all(rank.dead.is_set() for rank in flat(cluster.sets[0]))
     assert stages.pipeline is None
     with pytest.raises(StagesFailed, match="no stages"):
-        await stages.move((), None)
+        await stages.move(Save(1, ()))
 
 
 async def test_a_stage_that_hangs_while_it_starts_is_killed(
@@ -220,9 +220,10 @@ async def test_a_move_is_answered_by_every_rank(cluster: Cluster) -> None:
     moved = (1, TierChange((b"d",), ()))
     for rank in flat(cluster.sets[0]):
         rank.answers["move"] = moved
-    assert await stages.move(((3, b"d"),), 2.0) == [moved] * 4
-    assert {rank.called("move")[0] for rank in flat(cluster.sets[0])} == {(((3, b"d"),), 2.0)}
+    fetch = Fetch(1, ((3, b"d"),), 2.0)
+    assert await stages.move(fetch) == [moved] * 4
+    assert {rank.called("move")[0] for rank in flat(cluster.sets[0])} == {(fetch,)}
     cluster.sets[0][0][1].die()
     with pytest.raises(StagesFailed, match="a move of KV failed: ActorDiedError"):
-        await stages.move(((3, b"d"),), None)
+        await stages.move(Save(2, ((3, b"d"),)))
     stages.close()

@@ -11,16 +11,17 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.events import (
     Abort,
+    ClearTier,
     Emit,
     Event,
     Execute,
     Fetch,
     Instruction,
+    KVMove,
     Moved,
     Output,
     PipelineLost,
     Refuse,
-    Save,
     StepDone,
     StepFailed,
     Submit,
@@ -66,7 +67,7 @@ class Driver:
         self.stages = FakeStages(config)
         self.callers: dict[int, Caller] = {}
         self.outstanding: deque[StepPlan] = deque()
-        self.moves: deque[Save | Fetch] = deque()
+        self.moves: deque[KVMove] = deque()
         self.plans: list[StepPlan] = []
         self.log: list[tuple[float, Event, list[Instruction]]] = []
         self.now_s = 0.0
@@ -104,13 +105,13 @@ class Driver:
                 caller.refused = instruction
             elif isinstance(instruction, WakeAt):
                 self.wake_at_s = instruction.time_s
-            elif isinstance(instruction, (Save, Fetch)):
+            elif isinstance(instruction, KVMove):
                 self._check_move(instruction)
                 self.moves.append(instruction)
         self._check_no_decode_skipped()
         return instructions
 
-    def _check_move(self, move: Save | Fetch) -> None:
+    def _check_move(self, move: KVMove) -> None:
         """A move may be carried out at once, before the plans that are under way."""
         if isinstance(move, Fetch):
             swap = self.core.requests.running.swap
@@ -168,6 +169,9 @@ class Driver:
 
         most: blocks that are done of it.
         """
+        clears = [i for i, move in enumerate(self.moves) if isinstance(move, ClearTier)]
+        if clears and which >= clears[0]:  # it is behind those before it, and others behind it
+            which = 0
         move = self.moves[which]
         del self.moves[which]
         num_blocks, changes = self.stages.stores.move(move, most, self.stages.slots)

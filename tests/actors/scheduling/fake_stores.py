@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from actors.scheduling.events import Fetch, Save, TierChange
+from actors.scheduling.events import ClearTier, KVMove, Save, TierChange
 
 Slots = MutableMapping[tuple[int, int], int]  # (block, offset) -> hash
 
@@ -18,12 +18,13 @@ class FakeStores:
         self._told: list[set[bytes]] = [set() for _ in range(num_ranks)]
         self._silent: set[bytes] = set()  # gone, and not to be told before they are missed
 
-    def move(
-        self, move: Save | Fetch, most: int, slots: Slots
-    ) -> tuple[int, tuple[TierChange, ...]]:
+    def move(self, move: KVMove, most: int, slots: Slots) -> tuple[int, tuple[TierChange, ...]]:
         """Carry a move out, up to `most` blocks of it; what `Moved` says."""
         done = 0
-        for block, digest in move.blocks[:most]:
+        if isinstance(move, ClearTier):
+            self.ranks = [{} for _ in self.ranks]
+            self._silent.clear()
+        for block, digest in () if isinstance(move, ClearTier) else move.blocks[:most]:
             if isinstance(move, Save):
                 content = [slots.get((block, offset)) for offset in range(self.block_size)]
                 assert None not in content, "a block that was never computed is saved"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.events import FetchEarly, Reconfigure, SaveNow, Tick
+from actors.scheduling.events import FetchEarly, Reconfigure, ResetPrefixCache, SaveNow, Tick
 from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
@@ -192,6 +192,10 @@ class AnythingGoes(RuleBasedStateMachine):
                 return
         ended = [c for i, c in driver.callers.items() if i > younger and c.finish is not None]
         assert len(ended) < 8, f"{first} stood still while {len(ended)} younger ones ended"
+
+    @rule()
+    def reset_the_prefix_cache(self) -> None:
+        self.driver.send(ResetPrefixCache())
 
     @rule(which=st.integers(0, 10))
     def abort(self, which: int) -> None:

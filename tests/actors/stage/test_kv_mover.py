@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.scheduling.events import ClearTier, Fetch, Save
 from actors.stage import kv_mover
 from actors.stage.kv import KVCache
 from actors.stage.kv_mover import KVMover
@@ -111,6 +112,20 @@ def test_bounds_that_hold_no_block_are_refused(
     without = make_mover(cache, folder=str(tmp_path / "file"), is_first_start=False)
     without.save([(1, digest(1))])
     assert without.fetch([(2, digest(1))], 30.0) == 1
+
+
+def test_all_that_is_stored_is_deleted(cache: KVCache, make_mover: Callable[..., KVMover]) -> None:
+    for changes in ({}, {"host_bytes": 0}, {"disk_bytes": 0}):
+        mover = make_mover(cache, **changes)
+        blocks = tuple((n, digest(n)) for n in (1, 2, 3))
+        assert mover.carry_out(Save(1, blocks)) == 3
+        assert mover.changes().added == tuple(digest(n) for n in (1, 2, 3))
+        assert mover.carry_out(ClearTier(2)) == 0
+        assert mover.changes().removed == tuple(digest(n) for n in (1, 2, 3))
+        assert mover.carry_out(Fetch(3, blocks, 30.0)) == 0
+        assert mover.carry_out(Save(4, blocks)) == 3, "there is room again"
+        assert mover.carry_out(Fetch(5, blocks, 30.0)) == 3
+        mover.carry_out(ClearTier(6))
 
 
 def test_a_peer_fetches_what_was_saved(

@@ -47,6 +47,8 @@ class HandEngine(EngineClient):
         self.quoted = Quote(True)
         self.asked: list[QuoteRequest] = []
         self.num_cached_tokens = 0
+        self.num_resets = 0  # of the prefix cache
+        self.reset_failure: Exception | None = None
         self.seen: list[GenerationRequest] = []
         self.num_running = 0
         self.num_sunk = 0  # chunks that no reader was woken for
@@ -161,3 +163,8 @@ class HandEngine(EngineClient):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         return None
+
+    async def reset_prefix_cache(self) -> None:
+        if self.reset_failure is not None:
+            raise self.reset_failure
+        self.num_resets += 1

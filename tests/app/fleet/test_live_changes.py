@@ -11,7 +11,7 @@ import pytest
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from app.engine_client.client import EngineUnavailable, RequestRefused
-from app.fleet.live_changes import LiveChanges
+from app.fleet.live_changes import LiveChanges, reset_prefix_caches
 
 
 class Engine:
@@ -102,3 +102,39 @@ async def test_what_an_engine_refuses_is_told_though_another_does_not_answer() -
         await LiveChanges().make({"max_requests": "many"}, lambda: engines)
     with pytest.raises(EngineUnavailable):
         await LiveChanges().make({"policy": "vllm"}, lambda: engines[:1])
+
+
+class Cached:
+    """An engine with a cache, or one that does not answer."""
+
+    def __init__(self, answers: bool = True) -> None:
+        self.is_full = True
+        self.answers = answers
+
+    async def reset_prefix_cache(self) -> None:
+        if not self.answers:
+            raise EngineUnavailable("the scheduler does not answer")
+        self.is_full = False
+
+
+async def test_a_reset_reaches_those_that_join_meanwhile() -> None:
+    class Slow(Cached):
+        async def reset_prefix_cache(self) -> None:
+            engines.append(late)
+            await super().reset_prefix_cache()
+
+    late, engines = Cached(), list[Any]()
+    engines += [Slow(), Cached()]
+    await reset_prefix_caches(lambda: engines)
+    assert not any(engine.is_full for engine in engines)
+
+
+async def test_a_reset_that_an_engine_may_have_missed_is_told() -> None:
+    """What has ended meanwhile has no cache."""
+    engines: list[Any] = [Cached(), Cached(answers=False)]
+    with pytest.raises(EngineUnavailable):
+        await reset_prefix_caches(lambda: engines)
+    seen = iter([engines, engines[:1], engines[:1]])
+    await reset_prefix_caches(lambda: next(seen))
+    with pytest.raises(EngineUnavailable, match="no engine"):
+        await reset_prefix_caches(list)

@@ -68,3 +68,16 @@ def test_a_place_that_could_not_be_filled_is_free_again() -> None:
     assert there(blocks, 1) == []
     assert blocks.put(digest(2), fills(2))
     assert there(blocks, 2) == [2]
+
+
+def test_what_is_being_sent_when_all_is_forgotten_keeps_its_place_until_it_is_sent() -> None:
+    blocks = blocks_of(2, 1, 2)
+    with blocks.lent([digest(1)]) as (place,):
+        blocks.clear()
+        assert there(blocks, 1) == there(blocks, 2) == []
+        assert blocks.put(digest(3), fills(3))
+        with blocks.lent([digest(3)]):
+            assert not blocks.put(digest(4), pytest.fail)
+        assert torch.equal(place, block(1))
+    assert blocks.put(digest(4), fills(4))
+    assert there(blocks, 3, 4) == [3, 4]

@@ -167,6 +167,27 @@ async def test_changes_made_live_reach_all_engines_and_those_that_join(make_flee
     await late.close()
 
 
+async def test_a_reset_reaches_the_cache_of_every_engine(make_fleet: Any) -> None:
+    fleet = await make_fleet(2, routing="round_robin")
+    prompt = make_prompts((60,))[0]
+
+    async def num_cached(count: int) -> list[int]:
+        found = []
+        for number in range(count):
+            asked = GenerationRequest(f"r{number}", prompt, SamplingParams(1))
+            async with aclosing(fleet.front.generate(asked)) as chunks:
+                found += [chunk.num_cached_tokens async for chunk in chunks if chunk.tokens]
+        return found
+
+    assert [bool(number) for number in await num_cached(4)] == [False, False, True, True]
+    stream = asyncio.create_task(through(fleet.front, plain()))
+    await until(lambda: fleet.front.connections[0].fleet_requests)
+    await fleet.front.reset_prefix_cache()
+    assert [bool(number) for number in await num_cached(4)] == [False, False, True, True]
+    assert (await stream)[0] == right()
+    await at_rest(fleet.front)
+
+
 @pytest.mark.parametrize("said", [b"x" * 32, b""])
 async def test_an_intruder_is_let_in_nowhere(
     make_fleet: Callable[..., Any], said: bytes, monkeypatch: pytest.MonkeyPatch
