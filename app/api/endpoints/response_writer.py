@@ -6,6 +6,7 @@ import time
 from typing import Any, Final
 
 from app.api.context import Context, new_id
+from app.api.endpoints.logprobs import chat_logprobs
 from app.api.endpoints.output import OutputPlan, read_delta
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
@@ -41,6 +42,8 @@ class ResponseWriter(StreamWriter):
             for tool in group.tools
         }
         self._base = _base(context, body, response_id)
+        self._text = context.text
+        self._entries: list[dict[str, Any]] = []  # of tokens whose text is in no item yet
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item of _output, still growing
         self._call_index = -1  # index of the last call
@@ -55,6 +58,10 @@ class ResponseWriter(StreamWriter):
         pieces: list[AnswerPiece] = [Text(delta.text)] if delta.text else []
         if self._parser is not None:
             pieces = read_delta(self._parser, delta)
+        if (num_top := self._body.num_alternatives) is not None and delta.entries:
+            self._entries += chat_logprobs(self._text, delta.entries, num_top)["content"]
+            if pieces and not any(isinstance(piece, Text) for piece in pieces):
+                self._entries.clear()  # of reasoning, or of a call
         for piece in pieces:
             if isinstance(piece, CallDelta):
                 self._add_call(piece)
@@ -63,7 +70,7 @@ class ResponseWriter(StreamWriter):
             else:
                 self._add_text(piece.text)
         if delta.finish_reason is not None:
-            if not self._output:
+            if not self._output or (self._entries and self._is_in_message):
                 self._add_text("")
             self._status = "incomplete" if delta.finish_reason == "length" else "completed"
             self._close_item()
@@ -134,8 +141,14 @@ class ResponseWriter(StreamWriter):
             self._open_item(item)
             self._emit("response.content_part.added", **self._where(item), part=dict(part))
             item["content"].append(part)
+        entries, self._entries = self._entries, []
         item["content"][0]["text"] += text
-        self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=[])
+        item["content"][0]["logprobs"] += entries
+        self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=entries)
+
+    @property
+    def _is_in_message(self) -> bool:
+        return self._open is not None and self._open["type"] == "message"
 
     def _add_reasoning(self, text: str) -> None:
         item = self._open
@@ -205,7 +218,8 @@ class ResponseWriter(StreamWriter):
         if item["type"] == "message":
             part = item["content"][0]
             where = self._where(item)
-            self._emit("response.output_text.done", **where, text=part["text"], logprobs=[])
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            self._emit("response.output_text.done", **where, **told)
             self._emit("response.content_part.done", **where, part=part)
         elif item["type"] == "reasoning":
             part, where = item["content"][0], self._where(item)
@@ -268,7 +282,8 @@ def _base(context: Context, body: ResponseRequest, response_id: str) -> dict[str
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or []],
         "top_p": own_or_default("top_p", body, context),
-        "truncation": "disabled",
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": body.truncation or "disabled",
         "user": body.user,
         "metadata": body.metadata or {},
     }

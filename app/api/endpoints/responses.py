@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id
-from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
+from app.api.endpoints.conversation import Prompt, generation_of, prompt_of, template_messages
+from app.api.endpoints.logprobs import check_alternatives
 from app.api.endpoints.output import plan_output, template_variables
 from app.api.endpoints.response_writer import ResponseWriter
 from app.api.endpoints.tool_choice import (
@@ -17,6 +18,7 @@ from app.api.endpoints.tool_choice import (
     named_tool,
     plan_tool_calls,
 )
+from app.api.endpoints.truncation import longest_that_fits
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
@@ -59,6 +61,8 @@ from app.api.schema.responses import (
 )
 from app.api.sse import stream_reply, whole_reply
 
+_MOST_ENTRIES = 20_000  # log-probabilities: the whole answer is encoded at once
+
 
 class Responses:
     """Handler of one request to `/v1/responses`."""
@@ -73,14 +77,20 @@ class Responses:
         tools = _plan(body, context)
         grammar, param = tools.constrain(*_grammar(body))
         effort = None if body.reasoning is None else body.reasoning.effort
-        rendered = await prompt_of(
-            context,
-            template_messages(_messages(body), context.options),
-            tools=tools.specs,
-            variables=template_variables(
-                context, body.chat_template_kwargs, effort, "reasoning.effort"
-            ),
+        variables = template_variables(
+            context, body.chat_template_kwargs, effort, "reasoning.effort"
         )
+
+        async def render(messages: Sequence[Message]) -> Prompt:
+            plain = template_messages(messages, context.options)
+            return await prompt_of(context, plain, tools=tools.specs, variables=variables)
+
+        messages = _messages(body)
+        if body.truncation == "auto":
+            most = context.engine.card.max_model_len - (body.max_output_tokens or 1)
+            rendered = await longest_that_fits(messages, render, most)
+        else:
+            rendered = await render(messages)
         prompt = rendered.tokens
         context.check_prompt(prompt, "input")
         output = plan_output(context, tools, grammar, rendered.text)
@@ -88,8 +98,8 @@ class Responses:
         sampling = sampling_params(
             body,
             context,
-            max_tokens=context.new_tokens(len(prompt), body.max_output_tokens, "max_output_tokens"),
-            logprobs=None,
+            max_tokens=_max_tokens(body, context, len(prompt)),
+            logprobs=body.num_alternatives,
             grammar=grammar,
         )
         response_id = new_id("resp").replace("-", "_")
@@ -99,6 +109,26 @@ class Responses:
             await stream_reply(call, generation, writer)
         else:
             await whole_reply(call, generation, writer, writer.response)
+
+
+def _max_tokens(body: ResponseRequest, context: Context, num_prompt_tokens: int) -> int:
+    """Most tokens to generate: those asked for, else what context and log-probabilities allow: the
+    last event holds all of them, also of a stream."""
+    given = body.max_output_tokens
+    most = context.new_tokens(num_prompt_tokens, given, "max_output_tokens")
+    if body.num_alternatives is None:
+        return most
+    check_alternatives(context.options, body.num_alternatives, "top_logprobs")
+    per_token = 1 + body.num_alternatives
+    limit = min(context.options.max_logprob_entries, _MOST_ENTRIES)
+    if given is not None and per_token * given > limit:
+        raise invalid(
+            f"The answer may hold {per_token * given} log-probabilities (tokens, and alternatives "
+            f"of each); at most {limit} are given here: ask for fewer.",
+            "top_logprobs",
+            "too_many_logprobs",
+        )
+    return min(most, max(1, limit // per_token))
 
 
 def _check_repeated(body: ResponseRequest) -> None:

@@ -32,6 +32,7 @@ from app.api.schema.response_tools import (
 )
 
 _ENCRYPTED: Final = "reasoning.encrypted_content"
+_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class InputText(SentBack):
@@ -162,9 +163,10 @@ class TextSettings(Strict):
     verbosity: None = None
 
 
-def _nothing(included: object) -> object:
-    if isinstance(included, list) and any(one != _ENCRYPTED for one in included):
-        raise ValueError("nothing can be included by this server: leave it out, or empty")
+def _known(included: object) -> object:
+    known = (_ENCRYPTED, _LOGPROBS)
+    if isinstance(included, list) and any(one not in known for one in included):
+        raise ValueError(f"this server can include {_LOGPROBS} alone")
     return included
 
 
@@ -181,10 +183,15 @@ class ResponseRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningSettings | None = None
     chat_template_kwargs: TemplateVariables = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        default=None, description="auto: a conversation that is too long loses its oldest turns."
+    )
     background: Literal[False] | None = None
-    include: Annotated[list[str], BeforeValidator(_nothing)] | None = Field(
+    include: Annotated[list[str], BeforeValidator(_known)] | None = Field(
         default=None, description=f"{_ENCRYPTED} is accepted and ignored: reasoning is text."
+    )
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description=f"Alternatives to each token; asks for {_LOGPROBS}, too."
     )
     client_metadata: IgnoredObject = None
     access_programs: IgnoredObject = None
@@ -194,9 +201,14 @@ class ResponseRequest(SamplingFields):
     previous_response_id: None = Field(default=None, description="Refused: nothing is stored.")
     conversation: None = Field(default=None, description="Refused: nothing is stored.")
     prompt: None = None
-    top_logprobs: None = None
     max_tool_calls: None = None
     context_management: None = None
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """To each token, with its log-probability; None: these are not asked for."""
+        is_included = _LOGPROBS in (self.include or ())
+        return self.top_logprobs or (0 if is_included else None)
 
 
 class InputTokensDetails(BaseModel):
@@ -234,6 +246,7 @@ class ResponseObject(BaseModel):
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
+    top_logprobs: int
     truncation: str
     usage: ResponseUsage | None
     user: str | None

@@ -386,3 +386,27 @@ async def test_an_effort_of_anthropics_clients_is_a_hint(
     )
     shown = "low" if effort == "low" else "high"  # the most that gpt-oss knows
     assert with_effort == plain.replace("Reasoning: medium", f"Reasoning: {shown}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_response_are_not_of_its_reasoning(
+    start_server: StartServer, of_family: OfFamily, stream: bool
+) -> None:
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    write(server, processor, "<think>\nHm, well.\n</think>\n\nSo: yes")
+    include = ["message.output_text.logprobs"]
+    asked: dict[str, Any] = {"model": MODEL, "input": "Hi", "include": include, "stream": stream}
+    answer = await server.http.post("/v1/responses", json=asked)
+    if stream:
+        *_, last = (line for line in answer.text.splitlines() if line.startswith("data: {"))
+        response = json.loads(last.removeprefix("data: "))["response"]
+    else:
+        response = answer.json()
+    reasoning, message = response["output"]
+    assert reasoning["type"] == "reasoning"
+    (part,) = message["content"]
+    tokens = "".join(entry["token"] for entry in part["logprobs"])
+    assert "Hm" not in tokens
+    assert tokens.endswith(part["text"])
+    assert "So: yes" in part["text"]

@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import Response
 
 from tests.app.api.conftest import MODEL, Server
+from tests.app.api.test_errors_http import check
 
 ADD: Any = {
     "type": "function",
@@ -369,3 +370,66 @@ async def test_errors_of_items_are_of_the_kind_that_is_meant(
     error = answer.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
+
+
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_the_text(server: Server, stream: bool) -> None:
+    write(server, "Hello")
+    asked: Any = {"model": MODEL, "input": "Hi", **LOGPROBS, "top_logprobs": 2}
+    if stream:
+        told, deltas = [], []
+        async with server.openai.responses.stream(**asked) as events:
+            async for event in events:
+                if event.type == "response.output_text.delta":
+                    deltas += event.logprobs
+                elif event.type == "response.output_text.done":
+                    told = event.logprobs
+            answer = await events.get_final_response()
+        assert "".join(entry.token for entry in deltas) == "Hello"
+        assert [entry.logprob for entry in told] == [entry.logprob for entry in deltas]
+    else:
+        answer = await server.openai.responses.create(**asked)
+    (item,) = answer.output
+    assert item.type == "message"
+    (part,) = item.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert "".join(entry.token for entry in part.logprobs) == "Hello"
+    assert {len(entry.top_logprobs) for entry in part.logprobs} == {2}
+    assert server.engine.seen[-1].sampling.logprobs == 2
+    assert answer.top_logprobs == 2
+
+
+async def test_log_probabilities_are_of_the_text_alone(server: Server) -> None:
+    """Not of a call, whose item has no place for them."""
+    write(server, '{"name": "add", "arguments": {}}')
+    answer = await server.openai.responses.create(
+        model=MODEL, input="Hi", tools=[ADD], tool_choice=CHOICE, **LOGPROBS
+    )
+    assert [item.type for item in answer.output] == ["function_call"]
+    refused = {"model": MODEL, "input": "Hi", "top_logprobs": 19, "max_output_tokens": 2000}
+    check(await server.http.post("/v1/responses", json=refused), 400, "top_logprobs")
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Server) -> None:
+    write(server, "Hello")
+    turn = [{"role": "user", "content": "u" * 700}, {"role": "assistant", "content": "a" * 700}]
+    asked: Any = {
+        "model": MODEL, "instructions": "Be kind.", "max_output_tokens": 100,
+        "input": [*turn, CALL, {"type": "function_call_output", "call_id": "c1", "output": "2"},
+                  *turn, *turn, {"role": "user", "content": "Last"}],
+    }  # fmt: skip
+    for truncation in ({}, {"truncation": "disabled"}):
+        answer = await server.http.post("/v1/responses", json={**asked, **truncation})
+        check(answer, 400, "input")
+    answer = await server.openai.responses.create(**asked, truncation="auto")
+    assert (answer.output_text, answer.truncation) == ("Hello", "auto")
+    shown = (
+        await server.http.post("/detokenize", json={"tokens": list(server.engine.seen[-1].prompt)})
+    ).json()["prompt"]
+    assert shown.startswith("<|system|>Be kind.<|end|><|user|>uuu")
+    assert shown.endswith("<|user|>Last<|end|><|assistant|>")
+    assert shown.count("u" * 700) == 2, "as many turns as there is room for"
