@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from app.api.batches.files import StoredFile
+from app.api.batches.usage import BatchUsage
 
 MAX_PROBLEMS: Final = 20  # told of one input
 
@@ -73,6 +74,7 @@ class Batch:
     num_requests: int = 0
     num_completed: int = 0
     num_failed: int = 0
+    usage: BatchUsage = field(default_factory=BatchUsage)
     output: StoredFile | None = None
     errors: StoredFile | None = None
 
@@ -113,5 +115,6 @@ class Batch:
                 "completed": self.num_completed,
                 "failed": self.num_failed,
             },
+            "usage": self.usage.shown(),
             "metadata": self.metadata,
         }

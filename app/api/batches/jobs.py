@@ -247,8 +247,9 @@ class _Writer:
             line, file = answer.line(), self._errors
         await file.write(line)
         self.has_expired = self.has_expired or answer.code == EXPIRED
-        if answer.is_done:
+        if answer.reply is not None and answer.is_done:
             self._batch.num_completed += 1
+            self._batch.usage.add(answer.reply.content)
         else:
             self._batch.num_failed += 1
 

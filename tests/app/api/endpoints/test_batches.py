@@ -99,6 +99,11 @@ async def test_a_batch_answers_its_file(server: Server) -> None:
     found = await ended(client, batch)
     assert found.status == "completed"
     assert found.metadata == {"of": "mine"}
+    answers = (await lines(client, found.output_file_id)).values()
+    used = [one["response"]["body"]["usage"] for one in answers]
+    assert found.usage is not None
+    assert found.usage.input_tokens == sum(one["prompt_tokens"] for one in used) > 0
+    assert found.usage.total_tokens == sum(one["total_tokens"] for one in used)
     counts = found.request_counts
     assert (counts.total, counts.completed, counts.failed) == (41, 40, 1)
     assert found.in_progress_at <= found.finalizing_at <= found.completed_at
