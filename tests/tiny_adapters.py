@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from tests import tiny_models
-from tests.actors.stage.greedy_reference import greedy, make_prompts
+from tests.actors.stage.greedy_reference import greedy_of, make_prompts
 
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -42,4 +42,4 @@ def write(
 def expected(folder: Path, variant: str = "llama", **overrides: Any) -> list[list[int]]:
     """What transformers generates with the adapter merged into the weights by peft."""
     model: Any = PeftModel.from_pretrained(tiny_models.build(variant, **overrides), str(folder))
-    return greedy(model.merge_and_unload(), make_prompts())
+    return greedy_of(variant, model.merge_and_unload(), make_prompts())

@@ -12,6 +12,10 @@ from app.api.http.call import Call
 from app.api.http.errors import ApiError
 from app.engine_client.client import EngineError
 
+# What vLLM's parameters would have to say: running requests go on, stores beside the device's are
+# emptied too.
+_DONE_ANYWAY = {"reset_running_requests": "false", "reset_external": "true"}
+
 
 class PrefixCacheReset:
     """For keys that may change settings; every attempt of theirs is a line of the audit."""
@@ -24,7 +28,11 @@ class PrefixCacheReset:
         changes: dict[str, Any] = {}
         try:
             call.check_admin()
-            name = QueryParams(call.scope["query_string"]).get("model")
+            asked = QueryParams(call.scope["query_string"])
+            for param, value in asked.items():
+                if param != "model" and value.lower() != _DONE_ANYWAY.get(param):
+                    raise ApiError(400, f"{param}: {value!r} is not supported", param=param)
+            name = asked.get("model")
             every = self._context.every
             meant = every if name is None else {name: self._context.of(name)}
             changes["reset_prefix_cache"] = list(meant)

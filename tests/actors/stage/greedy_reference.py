@@ -30,8 +30,11 @@ def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list
 @once_a_run
 def expected(variant: str, lengths: tuple[int, ...] = LENGTHS, **overrides: Any) -> list[list[int]]:
     """What transformers generates. overrides: as of `tiny_models.build`."""
-    model = tiny_models.build(variant, **overrides)
-    prompts = make_prompts(lengths)
+    return greedy_of(variant, tiny_models.build(variant, **overrides), make_prompts(lengths))
+
+
+def greedy_of(variant: str, model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """As `greedy`, with what padding would change computed alone."""
     if variant in BY_LENGTH:
         return [answer for prompt in prompts for answer in greedy(model, [prompt])]
     return greedy(model, prompts)

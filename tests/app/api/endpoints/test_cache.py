@@ -20,10 +20,13 @@ async def test_of_several_models_one_is_meant_or_all(text: TextProcessor) -> Non
         context.models, context.options = contexts, ApiOptions(allowed_hosts=("localhost",))
     transport = httpx.ASGITransport(build_api(contexts["a"]))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        for query, models in (("", ["a", "b"]), ("?model=b", ["b"])):
+        for query, models in (("", ["a", "b"]), ("?reset_external=True&model=b", ["b"])):
             answer = await client.post(f"/reset_prefix_cache{query}")
             assert answer.json() == {"models": models}
         check(await client.post("/reset_prefix_cache?model=c"), 404, "model")
+        for refused in ("reset_running_requests=true", "reset_external=false", "modle=a"):
+            answer = await client.post(f"/reset_prefix_cache?{refused}")
+            check(answer, 400, refused.partition("=")[0])
     engines = [context.engine for context in contexts.values()]
     assert [engine.num_resets for engine in engines if isinstance(engine, HandEngine)] == [1, 2]
 
