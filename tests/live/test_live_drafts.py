@@ -48,7 +48,11 @@ async def kill_a_stage(engine: LiveEngine, has_begun: asyncio.Event) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "stages", "ranks"),
-    [pytest.param("llama", 1, 1, marks=pytest.mark.long), ("llama", 2, 2), ("qwen3-5", 2, 1)],
+    [
+        pytest.param("llama", 1, 1, marks=pytest.mark.long),
+        ("llama", 2, 2),
+        pytest.param("qwen3-5", 2, 1, marks=pytest.mark.long),
+    ],
 )
 async def test_the_same_tokens_also_after_a_death(
     make_engine: Callable[..., LiveEngine],

@@ -118,9 +118,17 @@ PAIRS = [
     *[("qwen3-5", "lfm2", name) for name in CHANGES],
     *[("llama", "qwen3-5", name) for name in CHANGES | SWAPS],
 ]
+# The other pairs under a schedule: `make test-long`.
+SHORT = {
+    PAIRS[0], ("qwen3-5", "lfm2", "no lookahead"), ("qwen3-5", "lfm2", "two stages, small KV"),
+    ("llama", "qwen3-5", "small KV"), ("llama", "qwen3-5", "small KV, swaps"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("variant", "draft", "name"), PAIRS)
+@pytest.mark.parametrize(
+    ("variant", "draft", "name"),
+    [pytest.param(*pair, marks=() if pair in SHORT else pytest.mark.long) for pair in PAIRS],
+)
 def test_equal_bytes(tiny_model: Folder, variant: str, draft: str, name: str) -> None:
     """Of all kinds of sampling, several answers to one prompt among them: with a model that is
     mostly right, the served one, and with others, which are mostly wrong."""
@@ -161,7 +169,7 @@ def test_a_smaller_model_of_the_same_family(tiny_model: Folder, tmp_path: Path) 
         assert core.speculation.num_drafts > 0
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_on_two_ranks(ranks: RankPool, tiny_model: Folder, num_stages: int) -> None:
     """The draft model runs in one of them, undivided, and its states are memory of that one."""
     skip_unless_available("cpu")

@@ -13,6 +13,7 @@ from tests.serve.server_process import ROOT, Server, running
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,  # a server of its own
     pytest.mark.skipif(
         not is_installed(), reason="needs the packages chromium and chromium-driver"
     ),

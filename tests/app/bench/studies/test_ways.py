@@ -24,7 +24,7 @@ from app.bench.studies.ways_loads import work_of
 from app.simulate.paper.published import DEPLOYMENTS
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_every_way_has_its_capacity() -> None:
     case = Case(DEPLOYMENTS[0], "arxiv", "strict", 2, 12, 0)
     rows = list(study(case, ("split", "flexible"), ("nvlink", "ethernet"), Ledger()))
