@@ -59,6 +59,7 @@ async def test_a_graph_between_gpus_gets_its_id_without_cupy(
         assert await asked(stages, devices) == [("cuda:0", "cuda:0")] * 2
 
 
+@pytest.mark.long
 async def test_ranks_that_share_memory_see_all_gpus_under_numbers_that_differ(
     ray_cluster: None, tiny_model: Callable[..., Path]
 ) -> None:

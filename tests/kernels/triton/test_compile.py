@@ -110,6 +110,7 @@ def compiled() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.tensors
 def test_the_widest_heads_fit_the_least_shared_memory(compiled: dict[str, Any]) -> None:
     shared_bytes = compiled["widest_heads"]
@@ -117,6 +118,7 @@ def test_the_widest_heads_fit_the_least_shared_memory(compiled: dict[str, Any]) 
     assert max(shared_bytes.values()) <= SHARED_BYTES[86]
 
 
+@pytest.mark.long
 @pytest.mark.tensors
 def test_the_largest_tiles_of_packed_weights_fit_the_least_shared_memory(
     compiled: dict[str, Any],
@@ -126,6 +128,7 @@ def test_the_largest_tiles_of_packed_weights_fit_the_least_shared_memory(
     assert max(shared_bytes) <= SHARED_BYTES[86]
 
 
+@pytest.mark.long
 @pytest.mark.tensors
 def test_ranks_wait_between_writing_and_reading(compiled: dict[str, Any]) -> None:
     """In the machine's order, over all GPUs: the part's stores, a barrier of the program, the
@@ -139,6 +142,7 @@ def test_ranks_wait_between_writing_and_reading(compiled: dict[str, Any]) -> Non
     assert re.fullmatch(r"rrww\|+R\|*rrrr\|*A\|+(rr){8}ww\|+ww", order), order
 
 
+@pytest.mark.long
 @pytest.mark.tensors
 def test_fp8_caches_are_read_by_the_instruction_where_there_is_one(
     compiled: dict[str, Any],

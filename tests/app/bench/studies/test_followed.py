@@ -52,6 +52,7 @@ def test_a_way_of_other_tokens_is_found() -> None:
     assert not live_ways.tokens_equal(traces, "chat")
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_live_engines_give_the_same_tokens(
     ray_cluster: None,
