@@ -98,18 +98,12 @@ async def test_a_stream_goes_on_until_all_but_its_last_tokens_are_there(
     assert move["num_tokens"] > LENGTH + 4, "it completed a block meanwhile"
 
 
+@pytest.mark.long  # on a busy machine streams may end before their copy begins
 @pytest.mark.parametrize(
     ("who", "step"),
     [
-        ("target", "kv_fetched"),
-        *(
-            pytest.param(who, step, marks=pytest.mark.long)
-            for who, step in (
-                ("source", "kv_fetched"),
-                ("its stage", "kv_fetched"),
-                *itertools.product(("target", "source"), ("kv_saved", "next_token")),
-            )
-        ),
+        ("its stage", "kv_fetched"),
+        *itertools.product(("target", "source"), ("kv_fetched", "kv_saved", "next_token")),
     ],
 )
 async def test_a_death_during_a_copy_loses_and_doubles_nothing(
