@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls, HeldPart
-from app.text.output.call_lists import one_of_several, skip_member
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import JsonWriting, json_call, maybe, one_of, words
 from app.text.output.pieces import AnswerPieces
@@ -48,18 +47,15 @@ class Llama3Json(ToolFormat):
         yield from source.blanks()
         while (yield from source.accept(*self.openings)):
             yield from source.blanks()
-        marks = self.marks(source, opening)
-
-        def skip(start: int) -> Reading[bool]:
-            return skip_member(source, start, marks, '"', ";\n")
-
         while True:
-            is_call = yield from one_of_several(source, out, json_call, source.blanks, skip)
+            draft = out.draft(source)
+            yield from json_call(source, draft)
+            draft.close()
             yield from source.blanks()
             yield from source.accept(";")
             yield from source.blanks()
             following = yield from source.peek()
-            if is_call and not following:
+            if not following:
                 return
             if following != "{":
                 raise Broken  # text follows the last call

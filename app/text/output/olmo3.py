@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.scheduling.request import HeldCalls
-from app.text.output.call_lists import one_of_several, skip_member
 from app.text.output.interface import maybe_end
 from app.text.output.json_text import Calls
 from app.text.output.pieces import AnswerPieces
 from app.text.output.pythonic import Pythonic
-from app.text.output.source import Broken, Reading, Source
+from app.text.output.source import Reading, Source
 
 _ALL, _ALL_END = "<function_calls>", "</function_calls>"
 
@@ -43,18 +42,5 @@ class Olmo3(Pythonic):
         return (HeldCalls(_ALL, "\n", listed.calls, "\n", f"\n{_ALL_END}"),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        marks = self.marks(source, opening)
-
-        def skip(start: int) -> Reading[bool]:
-            return skip_member(source, start, marks, "\"'", "\n")
-
-        following = True
-        while following:
-            yield from source.blanks()
-            is_call = yield from one_of_several(source, out, self._call, source.blanks, skip)
-            yield from source.accept(",")
-            yield from source.blanks()
-            following = (yield from source.peek()) not in ("", "<")
-        if not is_call:
-            raise Broken
+        yield from self._lines(source, out)
         yield from maybe_end(source, _ALL_END)
