@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Final
@@ -110,6 +111,7 @@ def skip_member(
     source.at = start
     plain = _plain(marks, quotes, ends)
     opened: list[str] = []  # brackets
+    num_opened = Counter[str]()
     quote = ""
     while True:
         yield from source.run(plain)
@@ -118,21 +120,31 @@ def skip_member(
         char = yield from source.peek()
         if not char:
             return False
-        if quote:
-            quote = "" if char == quote else quote
+        if quote and char == quote[0]:
+            if (yield from source.accept(quote)):
+                quote = ""
+                continue
+        elif quote:
             if char == "\\":
                 source.at += 1
                 if not (yield from source.peek()):
                     return False
         elif char in quotes:
             quote = char
-        elif char in _PAIRS and _PAIRS[char] in opened:
-            while opened.pop() != _PAIRS[char]:
-                pass
+            # Python's, which has two kinds of them, may be three.
+            if len(quotes) > 1 and (yield from source.accept(char * 3)):
+                quote = char * 3
+                continue
+        elif char in _PAIRS and num_opened[_PAIRS[char]]:
+            closed = ""
+            while closed != _PAIRS[char]:
+                closed = opened.pop()
+                num_opened[closed] -= 1
         elif char in ends and (not opened or char in _PAIRS):
             return True
         elif char in _PAIRS.values():
             opened.append(char)
+            num_opened[char] += 1
         source.at += 1
 
 

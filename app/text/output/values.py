@@ -6,6 +6,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Final
 
 from app.text.output.json_text import loads, valid
@@ -24,8 +25,8 @@ CONSTANTS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def _is_multiple(value: float, unit: float) -> bool:
-    with suppress(OverflowError, ZeroDivisionError):
-        return value % unit == 0
+    with suppress(ArithmeticError):
+        return Decimal(repr(value)) % Decimal(repr(unit)) == 0
     return False
 
 

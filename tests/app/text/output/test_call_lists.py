@@ -159,10 +159,13 @@ def test_nothing_of_a_list_that_breaks_off_is_lost(name: str) -> None:
     assert read(FORMATS[name], list(sent)) == (', "b": "x', "", [NOW, ONE])
 
 
-@pytest.mark.parametrize("bad", ['{"arguments":{"x":[[[}},', '{"arguments":"",,'])
+@pytest.mark.parametrize(
+    "bad",
+    ['{"arguments":{"x":[[[}},' * 4000, '{"arguments":"",,' * 4000, "[" * 40_000 + "}" * 40_000],
+)
 def test_malformed_members_are_read_in_linear_time(bad: str) -> None:
     """The first kind has no end for one who counts brackets."""
-    answer = "[TOOL_CALLS][" + bad * 4000
+    answer = f"[TOOL_CALLS][{bad}"
     begin_s = time.process_time()
     assert read(FORMATS["mistral"], [answer]) == (answer, "", [])
     assert time.process_time() - begin_s < 10  # a hundred times less
@@ -172,3 +175,10 @@ def test_the_text_of_a_malformed_call_does_not_wait_for_its_end() -> None:
     parser = FORMATS["mistral"].parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
     begun = '[TOOL_CALLS][{"name": "rm", "arguments": {"a": "so and so'
     assert gathered(parser.push(list(begun))) == (begun, "", [])
+
+
+def test_a_text_of_python_in_three_quotation_marks_holds_no_call() -> None:
+    broken = "rm(a='''don't), now(), x''')"
+    answer = f"{LFM}[now(), {broken}, add(a=1)]{LFM_END}"
+    for chunks in ([answer], list(answer)):
+        assert read(FORMATS["lfm2"], chunks)[2] == [NOW, ONE]

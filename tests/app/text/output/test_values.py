@@ -54,6 +54,7 @@ def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
         ),
         ({"type": ["string", "integer"], "multipleOf": 0.5}, {"9" * 400: "9" * 400, "2": 2}),
         ({"type": "integer", "minimum": 5}, {"3": 3}),
+        ({"type": ["string", "number"], "multipleOf": 0.01}, {"19.99": 19.99, "0.005": "0.005"}),
         ({"enum": [1, 2]}, {"3": 3, "x": "x"}),  # as no text may stand there
         ({"type": "integer", "enum": ["1", 1]}, {"1": 1}),
     ],
