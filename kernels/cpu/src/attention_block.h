@@ -187,7 +187,7 @@ class QueryBlock : private QueryRows<Format> {
 
   void prefetch_tile(const uint8_t* tile) const {
     const int64_t bytes = int64_t{kTile / Format::kPair} * value_dim_ / 16 * Format::kLaneBytes;
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T1);
   }
 
   float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kScoreStride; }

@@ -110,7 +110,7 @@ class Tiles {
     for (int t = begin; t < stop; ++t) {
       if (layout_.has_whole_tiles() && t + kPrefetchedTiles < stop) {
         for (int64_t i = 0; i < tile_bytes; i += 64) {
-          _mm_prefetch(blocks[t + kPrefetchedTiles] + i, _MM_HINT_T0);
+          _mm_prefetch(blocks[t + kPrefetchedTiles] + i, _MM_HINT_T1);
         }
       }
       const int position = partition * kPartition + t * kTile;

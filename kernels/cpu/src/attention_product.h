@@ -153,7 +153,7 @@ inline __attribute__((always_inline)) void multiply(const uint32_t* a, int64_t a
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
         right[j] = Format::load(b[j] + step * b_step, half);
-        if (kPrefetch && half == 0) _mm_prefetch(prefetch[j] + step * prefetch_step, _MM_HINT_T0);
+        if (kPrefetch && half == 0) _mm_prefetch(prefetch[j] + step * prefetch_step, _MM_HINT_T1);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
