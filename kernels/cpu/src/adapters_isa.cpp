@@ -27,7 +27,7 @@ class Ahead {
 
   void prefetch(int num_lines) {
     for (; num_lines > 0 && left_ > 0; --num_lines) {
-      _mm_prefetch(row_ + at_, _MM_HINT_T0);
+      _mm_prefetch(row_ + at_, _MM_HINT_T1);
       at_ += 64;
       if (at_ < num_bytes_) continue;
       at_ = 0;
@@ -87,7 +87,7 @@ inline void expand(T* const* y, const T* b, const float* shrunk, int64_t stride,
     for (int c = 0; c < C; ++c) {
       const T* place = row + c * kLanes;
       if (c % kRegistersInLine<T> == 0) {
-        _mm_prefetch(reinterpret_cast<const char*>(place + kColumnsAhead * C * kLanes), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(place + kColumnsAhead * C * kLanes), _MM_HINT_T1);
       }
       const Vec weight = n == kLanes ? Vec::load(place) : Vec::load(place, n);
       for (int m = 0; m < M; ++m) sums[m][c] = fma(factor[m], weight, sums[m][c]);
