@@ -16,9 +16,11 @@ Method method_of(const PackedLinear& linear) {
     constexpr int64_t bytes = PairsFromBf16::kUnitBytes;
     switch (linear.weights) {
       case Weights::i8:
-        return {&kMicroKernels<PairsFromI8, true>, plain, unpack_pairs<PairsFromI8>, bytes, 2};
+        return {&kMicroKernels<PairsFromI8, true>, plain, nullptr, bytes, 2,
+                &kMicroKernels<Keeping<PairsFromI8>, true>};
       case Weights::i4:
-        return {&kMicroKernels<PairsFromI4, true>, plain, unpack_pairs<PairsFromI4>, bytes, 2};
+        return {&kMicroKernels<PairsFromI4, true>, plain, nullptr, bytes, 2,
+                &kMicroKernels<Keeping<PairsFromI4>, true>};
       default:
         return {plain, nullptr, nullptr, bytes, 0};
     }

@@ -46,7 +46,7 @@ struct KernelArgs {
   const char* prefetch;  // address prefetched meanwhile, and cache lines per unit
   int prefetch_lines_per_unit;
   int64_t far_bytes;  // so much further on, the L2 cache is filled
-  char* kept;  // where weights go as floats, of kernels that keep them
+  char* kept;  // where unpacked weights go, of kernels that keep them
 };
 
 using MicroKernel = void (*)(const KernelArgs&);
@@ -82,7 +82,8 @@ struct FloatFromBf16 {
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
 };
 
-// Weights that are left as floats for the rows that follow: stores cost nothing beside products.
+// Weights that are left unpacked for the rows that follow: beside products, unpacking and stores
+// cost little, as they take other units of the core.
 template <class W>
 struct Keeping : W {};
 template <class W>
@@ -190,7 +191,8 @@ struct PairsFromI4 {
 
 template <class W, int kNumRows, int kPanels>
 inline void multiply_pairs(const KernelArgs& s, const char* w, const char*& prefetch,
-                           RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
+                           RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs],
+                           [[maybe_unused]] char*& kept) {
   constexpr int kVecs = kPanels * kPanelVecs;
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
     typename W::Raw raw[kVecs];
@@ -203,7 +205,12 @@ inline void multiply_pairs(const KernelArgs& s, const char* w, const char*& pref
       prefetch_lines<kPanels, 4>(prefetch, j, s);
       __m512bh weights[kVecs];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) weights[v] = W::pair(raw[v], j);
+      for (int v = 0; v < kVecs; ++v) {
+        weights[v] = W::pair(raw[v], j);
+        if constexpr (kKeeps<W>) {
+          _mm512_store_si512(kept + (j * kPanelVecs + v) * 64, (__m512i)weights[v]);
+        }
+      }
 #pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
         int32_t two;
@@ -216,6 +223,7 @@ inline void multiply_pairs(const KernelArgs& s, const char* w, const char*& pref
       }
     }
     w += W::kUnitBytes;
+    if constexpr (kKeeps<W>) kept += PairsFromBf16::kUnitBytes;
     x.advance(kUnit * 2);
   }
 }
@@ -232,6 +240,7 @@ void micro_kernel(const KernelArgs& s) {
   const char* w = s.w;
   const char* prefetch = s.prefetch;
   const char* scales = s.scales;
+  [[maybe_unused]] char* kept = s.kept;
   RowPointers<kNumRows> x(s);
   for (int64_t group = 0; group < s.num_groups; ++group) {
     const bool fresh = s.first && group == 0;
@@ -244,7 +253,7 @@ void micro_kernel(const KernelArgs& s) {
       }
     }
 #ifdef __AVX512BF16__
-    if constexpr (kNative) multiply_pairs<W, kNumRows, kPanels>(s, w, prefetch, x, sums);
+    if constexpr (kNative) multiply_pairs<W, kNumRows, kPanels>(s, w, prefetch, x, sums, kept);
 #endif
     if constexpr (!kNative) multiply_floats<W, kNumRows, kPanels>(s, w, prefetch, x, sums);
 #pragma GCC unroll 4

@@ -132,7 +132,10 @@ inline void run_linear_task(const Task& task, const Method& method) {
                              : next_data + chunk * units * s.prefetch_lines_per_unit * 64;
         const MicroKernelTable& kernels = keeps && chunk == 0 ? *method.keeping : *table;
         (panels_at_once == 2 ? kernels.wide : kernels.kernels)[rows - 1](s);
-        if (keeps) s.w = unpacked;
+        if (keeps) {
+          s.w = unpacked;
+          s.w_stride = s.num_units * kernel_unit_bytes;
+        }
         chunk_row += rows;
       }
       block_data = next_data;

@@ -1,6 +1,6 @@
 // Unpacks stored weights to what the micro-kernels multiply fastest, one k-block of a panel at a
-// time; scales are applied to the accumulators. (16-bit floats are widened by the first rows'
-// micro-kernels instead, see linear_kernel.h.)
+// time; scales are applied to the accumulators. (Where the first rows' micro-kernels unpack, see
+// linear_kernel.h, this is not needed: 16-bit floats as floats, int8 and int4 as bf16.)
 //
 // Pays from some number of micro-kernel calls on the same weights (`Method::min_chunks`); below it
 // the micro-kernels unpack in registers. The values are the same either way. Only for *_isa.cpp,
