@@ -174,10 +174,10 @@ class EngineConfig:
             where = f"kv.memory_gib ({self.kv.gib:g}) leaves free"
             cure = "a smaller kv.memory_gib raises that"
         logger.warning(
-            "scheduling.max_requests: %d, not %d. Layers with a state keep %.1f MiB for each "
-            "request, %.0f MiB for %d, and states may take half of the %.0f MiB that %s; %s, and "
-            "max_requests: %d accepts it", num_requests, most, each, each * most, most,
-            room / (1 << 20), where, cure, num_requests,
+            "scheduling.max_requests: %d, not %d. Layers with a state, a draft model's too, keep "
+            "%.1f MiB for each request, %.0f MiB for %d, and states may take half of the %.0f MiB "
+            "that %s; %s, and max_requests: %d accepts it", num_requests, most, each, each * most,
+            most, room / (1 << 20), where, cure, num_requests,
         )  # fmt: skip
 
     def _check_part(self, part: float, infos: Sequence[StageInfo]) -> None:

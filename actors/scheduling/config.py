@@ -144,7 +144,7 @@ class SchedulerConfig:
     )
     draft_model: str | None = setting(
         None,
-        "Folder of a small model without states that drafts: of the same vocabulary, on the CPU.",
+        "Folder of a small model that drafts: of the same vocabulary, on the CPU.",
         called="model",
         section="speculation",
     )

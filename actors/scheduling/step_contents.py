@@ -182,7 +182,8 @@ class StepContents:
         for state, count in self.prefills.items():
             number = (state.num_prompt_tokens - 1) // block_size
             position, end = number * block_size, state.num_computed_tokens
-            if state.cacheable and end - count < position <= end:
+            shares = state.cacheable and not state.is_private
+            if shares and end - count < position <= end:
                 row = states.save(state.block_hash(number - 1, block_size))
                 if row is not None:
                     found.append((state.request_id, position, row))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from actors.stage.load_pace import LoadPace, check_wanted
-from actors.stage.models.config import DecoderConfig, Multipliers
+from actors.stage.models.config import GGUF_LINK, DecoderConfig, ModelError, Multipliers
 from actors.stage.models.split import Range, Split, split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.adapter_folder import AdapterFolder
@@ -64,7 +64,7 @@ class StageAdapters:
 
     Ranks hold the rows of B of what is split by output features, and the columns of A of what is
     split by input features, so that sums over ranks stay what they are without adapters.
-    pace: of loads, which run beside steps.
+    pace: of loads, which run beside steps. Raises ModelError for a model that cannot have them.
     """
 
     def __init__(
@@ -75,6 +75,12 @@ class StageAdapters:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        if config.mixer_beside and (Path(spec.model_path) / GGUF_LINK).is_symlink():
+            raise ModelError(
+                f"adapters.max_adapters: {spec.model_path} is a GGUF file of Falcon-H1. Its "
+                "weights have been multiplied by factors that the file does not name and that an "
+                "adapter's would need, too; a folder of safetensors can be served with adapters"
+            )
         self._config = config
         self._spec = spec
         self._dtype = dtype
@@ -154,10 +160,10 @@ def _places_of(config: DecoderConfig, layer: int, part: Split, spec: StageSpec) 
     names, hidden = one.names, (0, config.hidden_size)
 
     def inputs(
-        field: str, prefix: str, pieces: list[Piece], factors: tuple[float, ...] = ()
+        field: str, where: str, pieces: list[Piece], factors: tuple[float, ...] = ()
     ) -> _Place:
         each = zip(pieces, factors or (1.0,) * len(pieces), strict=True)
-        by_name = groupby(each, key=lambda one: prefix + one[0].name)
+        by_name = groupby(each, key=lambda pair: where + pair[0].name)
         return _Place(field, [_Part(name, list(rows)) for name, rows in by_name], hidden)
 
     def out(field: str, name: str, columns: Range, factor: float) -> _Place:

@@ -110,7 +110,7 @@ class DraftModel:
         self._num_filled_B = np.zeros(num_blocks, np.int32)
         num_all = num_blocks + self._num_spare * self._most_requests
         self._cache, self._states = self._model.make_cache(num_all, num_requests=num_requests)
-        self._places = DraftStates(self._most_requests)
+        self._places = DraftStates(num_requests if self.state_bytes else self._most_requests)
 
     def forget(self, block: int) -> None:
         """Its content has been replaced."""

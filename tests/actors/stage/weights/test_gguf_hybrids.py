@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from actors.stage.gguf_folder import model_folder
+from actors.stage.models.config import ModelError
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
-from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
 from tests.actors.stage.weights import gguf_hybrids
 from tests.actors.stage.weights.gguf_conversions import convert
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
@@ -46,3 +47,12 @@ def test_families(tmp_path: Path, architecture: str) -> None:
     folder = model_folder(path, tmp_path / "cache")
     planner = MiniPlanner(make_chain(folder, 2), feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model, variant in BY_LENGTH)
+
+
+def test_factors_within_the_weights_leave_no_place_for_adapters(tmp_path: Path) -> None:
+    """Falcon-H1's file does not say by what its weights have been multiplied."""
+    variant, (metadata, change), _ = CASES["falcon-h1"]
+    convert(tmp_path / "tiny.gguf", "falcon-h1", variant, metadata, change)
+    folder = model_folder(tmp_path / "tiny.gguf", tmp_path / "cache")
+    with pytest.raises(ModelError, match=r"adapters\.max_adapters: .* GGUF file of Falcon-H1"):
+        make_runner(folder, max_adapters=1, max_adapter_rank=8)
