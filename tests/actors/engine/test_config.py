@@ -165,7 +165,10 @@ def test_fewer_requests_than_asked_for_are_explained(caplog: pytest.LogCaptureFi
         assert replace(config, kv=KVMemory(gib=1.0)).cache_sizes([info]).num_requests == 18
         assert config.cache_sizes([info], is_rebuild=True).num_requests == 25
     by_fraction, by_size = caplog.messages
-    start = "Layers with a state, a draft model's too, keep 16.0 MiB for each request, 1024 MiB for 64, and states may "
+    start = (
+        "Layers with a state, a draft model's too, keep 16.0 MiB for each request, 1024 MiB for "
+        "64, and states may "
+    )
     assert by_fraction == (
         f"scheduling.max_requests: 25, not 64. {start}take half of the 800 MiB that "
         "kv.memory_fraction (0.5) gives to states and KV cache; kv.memory_fraction raises that, "
