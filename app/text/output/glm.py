@@ -29,6 +29,7 @@ from app.text.output.tags import Tags, lines
 from app.text.output.thinking import Think
 
 _NAME: Final = re.compile(r"[^<>{}\s]+")
+_KEY: Final = re.compile(r"[^<>]+")  # with blanks in it and around it
 
 
 class Glm45(ToolFormat):
@@ -71,7 +72,8 @@ class Glm45(ToolFormat):
             yield from source.blanks()
             if (yield from source.expect(self.tags.begin, *self.closing)) != self.tags.begin:
                 break
-            key, _ = yield from source.until(key_end)
+            key = yield from source.run(_KEY)
+            yield from source.expect(key_end)
             yield from source.blanks()
             yield from source.expect(value_begin)
             yield from self.tags.read(source, draft, key.strip())

@@ -132,13 +132,14 @@ class ToolFormat(Format):
         try:
             yield from self.read_calls(source, out, opening)
         except Broken:
-            out.num_misread += source.at - start
-            draft = out.open
+            draft, num_read = out.open, source.at
             if draft is not None and draft.abandon():
                 source.at = draft.reached
+                out.num_misread += max(0, num_read - source.at)
                 yield from _drop_rest(source, self.closing_of(opening), self.openings)
                 return True
             out.open = None
+            out.num_misread += num_read - (start if out.settled_at is None else out.settled_at)
             if out.settled_at is None:
                 out.text("" if is_hidden else opening)
                 source.at = start + len(opening)

@@ -66,11 +66,18 @@ class MiniMaxM2(ToolFormat):
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         yield from source.expect(self.call)
-        marks = self.marks(source, opening)
+        ends = (self.call, *self.marks(source, opening))
 
         def skip(start: int) -> Reading[bool]:
+            """A value that ends is passed over whole, as it may speak of calls."""
             source.at = start
-            yield from source.go_to(*marks)
+            while (yield from source.go_to(self.argument, *ends)) == self.argument:
+                try:
+                    yield from source.until(self.tags.end)
+                except Broken:
+                    source.at += len(self.argument)
+            if (yield from source.sees(self.call)):
+                return True
             if not (yield from source.accept(self.closing[0])):
                 return False
             yield from self._end(source)

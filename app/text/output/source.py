@@ -14,6 +14,7 @@ _Value = TypeVar("_Value")
 Reading = Generator[None, None, _Value]
 
 _BLANKS: Final = re.compile(r"[ \t\r\n]+")
+_PART: Final = 1 << 10  # characters
 
 
 class Broken(Exception):
@@ -25,7 +26,7 @@ class Source:
     left_out: marks that are never shown. frame_ends: those that are not shown before a call or at
     the end of the text, with only blanks between."""
 
-    __slots__ = ("at", "ended", "frame_ends", "left_out", "text")
+    __slots__ = ("_num_without", "at", "ended", "frame_ends", "left_out", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -33,6 +34,9 @@ class Source:
         self.ended = False
         self.left_out: tuple[str, ...] = ()
         self.frame_ends: tuple[str, ...] = ()
+        # Marks -> characters at the end of the complete text that hold none of them. Those who
+        # look for the same in vain again and again take linear time with this.
+        self._num_without: dict[tuple[str, ...], int] = {}
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -94,6 +98,8 @@ class Source:
         Raises Broken if the text ends without one.
         """
         start = searched = self.at
+        if self.ended and len(self.text) - start <= self._num_without.get(marks, -1):
+            raise Broken
         longest = max(map(len, marks))
         while True:
             place, mark = self._first(marks, searched)
@@ -101,6 +107,7 @@ class Source:
                 self.at = place + len(mark)
                 return self.text[start:place], mark
             if self.ended:
+                self._num_without[marks] = len(self.text) - start
                 raise Broken
             searched = max(start, len(self.text) - longest + 1)
             yield
@@ -152,8 +159,20 @@ class Source:
         return not following
 
     def _first(self, marks: tuple[str, ...], start: int) -> tuple[int, str]:
-        found = [(place, m) for m in marks if (place := self.text.find(m, start)) >= 0]
-        return min(found, default=(-1, ""))
+        """In ever longer parts, so that a mark that is far away or missing is not searched for to
+        the end of the text each time that another is found."""
+        size = _PART
+        while start < len(self.text):
+            end = start + size
+            found = [
+                (place, mark)
+                for mark in marks
+                if (place := self.text.find(mark, start, end + len(mark) - 1)) >= 0
+            ]
+            if found:
+                return min(found)
+            start, size = end, 2 * size
+        return -1, ""
 
     def _num_undecided(self, marks: tuple[str, ...]) -> int:
         """Number of characters at the end that may begin a mark."""

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from app.text.output.pieces import gathered
+from app.text.output.pieces import MOST_MISREAD, AnswerPieces, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, NOW, WRITTEN
 from tests.app.text.output.answers_between_marks import LFM, LFM_END
 from tests.app.text.output.answers_by_name import DSML, DSML_END, INVOKE, INVOKE_END
 from tests.app.text.output.reading import CUTS, TOOLS, cut, read
+from tests.app.text.output.test_tags import CountedSource
 
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
 A, N = '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "arguments": {}}'
@@ -175,6 +176,78 @@ def test_the_text_of_a_malformed_call_does_not_wait_for_its_end() -> None:
     parser = FORMATS["mistral"].parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
     begun = '[TOOL_CALLS][{"name": "rm", "arguments": {"a": "so and so'
     assert gathered(parser.push(list(begun))) == (begun, "", [])
+
+
+WITHOUT_END = {
+    "minimax_m2": "</invoke>",
+    "dots": "</invoke>",
+    "step3": "</steptml:invoke>",
+    "deepseek_v32": INVOKE_END,
+    "deepseek_v4": INVOKE_END,
+    "minicpm5": "</function>",
+    "kimi_k2": "<|tool_call_end|>",
+    "deepseek_v31": "<｜tool▁call▁end｜>",
+    "glm45": "</tool_call>",
+    "longcat": "</longcat_tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_END)
+@pytest.mark.parametrize("number", range(3))
+@given(cuts=CUTS)
+@settings(max_examples=3, deadline=None, derandomize=True)
+def test_a_call_without_its_end_takes_no_other_along(
+    name: str, number: int, cuts: list[int]
+) -> None:
+    given_calls = [("add", {"a": n}) for n in range(4)]
+    parts = TOOL_FORMATS[name].written(given_calls).split(WITHOUT_END[name])
+    parts[number : number + 2] = ["".join(parts[number : number + 2])]
+    answer = WITHOUT_END[name].join(parts)
+    for by_argument in (False, True):
+        found = read(FORMATS[name], [answer], by_argument=by_argument)
+        assert found == read(FORMATS[name], cut(answer, cuts), by_argument=by_argument)
+        assert found == read(FORMATS[name], list(answer), by_argument=by_argument)
+        is_kept = by_argument or len(found[2]) == 4  # it has its arguments, or is text
+        assert found[2] == [one for n, one in enumerate(given_calls) if is_kept or n != number]
+
+
+def test_a_key_of_glm_without_its_end_takes_no_other_along() -> None:
+    answer = TOOL_FORMATS["glm45"].written([ONE, ONE, ONE]).replace("</arg_key>", "", 1)
+    assert read(FORMATS["glm45"], list(answer))[2] == [ONE, ONE]
+
+
+@pytest.mark.parametrize("name", ["minimax_m2", "dots", "step3", "deepseek_v32", "deepseek_v4"])
+def test_a_value_of_a_malformed_call_may_speak_of_calls(name: str) -> None:
+    one = TOOL_FORMATS[name]
+    quoted = one.written([NOW])
+    for tool in ("rm", "add"):
+        bad = one.written([ONE, (tool, {"a": 1, "b": quoted}), ONE])
+        if tool == "add":  # which repeats an argument
+            tags = one.tags  # type: ignore[attr-defined]
+            bad = bad.replace(
+                quoted, f"{quoted}{tags.end}{tags.written({'a': 1})[: -len(tags.end)]}"
+            )
+        for chunks in ([bad], list(bad)):
+            assert read(FORMATS[name], chunks, by_argument=False)[2] == [ONE, ONE]
+
+
+def test_values_without_an_end_are_read_in_linear_time() -> None:
+    one = '<invoke name="add"><parameter name="a">1</invoke>'
+    answer = f"{M2}{one * 5000}"
+    assert read(FORMATS["minimax_m2"], [answer]) == (answer, "", [])
+    source = CountedSource(answer)
+    out = AnswerPieces(TOOLS, by_argument=True)
+    assert list(TOOL_FORMATS["minimax_m2"]().read(source, out)) == []
+    assert source.num_searched <= 5 * len(answer)
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v31", "solar_open", "hermes", "minimax_m2"])
+def test_a_long_call_before_a_malformed_one_is_not_read_in_vain(name: str) -> None:
+    long = ("add", {"a": 1, "b": "x" * MOST_MISREAD})
+    answer = TOOL_FORMATS[name].written([long, ("rm", {}), ONE])
+    answer += TOOL_FORMATS[name].written([("rm", {})]) + TOOL_FORMATS[name].written([ONE])
+    for chunks in ([answer], list(answer)):
+        assert read(FORMATS[name], chunks)[2] == [long, ONE, ONE]
 
 
 def test_a_text_of_python_in_three_quotation_marks_holds_no_call() -> None:
