@@ -14,6 +14,8 @@ from app.text.output.source import Broken, Reading, Source
 
 CallReader = Callable[[Source, Draft], Reading[None]]
 _PAIRS: Final = {")": "(", "]": "[", "}": "{"}
+_BLANKS: Final = " \t\r\n"
+_BEFORE_TEXT: Final = "([{,:=+-*/%<>&|"  # beside a member's beginning
 
 
 def listed_calls(
@@ -107,7 +109,8 @@ def skip_member(
     source: Source, start: int, marks: tuple[str, ...], quotes: str, ends: str
 ) -> Reading[bool]:
     """Go from the beginning of a list's member to one of `ends` outside of texts and brackets;
-    False, at a mark or at the end of the text, if there is none."""
+    False, at a mark or at the end of the text, if there is none. A quotation mark where no text can
+    begin, or before a letter, where none ends, is an apostrophe, or one that lacks its escape."""
     source.at = start
     plain = _plain(marks, quotes, ends)
     opened: list[str] = []  # brackets
@@ -122,14 +125,15 @@ def skip_member(
             return False
         if quote and char == quote[0]:
             if (yield from source.accept(quote)):
-                quote = ""
+                if len(quote) > 1 or not _is_in_word((yield from source.peek())):
+                    quote = ""
                 continue
         elif quote:
             if char == "\\":
                 source.at += 1
                 if not (yield from source.peek()):
                     return False
-        elif char in quotes:
+        elif char in quotes and _begins_text(source, start, quotes):
             quote = char
             # Python's, which has two kinds of them, may be three.
             if len(quotes) > 1 and (yield from source.accept(char * 3)):
@@ -146,6 +150,21 @@ def skip_member(
             opened.append(char)
             num_opened[char] += 1
         source.at += 1
+
+
+def _is_in_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def _begins_text(source: Source, start: int, quotes: str) -> bool:
+    """Whether the quotation mark here may begin a text of a member that begins at `start`."""
+    before, at = source.text, source.at
+    if len(quotes) > 1:  # Python's, which may have prefixes
+        while at > start and source.at - at < 2 and before[at - 1] in "bBfFrRuU":
+            at -= 1
+    while at > start and before[at - 1] in _BLANKS:
+        at -= 1
+    return at == start or before[at - 1] in _BEFORE_TEXT
 
 
 @lru_cache(maxsize=128)

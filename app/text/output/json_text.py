@@ -87,6 +87,10 @@ def json_value(source: Source) -> Reading[str]:
             raise Broken
         if char == '"':
             yield from json_string(source)
+            if depth:  # one that lacks an escape is not looked for far away
+                yield from source.blanks()
+                if (yield from source.peek()) not in ",:]}":
+                    raise Broken
         elif char in "{[":
             depth += 1
             source.at += 1

@@ -172,6 +172,8 @@ def _literal(source: Source) -> Reading[str]:
             raise Broken
         if char in "\"'":
             yield from _string(source)
+            if (following := (yield from source.peek())).isalnum() or following == "_":
+                raise Broken  # an apostrophe, whose like may be far away
         elif char in _PAIRS:
             awaited.append(_PAIRS[char])
             source.at += 1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.text.output.pieces import MOST_MISREAD, AnswerPieces, gathered
+from app.text.output.pieces import MOST_MISREAD, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, NOW, WRITTEN
 from tests.app.text.output.answers_between_marks import LFM, LFM_END
 from tests.app.text.output.answers_by_name import DSML, DSML_END, INVOKE, INVOKE_END
 from tests.app.text.output.reading import CUTS, TOOLS, cut, read
-from tests.app.text.output.test_tags import CountedSource
 
 FORMATS = {name: OutputFormats(one, None) for name, one in TOOL_FORMATS.items()}
 A, N = '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "arguments": {}}'
@@ -211,47 +212,93 @@ def test_a_call_without_its_end_takes_no_other_along(
         assert found[2] == [one for n, one in enumerate(given_calls) if is_kept or n != number]
 
 
-def test_a_key_of_glm_without_its_end_takes_no_other_along() -> None:
-    answer = TOOL_FORMATS["glm45"].written([ONE, ONE, ONE]).replace("</arg_key>", "", 1)
-    assert read(FORMATS["glm45"], list(answer))[2] == [ONE, ONE]
-
-
-@pytest.mark.parametrize("name", ["minimax_m2", "dots", "step3", "deepseek_v32", "deepseek_v4"])
-def test_a_value_of_a_malformed_call_may_speak_of_calls(name: str) -> None:
-    one = TOOL_FORMATS[name]
-    quoted = one.written([NOW])
-    for tool in ("rm", "add"):
-        bad = one.written([ONE, (tool, {"a": 1, "b": quoted}), ONE])
-        if tool == "add":  # which repeats an argument
-            tags = one.tags  # type: ignore[attr-defined]
-            bad = bad.replace(
-                quoted, f"{quoted}{tags.end}{tags.written({'a': 1})[: -len(tags.end)]}"
-            )
-        for chunks in ([bad], list(bad)):
-            assert read(FORMATS[name], chunks, by_argument=False)[2] == [ONE, ONE]
-
-
-def test_values_without_an_end_are_read_in_linear_time() -> None:
-    one = '<invoke name="add"><parameter name="a">1</invoke>'
-    answer = f"{M2}{one * 5000}"
-    assert read(FORMATS["minimax_m2"], [answer]) == (answer, "", [])
-    source = CountedSource(answer)
-    out = AnswerPieces(TOOLS, by_argument=True)
-    assert list(TOOL_FORMATS["minimax_m2"]().read(source, out)) == []
-    assert source.num_searched <= 5 * len(answer)
-
-
-@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v31", "solar_open", "hermes", "minimax_m2"])
-def test_a_long_call_before_a_malformed_one_is_not_read_in_vain(name: str) -> None:
-    long = ("add", {"a": 1, "b": "x" * MOST_MISREAD})
-    answer = TOOL_FORMATS[name].written([long, ("rm", {}), ONE])
-    answer += TOOL_FORMATS[name].written([("rm", {})]) + TOOL_FORMATS[name].written([ONE])
-    for chunks in ([answer], list(answer)):
-        assert read(FORMATS[name], chunks)[2] == [long, ONE, ONE]
-
-
 def test_a_text_of_python_in_three_quotation_marks_holds_no_call() -> None:
     broken = "rm(a='''don't), now(), x''')"
     answer = f"{LFM}[now(), {broken}, add(a=1)]{LFM_END}"
     for chunks in ([answer], list(answer)):
         assert read(FORMATS["lfm2"], chunks)[2] == [NOW, ONE]
+
+
+PYTHON_LISTS = {
+    "lfm2": (f"{LFM}[", f"]{LFM_END}"),
+    "pythonic": ("[", "]"),
+    "tool_code": ("```tool_code\n[", "]\n```"),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON_LISTS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("'don't'", '"say "hi" to (me), now"', "'the dogs' bones :)'", "'don't, (won't)'"),
+        *("'''it's''' so", "['it's', {'a': 'b'}]", '"it\'s" so', "'its' + 'a, ('", "r'[' x"),
+        *("don't", "'x', so it's", "'' she's", "'they've [], 'we've'", "'\\'', 's'"),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=3, deadline=None, derandomize=True)
+def test_an_apostrophe_in_a_text_of_python_takes_no_other_call_along(
+    name: str, text: str, cuts: list[int]
+) -> None:
+    begin, end = PYTHON_LISTS[name]
+    answer = f"{begin}now(), add(b={text}), add(a=1), rm(a={text}), now(){end}"
+    for chunks in ([answer], list(answer), cut(answer, cuts)):
+        found = read(FORMATS[name], chunks, by_argument=False)
+        assert found == (f", add(b={text}), rm(a={text})", "", [NOW, ONE, NOW])
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('"say "hi" now"', '"5" wide, 3""', '"he said "hi""', '["a "b" c", "d"]', '{"k": "a"b"}'),
+        *('""hi" he said"', '"tab "" end"', '"so "a", "b" ok"', 'so"', '"\\"" [x"y", "z"]'),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=3, deadline=None, derandomize=True)
+def test_a_quotation_mark_in_a_text_of_json_takes_no_other_call_along(
+    name: str, text: str, cuts: list[int]
+) -> None:
+    begin, end = LISTS[name]
+    members = [f'{{"name": "{tool}", "arguments": {{"b": {text}}}}}' for tool in ("add", "rm")]
+    answer = f"{begin}{', '.join([N, members[0], A, members[1], N])}{end}"
+    for chunks in ([answer], list(answer), cut(answer, cuts)):
+        found = read(FORMATS[name], chunks, by_argument=False)
+        assert found == (f", {members[0]}, {members[1]}", "", [NOW, ONE, NOW])
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "good", "bad"),
+    [
+        ("lfm2", f"{LFM}[", "add(a=1)", "add(b=['don't'])"),
+        (
+            *("mistral", "[TOOL_CALLS][", A),
+            '{"name": "add", "arguments": {"b": ["say "hi"]}}',
+        ),
+    ],
+)
+def test_a_text_that_ends_too_early_is_not_read_to_the_end_in_vain(
+    name: str, begin: str, good: str, bad: str
+) -> None:
+    members = [good, bad, *[good] * (MOST_MISREAD // len(good) + 1)]
+    found = read(FORMATS[name], [f"{begin}{', '.join(members)}]"], by_argument=False)
+    assert len(found[2]) == len(members) - 1
+
+
+TEXTS = st.text("ab '\"\\()[]{},:=\n", max_size=8)
+NESTED = st.recursive(
+    TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2)
+)
+
+
+@given(value=NESTED)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_malformed_member_whose_texts_are_well_formed_ends_where_it_ends(value: Any) -> None:
+    member = json.dumps({"name": "rm", "arguments": {"x": value}}, ensure_ascii=False)
+    for name, answer, bad in (
+        ("mistral", f"[TOOL_CALLS][{N}, {member}, {N}]", member),
+        ("lfm2", f"{LFM}[now(), rm(x={value!r}), now()]{LFM_END}", f"rm(x={value!r})"),
+    ):
+        for chunks in ([answer], list(answer)):
+            assert read(FORMATS[name], chunks) == (f", {bad}", "", [NOW, NOW])

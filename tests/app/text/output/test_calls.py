@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.text.output.pieces import CallDelta, gathered
+from app.text.output.pieces import MOST_MISREAD, CallDelta, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.app.text.output.answers import ADD, MALFORMED, NOW, PLOT, WELL_FORMED
 from tests.app.text.output.answers_between_marks import (
@@ -219,3 +219,12 @@ def test_openings_within_openings_are_not_read_for_ever() -> None:
     found = [*parser.push([answer]), *parser.finish()]
     assert gathered(found) == (answer, "", [])
     assert time.process_time() - begin_s < 10  # a hundred times less, against minutes
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v31", "solar_open", "hermes", "minimax_m2"])
+def test_a_long_call_before_a_malformed_one_is_not_read_in_vain(name: str) -> None:
+    long = ("add", {"a": 1, "b": "x" * MOST_MISREAD})
+    answer = TOOL_FORMATS[name].written([long, ("rm", {}), NOW])
+    answer += TOOL_FORMATS[name].written([("rm", {})]) + TOOL_FORMATS[name].written([NOW])
+    for chunks in ([answer], list(answer)):
+        assert read(FORMATS[name], chunks)[2] == [long, NOW, NOW]

@@ -57,3 +57,8 @@ def test_longcat_reasons_and_calls_between_tags_of_its_own(call: str) -> None:
     for special in (True, False):
         assert takes("longcat", written, special=special)
         assert not takes("longcat", written.replace("1", "x"), special=special)
+
+
+def test_a_key_of_glm_without_its_end_takes_no_other_along() -> None:
+    answer = Glm45.written([("add", {"a": 1})] * 3).replace("</arg_key>", "", 1)
+    assert read(TAGS, list(answer))[2] == [("add", {"a": 1})] * 2

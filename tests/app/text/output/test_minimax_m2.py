@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, MiniCPM5, MiniMaxM2
+from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, Dots, MiniCPM5, MiniMaxM2
+from app.text.output.pieces import AnswerPieces
 from app.text.output.registry import OutputFormats, choose_formats
+from app.text.output.step3 import Step3
 from app.text.output.thinking import Think
 from tests.app.text.output.answers_by_name import (
     DSML,
@@ -18,8 +20,9 @@ from tests.app.text.output.answers_by_name import (
     PARAMETER,
     VALUE_END,
 )
-from tests.app.text.output.reading import read
+from tests.app.text.output.reading import TOOLS, read
 from tests.app.text.output.test_held_calls import takes
+from tests.app.text.output.test_tags import CountedSource
 
 FORMATS = OutputFormats(MiniMaxM2, Think)
 BEGUN = '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
@@ -163,3 +166,31 @@ def test_a_text_of_minicpm5_is_held_to_its_schema_also_in_its_wrapping(special: 
     lists = {"type": ["string", "array"]}
     assert takes_value("<![CDATA[x]]>", lists)
     assert not takes_value("<![CDATA[ [x]]>", lists)
+
+
+ADD_ONE = ("add", {"a": 1})
+
+
+@pytest.mark.parametrize("one", [MiniMaxM2, Dots, Step3, DeepSeekV32, DeepSeekV4])
+@pytest.mark.parametrize("more", [{}, {"a": 2}], ids=["undeclared", "repeated"])
+def test_a_value_of_a_malformed_call_may_speak_of_calls(
+    one: type[MiniMaxM2], more: dict[str, int]
+) -> None:
+    quoted = one.written([("now", {})])
+    tool = "add" if more else "rm"
+    answer = one.written([ADD_ONE, (tool, {"a": 1, "b": quoted}), ADD_ONE])
+    value = f"{quoted}{one.tags.end}"
+    answer = answer.replace(value, f"{value}{one.tags.written(more)}")
+    for chunks in ([answer], list(answer)):
+        found = read(OutputFormats(one, None), chunks, by_argument=False)
+        assert found[2] == [ADD_ONE, ADD_ONE]
+        assert quoted in found[0]
+
+
+def test_values_without_an_end_are_read_in_linear_time() -> None:
+    one = '<invoke name="add"><parameter name="a">1</invoke>'
+    answer = f"<minimax:tool_call>{one * 5000}"
+    assert read(OutputFormats(MiniMaxM2, None), [answer]) == (answer, "", [])
+    source, out = CountedSource(answer), AnswerPieces(TOOLS, by_argument=True)
+    assert list(MiniMaxM2().read(source, out)) == []
+    assert source.num_searched <= 5 * len(answer)
