@@ -15,7 +15,7 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "null": (type(None),),
 }
-_BRANCHES: Final = ("anyOf", "oneOf", "allOf")
+BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _REMARKS: Final = frozenset({"default", "description", "examples", "title"})
 
 
@@ -25,25 +25,23 @@ def types_of(schema: Any, root: Any, seen: set[str] | None = None) -> list[str]:
     schema = resolved(schema, root, seen)
     if not isinstance(schema, Mapping):
         return []
-    declared = _kinds(schema)
-    if isinstance(declared, str):
-        return [declared]
-    if isinstance(declared, list):
-        return [kind for kind in declared if isinstance(kind, str)]
+    if kinds := kinds_of(schema):
+        return kinds
     if (choices := choices_of(schema)) is not None:
         return list(dict.fromkeys(map(_type_of, choices)))
-    branches = next((schema[key] for key in _BRANCHES if key in schema), None)
+    branches = next((schema[key] for key in BRANCHES if key in schema), None)
     if not isinstance(branches, list):
         return []
     return [kind for one in branches for kind in types_of(one, root, seen)]
 
 
-def _kinds(schema: Mapping[str, Any]) -> Any:
-    """The types as declared, or that of which alone its keywords speak."""
+def kinds_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types as declared, or that of which alone its keywords speak; none: any."""
     kinds = schema.get("type")
     if kinds is None and choices_of(schema) is None:
         kinds = "object" if "properties" in schema else "array" if "items" in schema else None
-    return kinds
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return [kind for kind in kinds if isinstance(kind, str)]
 
 
 def choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -73,7 +71,7 @@ def alternatives(
         return
     if not isinstance(schema, Mapping):
         schema = {}
-    for key in _BRANCHES:
+    for key in BRANCHES:
         branches = schema.get(key)
         if schema.keys() - _REMARKS != {key} or not isinstance(branches, list):
             continue
@@ -81,9 +79,10 @@ def alternatives(
             for one in branches:
                 yield from alternatives(one, root, seen)
             return
-    kinds = _kinds(schema)
-    for kind in kinds if isinstance(kinds, list) and choices_of(schema) is None else [kinds]:
-        yield schema if kind is None else {**schema, "type": kind}
+    kinds = kinds_of(schema) if choices_of(schema) is None else []
+    yield from ({**schema, "type": kind} for kind in kinds)
+    if not kinds:
+        yield schema
 
 
 def resolved(schema: Any, root: Any, seen: set[str]) -> Any:

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from app.text.output.json_text import loads, valid
 from app.text.output.schema_types import (
+    BRANCHES,
     TYPES,
-    alternatives,
     choices_of,
     is_of,
+    kinds_of,
+    resolved,
     types_of,
 )
 from app.text.output.source import Broken
@@ -46,31 +48,88 @@ def typed(schema: Any, text: str, root: Any = None) -> str:
     string may stand, what is read so is of what the schema lists, and of its bounds.
 
     Without a declared type, valid JSON is taken as JSON. root: the schema that it is in."""
-    ones = [(types_of(one, root), one) for one in alternatives(schema, root)]
-    if any(is_of(text, kinds) and text in (choices_of(one) or ()) for kinds, one in ones):
+    as_text = _Checked(text, root)
+    if as_text.is_listed(schema) and as_text.is_allowed(schema):
         return json.dumps(text)
     types = types_of(schema, root)
+    may_be_text = not types or "string" in types
     for kind in types or TYPES:
         with suppress(Broken):
             written = _read_as(kind, text)
-            if "string" not in types or _is_allowed(json.loads(written), ones):
+            if not may_be_text or _Checked(json.loads(written), root).is_allowed(schema):
                 return written
     return json.dumps(text)
 
 
-def _is_allowed(value: Any, ones: list[tuple[list[str], Mapping[str, Any]]]) -> bool:
-    """Whether one of these schemas, with its types, has the value, or none is of its type."""
-    own = [schema for kinds, schema in ones if not kinds or is_of(value, kinds)]
-    return not own or any(_has(schema, value) for schema in own)
+class _Checked:
+    """A value that is checked against schemas within `root`, each once. Of one that refers to
+    itself the value is not."""
 
+    def __init__(self, value: Any, root: Any) -> None:
+        self._value = value
+        self._root = root
+        self._listed: dict[int, bool] = {}  # by the schema's identity
+        self._allowed: dict[int, bool] = {}
 
-def _has(schema: Mapping[str, Any], value: Any) -> bool:
-    choices = choices_of(schema)
-    if choices is not None and value not in choices:
-        return False
-    if not _is_number(value):
+    def is_listed(self, schema: Any) -> bool:
+        """Whether one of the schema's parts lists the value, and allows its type."""
+        found = self._listed.get(id(schema))
+        if found is None:
+            self._listed[id(schema)] = False
+            found = self._listed[id(schema)] = self._lists(schema)
+        return found
+
+    def is_allowed(self, schema: Any) -> bool:
+        """Whether the value is of the types that the schema declares, of the values that it lists,
+        and within the bounds of numbers."""
+        found = self._allowed.get(id(schema))
+        if found is None:
+            self._allowed[id(schema)] = False
+            found = self._allowed[id(schema)] = self._allows(schema)
+        return found
+
+    def _lists(self, schema: Any) -> bool:
+        schema = resolved(schema, self._root, set())
+        if not isinstance(schema, Mapping):
+            return False
+        if any(_is_same(self._value, one) for one in choices_of(schema) or ()):
+            return self._is_of(schema)
+        branches = (schema[key] for key in BRANCHES if isinstance(schema.get(key), list))
+        return any(self.is_listed(one) for ones in branches for one in ones)
+
+    def _allows(self, schema: Any) -> bool:
+        schema = resolved(schema, self._root, set())
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        choices = choices_of(schema)
+        if choices is not None and not any(_is_same(self._value, one) for one in choices):
+            return False
+        if not self._is_of(schema) or not _is_within(schema, self._value):
+            return False
+        for key in BRANCHES:
+            if isinstance(branches := schema.get(key), list):
+                fit = map(self.is_allowed, branches)
+                if not (all(fit) if key == "allOf" else any(fit)):
+                    return False
         return True
-    return all(
+
+    def _is_of(self, schema: Mapping[str, Any]) -> bool:
+        kinds = kinds_of(schema)
+        return not kinds or is_of(self._value, kinds)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are one of JSON, where true is not 1, unlike in Python."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
+
+
+def _is_within(schema: Mapping[str, Any], value: Any) -> bool:
+    """Whether the value is within the schema's bounds of numbers."""
+    return not _is_number(value) or all(
         is_kept(value, schema[key])
         for key, is_kept in _BOUNDS.items()
         if _is_number(schema.get(key))

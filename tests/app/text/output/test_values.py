@@ -57,6 +57,23 @@ def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
         ({"type": ["string", "number"], "multipleOf": 0.01}, {"19.99": 19.99, "0.005": "0.005"}),
         ({"enum": [1, 2]}, {"3": 3, "x": "x"}),  # as no text may stand there
         ({"type": "integer", "enum": ["1", 1]}, {"1": 1}),
+        ({"enum": [[1], {"k": [0]}, "x"]}, {"[1]": [1], "[true]": "[true]", "[1.0]": [1.0]}),
+        ({"enum": [[True], {"k": [0]}, "x"]}, {"[1]": "[1]", "[true]": [True]}),
+        ({"enum": [{"k": 1}, "x"]}, {'{"k": true}': '{"k": true}', '{"k": 1.0}': {"k": 1.0}}),
+        ({"enum": [{"k": 1}, "x"]}, {'{"k": 1, "l": 2}': '{"k": 1, "l": 2}', "{}": "{}"}),
+        ({"anyOf": [{"const": 1}, TEXT]}, {"true": "true", "1.0": "1.0", "1": 1}),
+        ({"anyOf": [{"type": "number", "const": 1}, TEXT]}, {"1.0": 1.0}),
+        ({"allOf": [{"enum": ["1", 2, "3"]}, {"title": "x"}]}, {"1": "1", "2": 2, "4": "4"}),
+        ({"allOf": [{"enum": ["1", 2]}, {"enum": [2, 1, "3"]}]}, {"1": "1", "2": 2, "3": "3"}),
+        ({"allOf": [TEXT, {"enum": ["1", 1]}]}, {"1": "1"}),
+        ({"allOf": [INTEGER, {"enum": ["1", 1]}]}, {"1": 1}),
+        ({"allOf": [{"enum": ["1", 2]}], "title": "x", "minLength": 1}, {"1": "1", "2": 2}),
+        (
+            {"allOf": [{"anyOf": [{"const": "5"}, INTEGER, TEXT]}, {"maximum": 9}]},
+            {"5": "5", "7": 7, "10": "10"},
+        ),
+        ({"minimum": 5}, {"3": "3", "7": 7, "true": True, "x": "x", "[3]": [3]}),
+        ({"multipleOf": 5, "enum": ["10", 10, 15]}, {"10": "10", "15": 15, "20": "20"}),
     ],
 )
 def test_a_value_of_several_types_is_of_the_listed_ones_and_a_text_at_last(
@@ -65,3 +82,13 @@ def test_a_value_of_several_types_is_of_the_listed_ones_and_a_text_at_last(
     read = {text: json.loads(typed(schema, text)) for text in values}
     assert read == values
     assert [*map(type, read.values())] == [*map(type, values.values())]
+
+
+def test_what_a_schema_refers_to_is_looked_at_once() -> None:
+    """Each of these twice, they are more than can be looked at."""
+    twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    schema = {"anyOf": [TEXT, {"$ref": "#/$defs/d0"}]}
+    ends = {"d60": {"enum": ["1", 2]}}, {"d60": {"allOf": [{"minimum": 5}, {"$ref": "#/$defs/d0"}]}}
+    listed, loop = ({"$defs": {**twice, **end}} for end in ends)
+    assert [typed(schema, text, listed) for text in ("1", "2", "3")] == ['"1"', "2", '"3"']
+    assert typed(schema, "7", loop) == '"7"'
