@@ -35,6 +35,10 @@ _ENDS: Final = re.compile(r"(?<!\\)(\\\\)*\$$")  # a pattern that ends with the 
 _MOST_CHARS: Final = 1 << 17  # of all tools' schemas, which are written on the loop of the front
 _USUAL_CHARS: Final = 4096  # of a tool's schema
 _NESTED: Final = frozenset({"array", "object"})
+_NO_TEXTS: Final = ["array", "boolean", "null", "number", "object"]
+_OF_NESTED: Final = _OF_OBJECTS | {"additionalProperties", "contains", "maxItems", "minItems"} | {
+    *("prefixItems", "required", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
+}  # fmt: skip
 _QUOTE: Final = re.compile(r'\\.|"', re.DOTALL)  # or what is escaped
 _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 
@@ -133,8 +137,10 @@ class Tags:
         yield from self.read_to_end(source, draft)
         begin = source.text[start : source.at - num_end].lstrip()[:1]
         if is_text is None:
-            is_nested = not _NESTED.isdisjoint(types_of(schema, draft.schema))
-            reads_json = begin in ("[", "{") and is_nested
+            reads_json = begin in ("[", "{") and any(
+                _is_nested(one, types_of(one, draft.schema))
+                for one in alternatives(schema, draft.schema)
+            )
         else:
             reads_json = begin in ("[", "{", '"') and not is_text
         if reads_json and draft.num_overread < MOST_MISREAD:
@@ -200,16 +206,18 @@ class Tags:
                 continue
             if not kinds or "string" in kinds:
                 patterns.append(self._patterns(one))
-            if not kinds and self.kinds is None:  # any text, which may be JSON
-                continue
+            has_brackets |= _is_nested(one, kinds)
+            if not kinds and self.kinds is None:
+                if not _is_nested(one, kinds):  # any text, which may be JSON
+                    continue
+                one, kinds = {**one, "type": _NO_TEXTS}, _NO_TEXTS
             if "string" not in kinds:
-                has_brackets |= not _NESTED.isdisjoint(kinds)
                 values.append(HeldPart("json", alone(one, root)))
                 num_chars = _bounded(num_chars + values[-1].num_chars)
-            if len(kinds) == 1:
-                values += [words(word) for word in CONSTANTS.get(kinds[0], ())]
+            if len(kinds) == 1 or kinds is _NO_TEXTS:
+                values += [words(word) for kind in kinds for word in CONSTANTS.get(kind, ())]
         texts = []
-        for some in patterns:
+        for some in [[]] if [] in patterns else patterns:  # any text is of no pattern
             until = (*some, _NO_JSON) if has_brackets and self.kinds is None else tuple(some)
             texts += self.until_end(until)
         end = words(f"{self.frame}{self.end}")
@@ -265,6 +273,14 @@ def lines(text: str) -> list[HeldPart]:
     """This text, whose line ends may be missing."""
     parts = (part for part in re.split("(\n)", text) if part)
     return [maybe(words(part)) if part == "\n" else words(part) for part in parts]
+
+
+def _is_nested(schema: Mapping[str, Any], kinds: list[str]) -> bool:
+    """Whether a value of these types may be a list or an object that is told from any text. One of
+    no type may, if the schema tells texts, or lists and objects, from others."""
+    if kinds:
+        return not _NESTED.isdisjoint(kinds)
+    return isinstance(schema.get("pattern"), str) or not _OF_NESTED.isdisjoint(schema)
 
 
 def _of_argument(root: Mapping[str, Any], key: str) -> Any:

@@ -6,13 +6,14 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 from app.text.output.json_text import loads, valid
 from app.text.output.schema_types import (
     BRANCHES,
     TYPES,
+    alternatives,
     choices_of,
     is_of,
     kinds_of,
@@ -27,8 +28,8 @@ CONSTANTS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def _is_multiple(value: float, unit: float) -> bool:
-    with suppress(ArithmeticError):
-        return Decimal(repr(value)) % Decimal(repr(unit)) == 0
+    with suppress(ArithmeticError, ValueError):  # as they are written, and of any length
+        return Fraction(repr(value)) % Fraction(repr(unit)) == 0
     return False
 
 
@@ -51,7 +52,8 @@ def typed(schema: Any, text: str, root: Any = None) -> str:
     as_text = _Checked(text, root)
     if as_text.is_listed(schema) and as_text.is_allowed(schema):
         return json.dumps(text)
-    types = types_of(schema, root)
+    ones = [types_of(one, root) for one in alternatives(schema, root)]
+    types = [kind for one in ones for kind in one] if all(ones) else []
     may_be_text = not types or "string" in types
     for kind in types or TYPES:
         with suppress(Broken):

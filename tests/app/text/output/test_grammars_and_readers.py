@@ -76,6 +76,9 @@ KINDS: Final[list[Schema]] = [  # of which a value may be of one
     {"type": "integer", "minimum": 20},
     {"type": "number", "maximum": -1},
     {"type": "array", "items": INTEGER, "minItems": 2},
+    {"type": "integer", "multipleOf": 7},
+    {"type": "number", "multipleOf": 0.5},
+    *({"pattern": "^[0-9a-z]{0,3}$"}, {"minimum": 20}, {"multipleOf": 3}, {"minItems": 2}),
 ]
 
 
@@ -84,6 +87,8 @@ def union_of(rng: random.Random) -> Schema:
     listed = {"enum": rng.sample(LISTED, rng.randint(2, 4))}
     if rng.random() < 0.3:
         return listed
+    if rng.random() < 0.1:
+        return rng.choice(KINDS)
     return {"anyOf": rng.sample([*KINDS, listed, listed], rng.randint(2, 3))}
 
 

@@ -63,6 +63,16 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"$ref": "#/$defs/tree"}, [[], [[[]]]], [[1], 1]),
     ({"$ref": "#/$defs/loop"}, [5], ["x"]),
     ({}, [1, "x", [1]], []),
+    ({"pattern": "^[a-z]+$"}, ["ab", 1, 1.5, None, True, [1], {"k": [1]}], ["Ab", "1 2"]),
+    ({"pattern": "^[0-9]$", "minimum": 5}, ["3", 7, 12, [1]], [3.5, "x"]),
+    ({"pattern": "^[a-z]+$", "minItems": 2}, ["ab", 1, [1, 2]], [[1], "["]),
+    ({"minimum": 5}, ["x", "3", 7, None, [1]], []),
+    ({"multipleOf": 5, "title": "x"}, ["x", "3", 10], []),
+    ({"minItems": 2}, ["x", 1, [1, 2], {}], [[1], "["]),
+    ({"required": ["k"], "default": {"k": 1}}, ["x", 1, {"k": 1}], [{}]),
+    ({"anyOf": [{"pattern": "^[a-z]+$"}, {"const": "B"}]}, ["ab", "B", 1, [1]], ["C"]),
+    ({"anyOf": [{"type": "string", "pattern": "^a+$"}, {"type": "number"}]}, ["aa", 1.5], ["b"]),
+    ({"type": ["string", "number"], "pattern": "^a+$", "minimum": 5}, ["aa", 7], ["b", 3, "3"]),
 ]
 
 

@@ -52,7 +52,8 @@ def test_constants_of_python_are_read_as_templates_write_them_back() -> None:
             {"anyOf": [{"maximum": 1, "type": "number"}, {"const": 5}, TEXT]},
             {"1": 1, "2": "2", "5": 5},
         ),
-        ({"type": ["string", "integer"], "multipleOf": 0.5}, {"9" * 400: "9" * 400, "2": 2}),
+        ({"type": ["string", "integer"], "multipleOf": 0.5}, {"9" * 400: int("9" * 400), "2": 2}),
+        ({"type": ["string", "integer"], "multipleOf": 7}, {"7" * 40: int("7" * 40), "8": "8"}),
         ({"type": "integer", "minimum": 5}, {"3": 3}),
         ({"type": ["string", "number"], "multipleOf": 0.01}, {"19.99": 19.99, "0.005": "0.005"}),
         ({"enum": [1, 2]}, {"3": 3, "x": "x"}),  # as no text may stand there
