@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from actors.scheduling.request import HeldCall, HeldCalls
+from app.text.output.call_lists import one_of_several
 from app.text.output.interface import ToolFormat, ending
 from app.text.output.json_text import (
     Calls,
@@ -23,7 +24,7 @@ from app.text.output.json_text import (
     json_call,
     words,
 )
-from app.text.output.pieces import AnswerPieces
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 from app.text.output.tags import Tags, lines
 from app.text.output.thinking import Think
@@ -124,7 +125,9 @@ class LongCatThink(Think):
 
 
 class Glm4(ToolFormat):
-    """As the whole answer, or at its beginning."""
+    """As the whole answer, or at its beginning. Behind a malformed call that follows another one, a
+    line that is a tool's name, before one that begins an object, begins a call.
+    """
 
     recognized_by = ("在调用上述函数时",)  # "when you call the functions above"
     is_bare = True
@@ -144,15 +147,22 @@ class Glm4(ToolFormat):
         return (HeldCalls("", "", calls, "\n", "", may_be_text=True),)
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
+        marks = tuple(f"\n{name}\n{{" for name in out.tools)
+
+        def skip(start: int) -> Reading[bool]:
+            source.at = start
+            return bool((yield from source.go_to(*marks)))
+
         following = True
         while following:
             yield from source.blanks()
-            draft = out.draft(source)
-            draft.begin((yield from source.run(_NAME)))
-            yield from source.blanks()
-            if (yield from source.peek()) != "{":
-                raise Broken
-            yield from json_arguments(source, draft)
-            draft.close()
-            yield from source.blanks()
+            yield from one_of_several(source, out, _named_call, source.blanks, skip)
             following = bool((yield from source.peek()))
+
+
+def _named_call(source: Source, draft: Draft) -> Reading[None]:
+    draft.begin((yield from source.run(_NAME)))
+    yield from source.blanks()
+    if (yield from source.peek()) != "{":
+        raise Broken
+    yield from json_arguments(source, draft)

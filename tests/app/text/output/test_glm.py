@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 
 from app.text.output.glm import Glm4, Glm45, LongCat, LongCatThink
 from app.text.output.pieces import Text
 from app.text.output.registry import OutputFormats
-from tests.app.text.output.reading import TOOLS, read
+from tests.app.text.output.reading import CUTS, TOOLS, cut, read
 from tests.app.text.output.test_held_calls import takes
 
 TAGS = OutputFormats(Glm45, None)
+ONE = ("add", {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -60,5 +62,29 @@ def test_longcat_reasons_and_calls_between_tags_of_its_own(call: str) -> None:
 
 
 def test_a_key_of_glm_without_its_end_takes_no_other_along() -> None:
-    answer = Glm45.written([("add", {"a": 1})] * 3).replace("</arg_key>", "", 1)
-    assert read(TAGS, list(answer))[2] == [("add", {"a": 1})] * 2
+    answer = Glm45.written([ONE] * 3).replace("</arg_key>", "", 1)
+    assert read(TAGS, list(answer))[2] == [ONE] * 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "num_sent"),
+    [
+        *(('rm\n{"add": "\\nadd"}', 0), ("rm", 0), ("add\nnow\n[1]", 0), ("add, add", 0)),
+        *(('add\n{"a": 1\nThat is', 0), ('add\n{"a": 1, b}', 1), ('add\n{"b": it"s}', 0)),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=5, deadline=None, derandomize=True)
+def test_a_malformed_call_of_glm4_takes_no_other_along(
+    bad: str, num_sent: int, cuts: list[int]
+) -> None:
+    formats = OutputFormats(Glm4, None)
+    one, two = ('add\n{"a": 1}', 'add\n{"a": 2}')
+    answer = f"{one}\n{bad}\n{two}\n{bad}\n{bad}\n{one}\nDone.\nnow"
+    ones = [("add", {"a": number}) for number in (1, 2, 1)]
+    for chunks in ([answer], list(answer), cut(answer, cuts)):
+        text, _, calls = read(formats, chunks, by_argument=False)
+        assert (text, calls) == (f"{bad}{bad}\n{bad}Done.\nnow", ones)
+        sent = [ONE] * num_sent
+        assert read(formats, chunks)[2] == [ones[0], *sent, ones[1], *sent * 2, ones[2]]
+    assert read(formats, [f"{bad}\n{one}"], by_argument=False) == (f"{bad}\n{one}", "", [])
