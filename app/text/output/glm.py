@@ -48,6 +48,7 @@ class Glm45(ToolFormat):
     openings: ClassVar[tuple[str, ...]] = special_tokens[:1]
     closing: ClassVar[tuple[str, ...]] = special_tokens[1:2]
     tags: ClassVar[Tags] = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
+    separator: ClassVar[str] = ""  # behind a name
 
     @classmethod
     def written(cls, calls: Calls) -> str:
@@ -68,10 +69,13 @@ class Glm45(ToolFormat):
         draft = out.draft(source)
         yield from source.blanks()
         draft.begin((yield from source.run(_NAME)))
+        if self.separator:
+            yield from source.blanks()
+            yield from source.accept(self.separator)
         key_end, value_begin = self.tags.middle.split("\n")
         while True:
             yield from source.blanks()
-            if (yield from source.expect(self.tags.begin, *self.closing)) != self.tags.begin:
+            if (yield from source.expect(self.tags.begin, self.closing[0])) != self.tags.begin:
                 break
             key = yield from source.run(_KEY)
             yield from source.expect(key_end)

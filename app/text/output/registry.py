@@ -22,6 +22,7 @@ from app.text.output.granite import Granite, Granite20b, Phi4Mini
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.hunyuan import Hunyuan, HunyuanThink, MiniMaxM1
+from app.text.output.hunyuan_v3 import HunyuanV3, HunyuanV3Open, HunyuanV3Think
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
 from app.text.output.internlm import InternLM
 from app.text.output.kimi_k2 import KimiK2
@@ -33,6 +34,7 @@ from app.text.output.nemotron import Nemotron
 from app.text.output.olmo3 import Olmo3
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import Tools
+from app.text.output.plamo3 import Plamo3, Plamo3Think
 from app.text.output.pythonic import Pythonic, ToolCode
 from app.text.output.qwen3_coder import Qwen3Coder
 from app.text.output.seed_oss import SeedOss, SeedThink
@@ -48,6 +50,9 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v4": DeepSeekV4,
     "deepseek_v32": DeepSeekV32,
     "kimi_k2": KimiK2,
+    "plamo3": Plamo3,
+    "hunyuan_v3_open": HunyuanV3Open,
+    "hunyuan_v3": HunyuanV3,
     "step3": Step3,
     "minimax_m2": MiniMaxM2,
     "dots": Dots,
@@ -85,6 +90,8 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "harmony": HarmonyChannels,
     "cohere": CohereThink,
     "gemma4": Gemma4Think,
+    "plamo3": Plamo3Think,
+    "hunyuan_v3_open": HunyuanV3Think,
     "apertus": ApertusThink,
     "longcat": LongCatThink,
     "granite": GraniteThink,

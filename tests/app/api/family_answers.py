@@ -86,6 +86,8 @@ THOUGHTS = {
     "longcat": "<longcat_think>Two of them.</longcat_think>",
     "minicpm5": "<think>\nTwo of them.\n</think>\n",
     "step3": "Two of them.\n</think>\n",
+    "hunyuan_v3_open": "Two of them.</think:opensource>",
+    "plamo3": "<|plamo:begin_think:plamo|>Two of them.<|plamo:end_think:plamo|>",
     "solar_open": "<|think|>Two of them.<|end|><|begin|>assistant",
 }
 for family, template in by_name.FAMILIES.items():

@@ -179,6 +179,35 @@ GRANITE_20B: Final = _turns(
     END="<|endoftext|>",
     BEGUN="ASSISTANT: ",
 )
+HUNYUAN_V3_OPEN: Final = "{%- set kind = ':opensource' %}" + _turns(
+    TOOLS="<tools>",
+    RESULT="<tool_responses{{ kind }}>",
+    TURN="<|{{ m.role }}|>{% if m.reasoning_content %}<think{{ kind }}>{{ m.reasoning_content }}"
+    "</think{{ kind }}>{% endif %}",
+    CALL="{{ '<tool_calls' ~ kind ~ '>\n' if loop.first }}<tool_call{{ kind }}>"
+    "{{ call.function.name }}<tool_sep{{ kind }}>\n"
+    "{% for name, value in call.function.arguments | items %}"
+    "<arg_key{{ kind }}>{{ name }}</arg_key{{ kind }}>\n<arg_value{{ kind }}>"
+    "{{ value if value is string else value | tojson }}</arg_value{{ kind }}>\n{% endfor %}"
+    "</tool_call{{ kind }}>\n{{ '</tool_calls' ~ kind ~ '>' if loop.last }}",
+    LAST="",
+    END="<|eos|>",
+    BEGUN="<|assistant|><think{{ kind }}>",
+)
+PLAMO3: Final = _turns(
+    TOOLS="Tools: ",
+    RESULT="<|plamo:op|>tool:",
+    TURN="<|plamo:op|>{{ m.role }}:{% if m.reasoning_content %}<|plamo:begin_think:plamo|>"
+    "{{ m.reasoning_content }}<|plamo:end_think:plamo|>{% endif %}",
+    CALL="{{ '<|plamo:begin_tool_requests:plamo|>' if loop.first }}"
+    "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{{ call.function.name }}"
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+    f"<|plamo:msg|>{_ARGUMENTS}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+    "{{ '<|plamo:end_tool_requests:plamo|>' if loop.last }}",
+    LAST="",
+    END="<|plamo:tag|>",
+    BEGUN="<|plamo:op|>assistant:",
+)
 XLAM: Final = _turns(
     TOOLS='Calls: [{"name": "tool_call_name", "arguments": {"arg1": "value1"}}, ...]\n',
     RESULT="<|start_header_id|>ipython<|end_header_id|>",
@@ -224,4 +253,18 @@ SPECIAL: Final = (
     "<|calls|>",
 )
 # Of one family alone, as tags of others begin with the same.
-SPECIAL_OF: Final = {"minicpm5": ("<function", "</function>", "<param", "</param>")}
+SPECIAL_OF: Final = {
+    "minicpm5": ("<function", "</function>", "<param", "</param>"),
+    "plamo3": (
+        "<|plamo:begin_",
+        "<|plamo:end_",
+        ":plamo|>",
+        "<|plamo:constrain|>",
+        "<|plamo:msg|>",
+    ),
+    "hunyuan_v3_open": (
+        *(f"<{end}{name}:opensource>" for end in ("", "/") for name in ("tool_call", "tool_calls")),
+        *(f"<{end}{name}:opensource>" for end in ("", "/") for name in ("arg_key", "arg_value")),
+        *("<tool_sep:opensource>", "<think:opensource>", "</think:opensource>"),
+    ),
+}

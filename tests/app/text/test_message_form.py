@@ -26,6 +26,8 @@ PLAIN = (
     "solar_open",
     "dots",
     "step3",
+    "hunyuan_v3_open",
+    "plamo3",
     "granite_20b",
     "longcat",
     "minicpm5",

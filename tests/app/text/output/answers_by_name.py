@@ -149,6 +149,11 @@ WELL_FORMED_BY_NAME: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 MALFORMED_BY_NAME = [
+    ("plamo3", "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_name:plamo|>now"),
+    ("plamo3", "<|plamo:begin_tool_request:plamo|>now<|plamo:end_tool_request:plamo|>"),
+    ("hunyuan_v3", "<tool_calls><tool_call>rm<tool_sep></tool_call></tool_calls>"),
+    ("hunyuan_v3", "<tool_calls>[]</tool_calls>"),
+    ("hunyuan_v3_open", "<tool_calls><tool_call>now<tool_sep></tool_call></tool_calls>"),
     ("step3", f'{STEP}{STEP_ONE}rm">{STEP_END}<｜tool_calls_end｜>'),
     ("step3", f'{STEP}<steptml:invoke name="now">{STEP_END}'),
     ("step3", f'{STEP}{STEP_ONE}add">{STEP_A}'),

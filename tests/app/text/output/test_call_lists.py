@@ -190,6 +190,8 @@ WITHOUT_END = {
     "deepseek_v31": "<｜tool▁call▁end｜>",
     "glm45": "</tool_call>",
     "longcat": "</longcat_tool_call>",
+    "hunyuan_v3": "</tool_call>",
+    "plamo3": "<|plamo:end_tool_request:plamo|>",
 }
 
 

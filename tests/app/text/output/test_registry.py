@@ -34,6 +34,8 @@ FORMATS_OF = {
     "hermes": ("hermes", None),
     "dots": ("dots", None),
     "step3": ("step3", "think"),
+    "hunyuan_v3_open": ("hunyuan_v3_open", "hunyuan_v3_open"),
+    "plamo3": ("plamo3", "plamo3"),
     "granite_20b": ("granite_20b", None),
     "minicpm5": ("minicpm5", "think"),
     "longcat": ("longcat", "longcat"),
