@@ -64,16 +64,17 @@ class ModelSettings(_Section):
         "auto", "none", "apertus", "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32",
         "deepseek_v4", "dots", "functionary", "functiongemma", "gemma4", "gigachat3", "glm4",
         "glm45", "granite", "granite_20b", "harmony", "hermes", "hunyuan", "hunyuan_v3",
-        "hunyuan_v3_open", "internlm", "kimi_k2", "lfm2", "llama3_json", "longcat", "minicpm3",
-        "minicpm5", "minimax_m1", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4_mini",
-        "plamo3", "pythonic", "qwen3_coder", "seed_oss", "solar_open", "step3", "tool_code", "xlam",
+        "hunyuan_v3_open", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama3_json", "longcat",
+        "minicpm3", "minicpm5", "minimax_m1", "minimax_m2", "mistral", "nemotron", "olmo3",
+        "phi4_mini", "plamo3", "pythonic", "qwen3_coder", "seed_oss", "solar_open", "step3",
+        "tool_code", "xlam",
     ] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template shows."
     )  # fmt: skip
     reasoning_parser: Literal[
         "auto", "none", "apertus", "cohere", "ernie", "gemma4", "granite", "harmony", "hunyuan",
-        "hunyuan_v3_open", "longcat", "minicpm3", "mistral", "plamo3", "seed_oss", "solar_open",
-        "think",
+        "hunyuan_v3_open", "kimi_k3", "longcat", "minicpm3", "mistral", "plamo3", "seed_oss",
+        "solar_open", "think",
     ] = Field(
         "auto", description="How it writes reasoning; auto: as its chat template shows; none: text."
     )  # fmt: skip

@@ -26,6 +26,7 @@ from app.text.output.hunyuan_v3 import HunyuanV3, HunyuanV3Open, HunyuanV3Think
 from app.text.output.interface import Format, ReasoningFormat, ToolFormat
 from app.text.output.internlm import InternLM
 from app.text.output.kimi_k2 import KimiK2
+from app.text.output.kimi_k3 import KimiK3, KimiK3Think
 from app.text.output.lfm2 import Lfm2, MiniCPM3, MiniCPM3Think
 from app.text.output.llama3_json import Llama3Json
 from app.text.output.minimax_m2 import DeepSeekV4, DeepSeekV32, Dots, MiniCPM5, MiniMaxM2
@@ -50,6 +51,7 @@ TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
     "deepseek_v4": DeepSeekV4,
     "deepseek_v32": DeepSeekV32,
     "kimi_k2": KimiK2,
+    "kimi_k3": KimiK3,
     "plamo3": Plamo3,
     "hunyuan_v3_open": HunyuanV3Open,
     "hunyuan_v3": HunyuanV3,
@@ -91,6 +93,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
     "cohere": CohereThink,
     "gemma4": Gemma4Think,
     "plamo3": Plamo3Think,
+    "kimi_k3": KimiK3Think,
     "hunyuan_v3_open": HunyuanV3Think,
     "apertus": ApertusThink,
     "longcat": LongCatThink,

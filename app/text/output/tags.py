@@ -46,14 +46,14 @@ _NO_JSON: Final = HeldPart("no_match", r"[ \t\r\n]*[\[{][\s\S]*")
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The texts around an argument: `begin`, its name, `middle`, its value, `end`. frame: line ends
-    around the value that are not of it. kinds: what follows `middle` before a text, and before any
-    other value, where these are told apart."""
+    around the value that are not of it. kinds: what follows `middle` before a text, and, in one of
+    these ways, before any other value, where these are told apart."""
 
     begin: str
     middle: str
     end: str
     frame: str = ""
-    kinds: tuple[str, str] | None = None
+    kinds: tuple[str, ...] | None = None
 
     def written(self, arguments: Mapping[str, Any] | str) -> str:
         """Arguments as a model writes them: strings as they are, other values as JSON."""
@@ -63,13 +63,18 @@ class Tags:
         for key, value in arguments.items():
             is_text = isinstance(value, str)
             text = self.written_text(value) if is_text else json.dumps(value, ensure_ascii=False)
-            kind = "" if self.kinds is None else self.kinds[0 if is_text else 1]
-            begin = f"{self.begin}{key}{self.middle}{kind}"
+            begin = f"{self.begin}{self.written_key(key)}{self.middle}{self.kind_of(value)}"
             written += f"{begin}{self.frame}{text}{self.frame}{self.end}\n"
         return written
 
     def written_text(self, text: str) -> str:
         return text
+
+    def written_key(self, key: str) -> str:
+        return key
+
+    def kind_of(self, value: Any) -> str:
+        return "" if self.kinds is None else self.kinds[0 if isinstance(value, str) else 1]
 
     def can_hold(self, text: str) -> bool:
         """Whether a value can be this text."""
@@ -113,15 +118,15 @@ class Tags:
                 value = self._value(one, root)
             except ValueError as bad:
                 raise ValueError(f"{bad}, in {key!r}") from None
-            argument = [*lines(f"{self.begin}{key}{self.middle}"), *value]
+            argument = [*lines(f"{self.begin}{self.written_key(key)}{self.middle}"), *value]
             num_chars = _bounded(num_chars + sum(part.num_chars for part in argument))
             parts += argument if key in required else [maybe(*argument)]
         others = whole.get("additionalProperties", "properties" not in whole)
         if others is not False:
             first, *rest = lines(self.middle)
             names = [HeldPart("match", _NAME.pattern)]
-            if declared:
-                names.append(HeldPart("no_match", "|".join(map(re.escape, declared))))
+            if keys := [self.written_key(key) for key in declared]:
+                names.append(HeldPart("no_match", "|".join(map(re.escape, keys))))
             name = HeldPart("until", first.text, tuple(names))
             argument = [words(self.begin), name, *rest, *self._value(others, root)]
             parts.append(HeldPart("many", parts=tuple(argument)))
@@ -232,8 +237,8 @@ class Tags:
         if self.kinds is None:
             return [frame, one_of(*texts, *others), line_end]
         ways = [
-            HeldPart("all", parts=(words(f"{kind}{self.frame}"), one_of(*some)))
-            for kind, some in zip(self.kinds, (texts, others), strict=True)
+            HeldPart("all", parts=(one_of(*(words(kind) for kind in kinds)), frame, one_of(*some)))
+            for kinds, some in ((self.kinds[:1], texts), (self.kinds[1:], others))
             if some
         ]
         return [one_of(*ways), line_end]

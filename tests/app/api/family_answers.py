@@ -87,6 +87,7 @@ THOUGHTS = {
     "minicpm5": "<think>\nTwo of them.\n</think>\n",
     "step3": "Two of them.\n</think>\n",
     "hunyuan_v3_open": "Two of them.</think:opensource>",
+    "kimi_k3": "Two of them.<|close|>think<|sep|>",
     "plamo3": "<|plamo:begin_think:plamo|>Two of them.<|plamo:end_think:plamo|>",
     "solar_open": "<|think|>Two of them.<|end|><|begin|>assistant",
 }

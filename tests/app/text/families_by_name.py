@@ -194,6 +194,20 @@ HUNYUAN_V3_OPEN: Final = "{%- set kind = ':opensource' %}" + _turns(
     END="<|eos|>",
     BEGUN="<|assistant|><think{{ kind }}>",
 )
+KIMI_K3: Final = _turns(
+    TOOLS="Tools: ",
+    RESULT='<|open|>message role="tool"<|sep|>',
+    TURN='<|open|>message role="{{ m.role }}"<|sep|>{% if m.reasoning_content %}'
+    "<|open|>think<|sep|>{{ m.reasoning_content }}<|close|>think<|sep|>{% endif %}",
+    CALL="{{ '<|open|>tools<|sep|>' if loop.first }}<|open|>call tool=\"{{ call.function.name }}\" "
+    'index="{{ loop.index }}"<|sep|>{% for name, value in call.function.arguments | items %}'
+    "<|open|>argument key=\"{{ name }}\" type=\"{{ 'string' if value is string else 'number' }}\""
+    "<|sep|>{{ value if value is string else value | tojson }}<|close|>argument<|sep|>{% endfor %}"
+    "<|close|>call<|sep|>{{ '<|close|>tools<|sep|>' if loop.last }}",
+    LAST="",
+    END="<|close|>message<|sep|>",
+    BEGUN='<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+)
 PLAMO3: Final = _turns(
     TOOLS="Tools: ",
     RESULT="<|plamo:op|>tool:",
@@ -254,6 +268,7 @@ SPECIAL: Final = (
 )
 # Of one family alone, as tags of others begin with the same.
 SPECIAL_OF: Final = {
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "minicpm5": ("<function", "</function>", "<param", "</param>"),
     "plamo3": (
         "<|plamo:begin_",

@@ -27,6 +27,7 @@ PLAIN = (
     "dots",
     "step3",
     "hunyuan_v3_open",
+    "kimi_k3",
     "plamo3",
     "granite_20b",
     "longcat",

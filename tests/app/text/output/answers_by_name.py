@@ -152,6 +152,8 @@ MALFORMED_BY_NAME = [
     ("plamo3", "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_name:plamo|>now"),
     ("plamo3", "<|plamo:begin_tool_request:plamo|>now<|plamo:end_tool_request:plamo|>"),
     ("hunyuan_v3", "<tool_calls><tool_call>rm<tool_sep></tool_call></tool_calls>"),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="rm"<|sep|><|close|>call<|sep|>'),
+    ("kimi_k3", "<|open|>tools<|sep|><|open|>call tool=now<|sep|><|close|>call<|sep|>"),
     ("hunyuan_v3", "<tool_calls>[]</tool_calls>"),
     ("hunyuan_v3_open", "<tool_calls><tool_call>now<tool_sep></tool_call></tool_calls>"),
     ("step3", f'{STEP}{STEP_ONE}rm">{STEP_END}<｜tool_calls_end｜>'),

@@ -191,6 +191,7 @@ WITHOUT_END = {
     "glm45": "</tool_call>",
     "longcat": "</longcat_tool_call>",
     "hunyuan_v3": "</tool_call>",
+    "kimi_k3": "<|close|>call<|sep|>",
     "plamo3": "<|plamo:end_tool_request:plamo|>",
 }
 

@@ -65,7 +65,7 @@ WORDS = [
 ]
 CLOSERS = frozenset(("'", '"', "}", "]", ")", '"}', "\n"))
 OWN_VALUES = {"functiongemma", "gemma4"}  # which are read, but held in JSON
-BETWEEN_TAGS = ["deepseek_v32", "glm45", "minicpm5", "qwen3_coder"]  # one of each kind
+BETWEEN_TAGS = ["deepseek_v32", "glm45", "kimi_k3", "minicpm5", "qwen3_coder"]  # one of each kind
 MOST_TOKENS, HURRIES_AT = 250, 80
 
 LISTED = ["1", 1, "2", 2.5, "true", True, "null", None, "None", "[1]", [1], "{}", "a b", ""]

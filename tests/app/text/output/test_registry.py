@@ -35,6 +35,7 @@ FORMATS_OF = {
     "dots": ("dots", None),
     "step3": ("step3", "think"),
     "hunyuan_v3_open": ("hunyuan_v3_open", "hunyuan_v3_open"),
+    "kimi_k3": ("kimi_k3", "kimi_k3"),
     "plamo3": ("plamo3", "plamo3"),
     "granite_20b": ("granite_20b", None),
     "minicpm5": ("minicpm5", "think"),
