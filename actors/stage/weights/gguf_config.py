@@ -60,6 +60,7 @@ def config_of(file: GgufFile) -> JsonObject:
     metadata.get("tensor_data_layout")  # in old files: how the converter read its input
     config["rope_parameters"] = _rope(metadata, config)
     config |= family.extra(metadata, config)
+    _check_long_rope(metadata, config)
     if (key := metadata.unread()) is not None:
         raise ModelError(
             f"{file.path}: key {key} ({str(file.metadata[key])[:80]}) is not known to "
@@ -116,6 +117,18 @@ def _rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
         rope["beta_fast"] = metadata.get("rope.scaling.yarn_beta_fast")
         rope["beta_slow"] = metadata.get("rope.scaling.yarn_beta_slow")
     return {key: value for key, value in rope.items() if value is not None}
+
+
+def _check_long_rope(metadata: GgufMetadata, config: JsonObject) -> None:
+    """Not all families read its tensors. Raises ModelError where they would be left out."""
+    named = metadata.get("rope.scaling.type") == "longrope"
+    if not named and not metadata.has("rope_factors_long.weight"):
+        return
+    if config["rope_parameters"].get("rope_type") != "longrope":
+        raise ModelError(
+            f"{metadata.file.path}: the factors of rope.scaling.type 'longrope' are not read for "
+            f"{metadata.architecture}"
+        )
 
 
 def _types(file: GgufFile) -> str:

@@ -26,10 +26,6 @@ def _llama(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return extra | window(metadata)
 
 
-def _window(metadata: GgufMetadata) -> JsonObject:
-    return {"sliding_window": metadata.get("attention.sliding_window") or None}
-
-
 def granite_keys(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     """Granite's multipliers."""
     return {
@@ -83,7 +79,7 @@ def _gemma2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _gemma_scalar(metadata, config),
-        "sliding_window": metadata.number("attention.sliding_window"),
+        **window(metadata),
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
     }
@@ -93,17 +89,17 @@ def _gemma_scalar(metadata: GgufMetadata, config: JsonObject) -> float:
     """The square of what scores are divided by.
 
     Converters do not write it. llama.cpp takes the head dimension, except for the models of 27 B,
-    which it knows by their layers, and which alone have heads of 128. Raises ModelError where the
-    two disagree.
+    which it knows by their layers, and which alone of Gemma 2 have heads of 128. Raises ModelError
+    where the two disagree.
     """
     if (scale := metadata.get("attention.scale")) is not None:
         return float(scale**-2)
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     is_largest = layers == {"gemma2": 46, "gemma3": 62}[metadata.architecture]
-    if is_largest != (head_dim == 128):
+    if metadata.architecture == "gemma2" and is_largest != (head_dim == 128):
         raise ModelError(
             f"{metadata.file.path} has {layers} layers with heads of {head_dim}, as no published "
-            f"model; {metadata.architecture}.attention.scale is needed and missing"
+            "model; gemma2.attention.scale is needed and missing"
         )
     return int(config["hidden_size"] // config["num_attention_heads"] if is_largest else head_dim)
 
@@ -116,8 +112,12 @@ def _gemma3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
             f"{metadata.file.path}: gemma3.attention.sliding_window_pattern by layer is not "
             "supported; supported: a number"
         )
+    found = _gemma2(metadata, config)
+    if found["sliding_window"] is None:  # no layer has one
+        del found["sliding_window"]
+        pattern = 1
     return {
-        **_gemma2(metadata, config),
+        **found,
         "sliding_window_pattern": pattern,
         "rope_parameters": {
             "full_attention": config["rope_parameters"],

@@ -77,9 +77,8 @@ def only(metadata: GgufMetadata, key: str, *values: Any) -> None:
 
 
 def partial_rotation(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """Of whole heads, too: a family's default may be a part."""
     rotated = metadata.get("rope.dimension_count") or config["head_dim"]
-    if rotated == config["head_dim"]:
-        return {}
     return {"partial_rotary_factor": rotated / config["head_dim"]}
 
 

@@ -14,8 +14,15 @@ _SIGMOID = 2  # llama.cpp's number of these scores
 def _delta_rule(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     heads = metadata.number("ssm.time_step_rank")
     metadata.get("rope.dimension_sections")  # for a text, the rotation is a plain one
+    interval = metadata.get("full_attention_interval", 4)
+    given = metadata.get("attention.recurrent_layers")  # with those that predict further tokens
+    if given is None:
+        layers = {"full_attention_interval": interval}
+    else:
+        kinds = ["linear_attention" if keeps else "full_attention" for keeps in given]
+        layers = {"layer_types": kinds[: config["num_hidden_layers"]]}
     return {
-        "full_attention_interval": metadata.get("full_attention_interval", 4),
+        **layers,
         "linear_conv_kernel_dim": metadata.number("ssm.conv_kernel"),
         "linear_key_head_dim": metadata.number("ssm.state_size"),
         "linear_num_key_heads": metadata.number("ssm.group_count"),
@@ -108,6 +115,9 @@ def _nemotron_h(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     attends = of_layers(metadata, "attention.head_count_kv")
     widths = of_layers(metadata, "feed_forward_length")
     mlp = "moe" if metadata.get("expert_count", 0) else "mlp"
+    if mlp == "mlp":  # what files have all the same
+        only(metadata, "expert_group_count", 1)
+        only(metadata, "expert_group_used_count", 1)
     kinds = [
         "attention" if heads else mlp if width else "mamba"
         for heads, width in zip(attends, widths, strict=True)

@@ -88,7 +88,7 @@ def of_deepseek_v3(
 
 
 def _glm4_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    found = of_deepseek_v3(metadata, config)
+    found = of_deepseek_v3(metadata, config) | of_images(metadata, config)
     return found | {"use_qk_norm": metadata.has("blk.0.attn_q_norm.weight")}
 
 

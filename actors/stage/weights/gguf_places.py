@@ -108,6 +108,9 @@ class _Layer:
         apart = (f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
         if inside == f"{names.latent.up}.weight" and apart[0] in self._stored:
             return Place(shape, apart, heads=config.num_heads)
+        grouped = f"{prefix}ssm_in.weight"  # of older files, as in the folder
+        if self._family.regrouped and stem == names.mixer.inputs and grouped in self._stored:
+            return Place(shape, (grouped,))
         rows, columns = _orders(inside, config, self._family)
         fused = f"{prefix}attn_qkv.{ending}"
         if names.qkv is None and stem in (names.q, names.k, names.v) and fused in self._stored:

@@ -93,8 +93,8 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
 }
 # Text is composed (NFC), as their folders say.
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "f2llmv2", "megrez", "qwen35", "command-r")
-# A part that is a token is that token, even if no merges lead to it; and a text begins with BOS
-# unless the file says otherwise.
+# A part that is a token is that token, even if no merges lead to it; and, but for GLM-4's, a text
+# begins with BOS unless the file says otherwise.
 _LIKE_LLAMA3 = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
@@ -137,7 +137,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     elif model == _BYTE_LEVEL:
         _set_tokens(content, tokens, _added_of(metadata))
         _set_split(content, pre)
-        content["model"]["ignore_merges"] = pre in _LIKE_LLAMA3
+        content["model"]["ignore_merges"] = pre in (*_LIKE_LLAMA3, "glm4")
         if pre in _COMPOSED:
             content["normalizer"] = {"type": "NFC"}
     added = content["added_tokens"]

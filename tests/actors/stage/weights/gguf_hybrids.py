@@ -59,6 +59,22 @@ def delta_rule(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield from experts_apart(name, tensor)
 
 
+def delta_rule_grouped(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+    """As the first converters left what comes into Qwen3-Next's linear attention."""
+    if name.endswith("in_proj_qkvz.weight"):
+        yield f"blk.{name.split('.')[2]}.ssm_in.weight", tensor
+    else:
+        yield from delta_rule(name, tensor, config)
+
+
+def delta_rule_keys_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
+    """As converters name the layers today, and those that predict further tokens behind them."""
+    delta_rule_keys(writer, config)
+    keeps = [kind == "linear_attention" for kind in config.layer_types]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", [*keeps, False])
+    writer.add_full_attention_interval(7)  # which the other key overrules
+
+
 def delta_rule_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
@@ -175,6 +191,8 @@ def nemotron_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     mixture = "moe" in config.layers_block_type
     width = config.moe_intermediate_size if mixture else config.intermediate_size
     kinds = config.layers_block_type
+    if not mixture:  # as converters write for every model that has the key
+        writer.add_expert_group_count(1)
     writer.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
     if mixture:
         writer.add_expert_feed_forward_length(width)

@@ -141,9 +141,9 @@ def test_a_begin_of_text_that_the_file_implies(
     assert tokenizer.bos_token_id not in tokenizer.encode("ab", add_special_tokens=False)
 
 
-def test_a_whole_part_is_its_token_in_llama_3(tmp_path: Path) -> None:
+def test_a_whole_part_is_its_token_in_llama_3_and_glm_4(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    for pre, whole in (("llama-bpe", True), ("qwen2", False)):
+    for pre, whole in (("llama-bpe", True), ("qwen2", False), ("glm4", True)):
         write_file(path, pre, words=["xyz"])
         pieces = ["xyz"] if whole else ["x", "y", "z"]
         assert read(path).tokenize("xyz") == pieces

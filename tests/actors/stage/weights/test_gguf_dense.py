@@ -47,6 +47,7 @@ def dense_keys(writer: gguf.GGUFWriter, config: Any) -> None:
 
 # What the format cannot say, as llama.cpp takes it to be.
 COHERE2 = {"layer_types": [*["sliding_attention"] * 3, "full_attention"], "num_hidden_layers": 4}
+WHOLE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "exaone4": ("exaone4", as_they_are, {}),
     "exaone4, without windows": ("exaone4-unlimited", as_they_are, {}),
@@ -56,6 +57,8 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "internlm2": ("llama", with_pairs, {}),
     "seed_oss": ("seed-oss", as_they_are, {}),
     "glm4": ("glm4", as_they_are, {}),
+    "glm4, whole heads rotated": ("glm4", as_they_are, {"rope_parameters": WHOLE}),
+    "chatglm, whole heads rotated": ("glm", as_they_are, {"rope_parameters": WHOLE}),
     "command-r": ("cohere", as_they_are, {}),
     "cohere2": ("cohere2", as_they_are, COHERE2),
     "granite": ("granite-4-dense", permuted_mamba2, {"layer_types": ["attention"] * 3}),

@@ -17,6 +17,8 @@ from tests.actors.stage.weights.gguf_conversions import convert
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 DELTA = (gguf_hybrids.delta_rule_keys, gguf_hybrids.delta_rule)
+NAMED = (gguf_hybrids.delta_rule_keys_of_layers, gguf_hybrids.delta_rule)
+GROUPED = (gguf_hybrids.delta_rule_keys, gguf_hybrids.delta_rule_grouped)
 CONVOLUTIONS = (gguf_hybrids.convolution_keys, gguf_hybrids.short_convolutions)
 GRANITE = (gguf_hybrids.granite_keys, gguf_hybrids.permuted_mamba2)
 NEMOTRON = (gguf_hybrids.nemotron_keys, gguf_hybrids.permuted_mamba2)
@@ -25,6 +27,9 @@ CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Any]], dict[
     "qwen35": ("qwen3-5", DELTA, {}),
     "qwen35moe": ("qwen3-5-moe", DELTA, {}),
     "qwen3next": ("qwen3-next", DELTA, {"mlp_only_layers": []}),
+    "qwen35, layers named": ("qwen3-5", NAMED, {}),
+    "qwen3next, layers named": ("qwen3-next", NAMED, {"mlp_only_layers": []}),
+    "qwen3next, older": ("qwen3-next", GROUPED, {"mlp_only_layers": []}),
     "lfm2": ("lfm2", CONVOLUTIONS, {}),
     "lfm2moe": (
         "lfm2-moe",

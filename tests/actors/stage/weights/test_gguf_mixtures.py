@@ -23,9 +23,11 @@ LLAMA4 = {
     "no_rope_layer_interval": 4, "num_hidden_layers": 5,
     "rope_parameters": tiny_models.VARIANTS["llama-llama3"][1]["rope_parameters"],
 }  # fmt: skip
+WHOLE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "gpt-oss": ("gpt-oss", gguf_mixtures.gpt_oss, {}),
     "glm4moe": ("glm4-moe", as_they_are, {}),
+    "glm4moe, whole heads rotated": ("glm4-moe", as_they_are, {"rope_parameters": WHOLE}),
     "minimax-m2": ("minimax-m2", as_they_are, {}),
     "qwen2moe": ("qwen2-moe", as_they_are, {"mlp_only_layers": []}),
     "qwen3vlmoe": ("qwen3-moe", as_they_are, {"mlp_only_layers": []}),
@@ -42,8 +44,8 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("architecture", CASES)
 def test_families(tmp_path: Path, architecture: str) -> None:
     variant, change, overrides = CASES[architecture]
-    path = tmp_path / "tiny.gguf"
-    model = convert(path, architecture, variant, gguf_mixtures.mixture_keys, change, **overrides)
+    path, called = tmp_path / "tiny.gguf", architecture.split(",")[0]
+    model = convert(path, called, variant, gguf_mixtures.mixture_keys, change, **overrides)
     folder = model_folder(path, tmp_path / "cache")
     planner = MiniPlanner(make_chain(folder, 2), feeds=True)
     right = answers(model, variant in BY_LENGTH)
