@@ -273,7 +273,8 @@ class Predictor:
         full = self._beside(decodes, self._full_step(decodes, self.tightest_s(engine))[0])
         full_s = self.cost.profile.latency_s(full) * self.cost.ratio(full)
         left = sum([v.max_length - v.num_tokens for v in engine.decoding]) / len(engine.decoding)
-        num_full = pending_tokens(engine) / (full.num_tokens - decodes.num_tokens)
+        ahead = pending_tokens(engine) - engine.num_shared_tokens
+        num_full = ahead / (full.num_tokens - decodes.num_tokens)
         share = min(1.0, num_full / max(1.0, left * self.peak.expected_share))
         return alone_s + share * max(0.0, full_s - alone_s)
 

@@ -159,3 +159,24 @@ def test_the_predicted_rate_follows_no_single_step() -> None:
     changes = [abs(after / before - 1.0) for before, after in pairwise(rates.values())]
     assert len(changes) > 50
     assert max(changes) < 0.2
+
+
+def test_one_of_a_group_computes_the_prompt_for_all() -> None:
+    """Before second tokens, eight that share a prompt are as much prefill as one."""
+
+    def pace_s(number: int) -> float:
+        config = modeled(MODEL, drafter="none", tbt_s=0.5, max_step_tokens=4096)
+        core = build_core(config, cost_model=(cost := OnlineCostModel(MODEL)))
+        requests = [Request(0, (1,) * 10, SamplingParams(600), 0.0)]
+        requests += [
+            Request(1 + n, (2,) * 3000, SamplingParams(60), 0.001, group="n > 1")
+            for n in range(number)
+        ]
+        stages = ExactStages(core, MODEL, requests)
+        while 0 not in stages.came_s:
+            stages.advance()
+        assert len(core.view.decoding) == 1
+        assert core.view.decoding[0].num_output_tokens == 1
+        return Predictor.build(config, cost).pace_s(core.view)
+
+    assert pace_s(8) == pytest.approx(pace_s(1), rel=0.01)
