@@ -116,36 +116,45 @@ def _serve(client: LoadClient, jobs: list[Job]) -> list[Trace]:
 
 def _records(url: str, client: LoadClient, jobs: list[Job]) -> list[dict[str, Any]]:
     """The iterations of a run of these jobs; those that came, where the feed ends early."""
-    stop = threading.Event()
+    watches = threading.Event()
     records: list[dict[str, Any]] = []
 
     def read() -> None:
         try:
-            records.extend(_feed(server_root(url), client.headers, stop))
+            for batch in _feed(server_root(url), client.headers, watches):
+                records.extend(batch)
+                # The engine runs on this machine, so its clock is this one.
+                if batch[-1]["submitted_s"] > ended_s:
+                    return
         except httpx.HTTPError as error:
             console.print(f"the console's feed gives no gaps between steps: {error}", markup=False)
+        finally:
+            watches.set()
 
+    ended_s = math.inf
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    time.sleep(0.5)
+    watches.wait(30)
     _serve(client, jobs)
-    stop.set()
-    _serve(client, jobs[:1])  # one more event, so that the reader sees the flag
+    ended_s = time.monotonic()
+    _serve(client, jobs[:1])  # an iteration after those, so that the reader sees that it has all
     reader.join(30)
     return records
 
 
-def _feed(root: str, headers: Mapping[str, str], stop: threading.Event) -> Iterator[dict[str, Any]]:
+def _feed(
+    root: str, headers: Mapping[str, str], watches: threading.Event
+) -> Iterator[list[dict[str, Any]]]:
+    """Batches of iterations as they come; sets `watches` once none is missed."""
     trusted = ssl.create_default_context()
     with httpx.stream(
         "GET", f"{root}/console/feed", timeout=30, headers=headers, trust_env=False, verify=trusted
     ) as answer:
         answer.raise_for_status()
+        watches.set()
         for line in answer.iter_lines():
             if line.startswith("data: "):
-                yield from json.loads(line.removeprefix("data: "))["iterations"]
-            if stop.is_set():
-                return
+                yield json.loads(line.removeprefix("data: "))["iterations"]
 
 
 def _print(streams: int, found: dict[str, Any]) -> None:
