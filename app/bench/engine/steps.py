@@ -1,12 +1,13 @@
 """`legato bench engine`: step times of one stage against what this machine's arithmetic allows.
 
 The limit of a step is max(bytes / bandwidth, FLOPs / peak): weights and KV read once, every
-multiply-add done at the rate the cores reach from registers. Both ceilings are measured in the
-same run, between the cases, because shared machines drift. No Ray: the stage runs in this process.
+multiply-add done at the rate the cores reach from registers. Both ceilings are measured among the
+steps, because a shared machine's change within seconds. No Ray: the stage runs in this process.
 """
 
 from __future__ import annotations
 
+import operator
 import statistics
 import time
 from collections.abc import Sequence
@@ -82,16 +83,14 @@ class StepTime:
 
 
 def measure_ceilings(floats: torch.Tensor) -> Ceilings:
-    """Best of a few samples: the rate without interference from other processes."""
-    read_s, rate = [], []
-    for _ in range(3):
-        begin = time.perf_counter()
-        library.stream_read(floats)
-        read_s.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        flops = library.multiply_in_registers(20_000_000, 2 * library.num_threads())
-        rate.append(flops / (time.perf_counter() - begin))
-    return Ceilings(floats.numel() * 4 / min(read_s) / 1e9, max(rate) / 1e9)
+    """One sample of both: about 20 ms."""
+    begin = time.perf_counter()
+    library.stream_read(floats)
+    read_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    flops = library.multiply_in_registers(20_000_000, 2 * library.num_threads())
+    rate = flops / (time.perf_counter() - begin)
+    return Ceilings(floats.numel() * 4 / read_s / 1e9, rate / 1e9)
 
 
 def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float, str]:
@@ -138,44 +137,50 @@ def _weights(config: DecoderConfig, layer: int, tokens: int) -> tuple[float, flo
 def measure_steps(
     stages: Sequence[LoadedStage], cases: Sequence[StepCase], repeats: int
 ) -> tuple[Ceilings, list[StepTime]]:
-    """Rounds over all stages and cases, ceilings measured in every round; medians of the rounds."""
+    """Rounds over all stages and cases; medians of the rounds, of the ratios too."""
     floats = map_zeros(_READ_BYTES).view(torch.float32)  # on huge pages, like weights and KV cache
     floats += 1.0  # touched: untouched pages are all the same zero page
-    times: dict[tuple[str, str], list[float]] = {
-        (stage.spec.quantization, case.name): [] for stage in stages for case in cases
-    }
-    ceilings: list[Ceilings] = []
+    times: dict[tuple[str, str], list[tuple[float, Ceilings]]] = {}
     for round_number in progress(range(repeats), "rounds"):
-        ceilings.append(measure_ceilings(floats))
         for case in cases:
             for stage in stages:
-                seconds = _time(stage, case)
+                timed = _time(stage, case, floats)
                 if round_number or repeats == 1:  # the first round warms caches and pages
-                    times[stage.spec.quantization, case.name].append(seconds)
-    # Medians like the steps': the best of all rounds would be of a faster moment than they are.
-    ceiling = Ceilings(
-        statistics.median(c.bandwidth_gb_s for c in ceilings),
-        statistics.median(c.peak_gflop_s for c in ceilings),
-    )
+                    times.setdefault((stage.spec.quantization, case.name), []).append(timed)
+    ceiling = _median([ceilings for rounds in times.values() for _, ceilings in rounds])
     results = []
     for stage in stages:
         for case in cases:
             kind = stage.spec.quantization
-            step_s = statistics.median(times[kind, case.name])
-            limit_s, bound = limit(stage, case, ceiling)
-            results.append(
-                StepTime(kind, case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound)
-            )
+            rounds = times[kind, case.name]
+            steps_s = [step_s for step_s, _ in rounds]
+            limits = [limit(stage, case, ceilings) for _, ceilings in rounds]
+            limits_s = [limit_s for limit_s, _ in limits]
+            bound = statistics.mode(bound for _, bound in limits)
+            ratio = statistics.median(map(operator.truediv, steps_s, limits_s))
+            step_ms, limit_ms = 1e3 * statistics.median(steps_s), 1e3 * statistics.median(limits_s)
+            results.append(StepTime(kind, case.name, step_ms, limit_ms, ratio, bound))
     return ceiling, results
 
 
-def _time(stage: LoadedStage, case: StepCase) -> float:
-    """Median seconds of a few identical steps."""
+def _median(ceilings: Sequence[Ceilings]) -> Ceilings:
+    return Ceilings(
+        statistics.median(c.bandwidth_gb_s for c in ceilings),
+        statistics.median(c.peak_gflop_s for c in ceilings),
+    )
+
+
+def _time(stage: LoadedStage, case: StepCase, floats: torch.Tensor) -> tuple[float, Ceilings]:
+    """Medians of a few identical steps, and of ceilings sampled among them: both are slowed alike
+    by other work on the machine."""
     ids = stage.enter(case.shape)
     stage.step(case.shape, ids)
-    steps = [stage.step(case.shape, ids) for _ in range(5 if case.chunk else 15)]
+    steps_s, ceilings = [], []
+    for _ in range(5):
+        ceilings.append(measure_ceilings(floats))
+        steps_s += [stage.step(case.shape, ids) for _ in range(1 if case.chunk else 3)]
     stage.leave(ids)
-    return statistics.median(steps)
+    return statistics.median(steps_s), _median(ceilings)
 
 
 def command(
