@@ -117,12 +117,13 @@ class GraphPipeline(Watched):
                 shutil.rmtree(directory, ignore_errors=True)
         else:
             await self._connect(None)
-        semaphores.remove_orphans(semaphores.own_raylet())
         self._compile(await self._communicator(), one_node)
         self.watch()
         if one_node:
             pids = await asyncio.gather(*[a.pid.remote() for ranks in self._stages for a in ranks])
             self._semaphores = semaphores.mapped_by(pids)
+        # Not earlier: stages that these replace may have been alive still.
+        semaphores.remove_orphans(semaphores.own_raylet())
         # Between nodes a channel holds one message, so a third ticket would block.
         ahead = 1 if self._alone else self._depth + 1 if one_node else 2
         for _ in range(ahead):
