@@ -248,8 +248,10 @@ def _quoted(line: Line) -> dict[str, Any]:
 
 
 def _written(body: Mapping[str, Any]) -> bytes:
-    """JSON in UTF-8; half a surrogate pair stays one, for the server to refuse."""
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    """JSON in UTF-8, no longer than it was given; half a surrogate pair stays one, for the server
+    to refuse."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _pause_s(retry_after: object) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, ClassVar
 
 from app.api.context import Context, new_id
@@ -30,8 +31,11 @@ class MessageWriter(StreamWriter):
         *,
         stream: bool,
         shows_thinking: bool,
+        fills_context: bool,
     ) -> None:
+        """fills_context: the context ends before `max_tokens`."""
         super().__init__(1)
+        self._reason_of_length = "model_context_window_exceeded" if fills_context else "max_tokens"
         self._shows_thinking = shows_thinking
         self._generation = generation
         self._parser = next(iter(output.parsers(1, stream=stream)), None)
@@ -138,7 +142,7 @@ class MessageWriter(StreamWriter):
 
     def _reason(self, reason: str) -> str:
         if reason == "length":
-            return "max_tokens"
+            return self._reason_of_length
         if self._stop_sequence() is not None:
             return "stop_sequence"
         calls = self._parser is not None and self._parser.calls_tools
@@ -170,9 +174,25 @@ class MessageWriter(StreamWriter):
 
 
 def _object(text: str) -> dict[str, Any]:
-    """A call's arguments; nothing of them where `max_tokens` cut them off within a forced call."""
+    """A call's arguments, as far as an answer can hold them: half of a surrogate pair is no text,
+    and a number too large for a float is the largest. Nothing of what `max_tokens` cut off within a
+    forced call."""
     try:
-        found = json.loads(text or "{}")
-    except ValueError:
+        found = json.loads(text or "{}", parse_float=_finite, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if "\\u" not in text:
+        return found
+    whole = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    cleaned: dict[str, Any] = json.loads(whole.decode("utf-16", "replace"))
+    return cleaned
+
+
+def _finite(number: str) -> float:
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

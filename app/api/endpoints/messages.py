@@ -115,6 +115,7 @@ class Messages:
             output,
             stream=stream,
             shows_thinking=not (asked and (asked.type == "disabled" or asked.display == "omitted")),
+            fills_context=room < body.max_tokens,
         )
         if stream:
             await stream_reply(call, generation, writer)
@@ -256,11 +257,12 @@ def _assistant(given: GivenMessage, number: int) -> list[Message]:
         return [Message(role="assistant", content=given.content)]
     message = Message(role="assistant", content="")
     calls: list[GivenCall] = []
+    thoughts: list[str] = []
     for place, block in enumerate(given.content):
         if isinstance(block, TextBlock):
             message.content = f"{message.content}{block.text}"
         elif isinstance(block, ThinkingBlock):
-            message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             function = FunctionCall(name=block.name, arguments=json.dumps(block.input))
             calls.append(ToolCall(id=block.id, function=function))
@@ -270,4 +272,5 @@ def _assistant(given: GivenMessage, number: int) -> list[Message]:
                 f"messages.{number}.content.{place}.type",
             )
     message.tool_calls = calls or None
+    message.reasoning_content = "\n".join(thoughts) or None
     return [message]

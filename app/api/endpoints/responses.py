@@ -201,10 +201,10 @@ def _messages(body: ResponseRequest) -> list[Message]:
         messages.append(Message(role="system", content=body.instructions))
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
-    reasoning: str | None = None  # of the assistant's turn that follows
+    thoughts: list[str] = []  # of the assistant's turn that follows
     for item in body.input:
         if isinstance(item, InputReasoning):
-            reasoning = "".join(part.text for part in item.content or [])
+            thoughts.append("".join(part.text for part in item.content or []))
             continue
         if isinstance(item, InputMessage):
             messages.append(Message(role=item.role, content=_text(item.content)))
@@ -218,10 +218,11 @@ def _messages(body: ResponseRequest) -> list[Message]:
                 last.tool_calls = [*(last.tool_calls or []), *calls]
             else:
                 messages.append(Message(role="assistant", tool_calls=calls))
-        if reasoning and messages[-1].role == "assistant":
-            last = messages[-1]
-            last.reasoning_content = (last.reasoning_content or "") + reasoning
-        reasoning = None
+        last = messages[-1]
+        if last.role == "assistant":
+            parts = filter(None, [last.reasoning_content, *thoughts])
+            last.reasoning_content = "\n".join(parts) or None
+        thoughts.clear()
     if not messages:
         raise invalid("The input holds no message.", "input")
     return messages

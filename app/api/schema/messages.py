@@ -211,7 +211,12 @@ class MessagesResponse(BaseModel):
     role: Literal["assistant"]
     model: str
     content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: (
+        Literal[
+            "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+        ]
+        | None
+    )
     stop_sequence: str | None
     usage: MessagesUsage
 

@@ -410,3 +410,38 @@ async def test_log_probabilities_of_a_response_are_not_of_its_reasoning(
     assert "Hm" not in tokens
     assert tokens.endswith(part["text"])
     assert "So: yes" in part["text"]
+
+
+async def test_thoughts_that_follow_each_other_are_lines_of_the_prompt(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    """Also before a call, as an answer with several of them is sent back."""
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    schema = {"type": "object", "properties": {}}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        *({"type": "reasoning", "summary": [], "content": [_thought(t)]} for t in ("One.", "Two.")),
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+    ]
+    tool: dict[str, Any] = {"type": "function", "name": "add", "parameters": schema}
+    body: dict[str, Any] = {"model": MODEL, "input": items, "tools": [tool]}
+    await server.http.post("/v1/responses", json={**body, "max_output_tokens": 1})
+    blocks = [
+        *({"type": "thinking", "thinking": t, "signature": ""} for t in ("One.", "Two.")),
+        {"type": "tool_use", "id": "c", "name": "add", "input": {}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "3"}
+    turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    body = {"model": MODEL, "messages": [*HELLO, *turns], "max_tokens": 1}
+    body["tools"] = [{"name": "add", "input_schema": schema}]
+    await server.http.post("/v1/messages", json=body)
+    assert len(server.engine.seen) == 2
+    for request in server.engine.seen:
+        prompt = processor.decode(request.prompt, skip_special_tokens=False)
+        assert "<think>\nOne.\nTwo.\n</think>" in prompt
+
+
+def _thought(text: str) -> dict[str, str]:
+    return {"type": "reasoning_text", "text": text}

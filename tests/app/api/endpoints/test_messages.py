@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ ANSWER = (
     '<think>\nHm.\n</think>\n\nSo:<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x"}}'
     '</tool_call>\n<tool_call>{"name": "add"}</tool_call>'
 )
+
+
+MAX = sys.float_info.max
+RESULT = {"type": "tool_result", "content": "3"}
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +226,32 @@ async def test_stop_reasons(
     assert whole.content[0].text == "one STOP two"
     assert (await ask(max_tokens=3)).stop_reason == "max_tokens"
     assert (await ask(max_tokens=20_000)).stop_reason == "end_turn"  # cut to the context
+    write(server, text, "x y " * server.engine.card.max_model_len)
+    # A client would ask for more tokens after "max_tokens", and get the same.
+    assert (await ask(max_tokens=20_000)).stop_reason == "model_context_window_exceeded"
+    assert (await ask(max_tokens=30)).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"a": 1e999, "b": [-1e999, 2.5]}', {"a": MAX, "b": [-MAX, 2.5]}),
+        (r'{"a": "half \ud83d", "b": "\ud83d\ude00"}', {"a": "half \ufffd", "b": "\U0001f600"}),
+    ],
+)
+async def test_arguments_that_json_cannot_hold_are_replaced(
+    thinker: Server, qwen3: TextProcessor, client_of: Any, written: str, read: Any
+) -> None:
+    """They would be a 500 after the whole answer, or a block that cannot be sent back."""
+    call = f'<think>\n</think>\n<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>'
+    write(thinker, qwen3, call)
+    request: dict[str, Any] = {"model": MODEL, "max_tokens": 400, "tools": [ADD]}
+    answer = await client_of(thinker).messages.create(**request, messages=HELLO)
+    (block,) = answer.content
+    assert block.input == read
+    turns = [*HELLO, {"role": "assistant", "content": [block.model_dump(exclude={"caller"})]}]
+    turns.append({"role": "user", "content": [{**RESULT, "tool_use_id": block.id}]})
+    await client_of(thinker).messages.create(**request, messages=turns)
 
 
 async def test_a_message_starts_without_a_stop_sequence_even_if_one_begins_it(
