@@ -19,7 +19,7 @@ import typer
 from rich.status import Status
 
 from actors.transport import semaphores
-from app.api.http.keys import ApiKeyError, read_digest
+from app.api.http.keys import ApiKeyError, read_digests
 from app.cli.banner import show_banner
 from app.cli.forked_workers import ForkServer
 from app.cli.local_ray import NUM_FIRST_WORKERS, start_ray
@@ -82,8 +82,8 @@ def serve(
         set_address(config, host, port)
         check_models(config)
         for application in config["applications"]:  # before a model is downloaded and loaded
-            for key in ((application.get("args") or {}).get("api") or {}).get("api_keys") or ():
-                read_digest(key)
+            keys = ((application.get("args") or {}).get("api") or {}).get("api_keys") or ()
+            read_digests(keys)
         return config
 
     try:

@@ -11,7 +11,7 @@ from app.api.http.audit import note_change
 from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.schema.other import LoadAdapterRequest, UnloadAdapterRequest
-from app.engine_client.client import AdapterControl, EngineError
+from app.engine_client.client import AdapterControl
 
 
 class AdapterChanges:
@@ -74,7 +74,7 @@ class AdapterChanges:
     ) -> None:
         try:
             answer = await work
-        except (ApiError, EngineError) as error:
+        except Exception as error:
             note_change(call.scope, changes, error)
             raise
         note_change(call.scope, changes, None)  # before the caller knows, and may be gone

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from starlette.datastructures import QueryParams
+from typing import Final
 
 from app.api.context import Context
+from app.api.endpoints.pages import parameters
 from app.api.http.audit import note_change
 from app.api.http.call import Call
-from app.api.http.errors import ApiError
-from app.engine_client.client import EngineError
+from app.api.http.errors import ApiError, invalid
 
 # What vLLM's parameters would have to say: running requests go on, stores beside the device's are
 # emptied too.
-_DONE_ANYWAY = {"reset_running_requests": "false", "reset_external": "true"}
+_DONE_ANYWAY: Final = {"reset_running_requests": "false", "reset_external": "true"}
 
 
 class PrefixCacheReset:
@@ -24,22 +22,28 @@ class PrefixCacheReset:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        """Of the model that `?model=NAME` says, or of all here."""
-        changes: dict[str, Any] = {}
+        """Of the model that `?model=NAME` says, or of all here, also where one fails."""
         try:
             call.check_admin()
-            asked = QueryParams(call.scope["query_string"])
-            for param, value in asked.items():
-                if param != "model" and value.lower() != _DONE_ANYWAY.get(param):
-                    raise ApiError(400, f"{param}: {value!r} is not supported", param=param)
+            asked = parameters(call, ("model", *_DONE_ANYWAY))
+            for param, wanted in _DONE_ANYWAY.items():
+                if asked.get(param, wanted).lower() != wanted:
+                    raise invalid(f"{param}: {asked[param]!r} is not supported", param)
             name = asked.get("model")
             every = self._context.every
             meant = every if name is None else {name: self._context.of(name)}
-            changes["reset_prefix_cache"] = list(meant)
-            for one in meant.values():
-                await one.engine.reset_prefix_cache()
-        except (ApiError, EngineError) as error:
-            note_change(call.scope, changes, error)
+        except ApiError as error:
+            note_change(call.scope, {}, error)
             raise
-        note_change(call.scope, changes, None)  # before the caller knows, and may be gone
+        failures: list[Exception] = []
+        for name, one in meant.items():
+            failure = None
+            try:
+                await one.engine.reset_prefix_cache()
+            except Exception as error:
+                failures.append(failure := error)
+            # Before the caller knows, and may be gone.
+            note_change(call.scope, {"reset_prefix_cache": name}, failure)
+        if failures:
+            raise failures[0]
         await call.reply_json({"models": list(meant)})

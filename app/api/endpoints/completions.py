@@ -45,7 +45,8 @@ class Completions:
         context = self._context.of(body.model)
         given = as_list(body.prompt, "prompt", context.options.max_prompts, "api.max_prompts")
         prompts = await tokenized(given, context, "prompt")
-        echoes = await _echoes(context, given) if body.echo else []
+        skip_special_tokens = body.skip_special_tokens is not False
+        echoes = await _echoes(context, given, skip_special_tokens) if body.echo else []
         n, best_of = _n_and_best_of(body, context, len(prompts))
         grammar, grammar_param = requested_grammar(body)
         grammar = await checked_grammar(grammar, context, grammar_param, call.key_name)
@@ -59,7 +60,7 @@ class Completions:
         rules = TextRules(
             stops=stop_strings(body, context),
             stop_token_ids=frozenset(requests[0].sampling.stop_token_ids),
-            skip_special_tokens=body.skip_special_tokens is not False,
+            skip_special_tokens=skip_special_tokens,
         )
         call.admit_tokens(sum(len(prompt) for prompt in prompts))
         generation = Generation(
@@ -79,10 +80,13 @@ class Completions:
             await answer.reply(call)
 
 
-async def _echoes(context: Context, given: Sequence[str | list[int]]) -> list[str]:
+async def _echoes(
+    context: Context, given: Sequence[str | list[int]], skip_special_tokens: bool
+) -> list[str]:
     """The prompts' texts, to stand before the continuations."""
     ids = [prompt for prompt in given if not isinstance(prompt, str)]
-    decoded = iter(await context.text.decode_all(ids))
+    texts = await context.text.decode_all(ids, skip_special_tokens=skip_special_tokens)
+    decoded = iter(texts)
     return [prompt if isinstance(prompt, str) else next(decoded) for prompt in given]
 
 
@@ -278,7 +282,7 @@ class CompletionWriter(ChoiceWriter):
         tokens = self._prompts[prompt]
         padded = [*found, *([None] * (len(tokens) - len(found)))]
         columns = self._columns()
-        await columns.add_prompt(list(zip(tokens, padded, strict=False)))
+        await columns.add_prompt(list(zip(tokens, padded, strict=False)), self._echoes[prompt])
         self._echoed[prompt] = columns
 
     def _written(self, prompt: int, columns: CompletionColumns) -> Iterator[bytes]:

@@ -72,8 +72,8 @@ class CompletionColumns:
         if entries:
             self._write(completion_logprobs(self._text, entries, self._num_top, offset))
 
-    async def add_prompt(self, prompt: PromptEntries) -> None:
-        """(token, its log-probabilities) of an echoed prompt; the first token has none."""
+    async def add_prompt(self, prompt: PromptEntries, echo: str) -> None:
+        """(token, its log-probabilities) of a prompt echoed so; the first token has none."""
         text, num_top = self._text, self._num_top
         detokenizer = text.detokenizer(skip_special_tokens=True)
         num_chars, per_slice = 0, max(1, _SLICE // (1 + num_top))
@@ -83,6 +83,9 @@ class CompletionColumns:
             for token, _ in part:
                 offsets.append(num_chars)
                 num_chars += len(detokenizer.push([token]))
+                if token in text.special_ids:  # of those, the echo has what the prompt's text has
+                    name = text.decode([token], skip_special_tokens=False)
+                    num_chars += len(name) if echo.startswith(name, num_chars) else 0
             self._write(
                 {
                     "tokens": [token_name(text, token) for token, _ in part],

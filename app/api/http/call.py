@@ -197,9 +197,9 @@ class Call:
         await self.reply(200, json.dumps(content, allow_nan=False).encode())
 
     def give_back(self, error: ApiError) -> None:
-        """Give a prompt that the server has no room for back to the key: trying again would
-        otherwise use up its allowance."""
-        if error.status in (429, 503):
+        """Give a prompt that was refused, or that the server has no room for, back to the key:
+        trying again would otherwise use up its allowance."""
+        if error.status < 500 or error.status == 503:
             self.charge(-self._num_admitted)
             self._num_admitted = 0
 

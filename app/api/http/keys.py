@@ -11,7 +11,7 @@ import hmac
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from app.api.http.errors import ApiError
@@ -116,6 +116,21 @@ def read_digest(written: str) -> bytes:
     return bytes.fromhex(number)
 
 
+def read_digests(keys: Iterable[str]) -> list[bytes]:
+    """Those of all keys. Raises ApiKeyError also for two of which one name is made, by which files,
+    batches and cached prefixes belong to a key."""
+    digests, of_name = list[bytes](), dict[str, bytes]()
+    for written in keys:
+        digests.append(digest := read_digest(written))
+        name = _named(digest)
+        if of_name.setdefault(name, digest) != digest:
+            raise ApiKeyError(
+                f"api.api_keys: {shown_key(written)}: another key is called {name} too, and would "
+                "have the same files: choose another key"
+            )
+    return digests
+
+
 def by_digest(written: str) -> str:
     """The same key of the settings without the key itself in it."""
     written = written.strip()
@@ -152,8 +167,7 @@ class KeyRing:
         self, keys: Mapping[str, KeyLimits], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._allowances: list[tuple[bytes, Allowance]] = []
-        for written, limits in keys.items():
-            digest = read_digest(written)
+        for digest, limits in zip(read_digests(keys), keys.values(), strict=True):
             self._allowances.append((digest, Allowance(_named(digest), limits, clock)))
 
     def admit(self, authorization: bytes | None) -> Allowance:

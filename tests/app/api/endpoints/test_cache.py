@@ -14,7 +14,9 @@ from tests.app.api.test_context import made
 from tests.app.api.test_errors_http import check
 
 
-async def test_of_several_models_one_is_meant_or_all(text: TextProcessor) -> None:
+async def test_of_several_models_one_is_meant_or_all(
+    text: TextProcessor, caplog: pytest.LogCaptureFixture
+) -> None:
     contexts = made(text, a=(), b=())
     for context in contexts.values():
         context.models, context.options = contexts, ApiOptions(allowed_hosts=("localhost",))
@@ -27,8 +29,17 @@ async def test_of_several_models_one_is_meant_or_all(text: TextProcessor) -> Non
         for refused in ("reset_running_requests=true", "reset_external=false", "modle=a"):
             answer = await client.post(f"/reset_prefix_cache?{refused}")
             check(answer, 400, refused.partition("=")[0])
-    engines = [context.engine for context in contexts.values()]
-    assert [engine.num_resets for engine in engines if isinstance(engine, HandEngine)] == [1, 2]
+        check(await client.post("/reset_prefix_cache?model=a&model=b"), 400, "model")
+        engines = [context.engine for context in contexts.values()]
+        assert [one.num_resets for one in engines if isinstance(one, HandEngine)] == [1, 2]
+        # The others are reset where one fails, and told of one by one.
+        assert isinstance(engines[0], HandEngine)
+        engines[0].reset_failure = RuntimeError("not in time")
+        assert (await client.post("/reset_prefix_cache")).status_code == 500
+    assert [one.num_resets for one in engines if isinstance(one, HandEngine)] == [1, 3]
+    told = [r.getMessage() for r in caplog.records if r.name == "legato.audit"][-2:]
+    assert ["settings changed" in line for line in told] == [False, True]
+    assert "settings refused (not in time)" in told[0]
 
 
 async def test_it_takes_an_admins_key_and_is_a_line_of_the_audit(

@@ -10,6 +10,7 @@ import pytest
 
 from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions, KeyLimits
+from app.text.processor import TextProcessor
 from tests.app.api.conftest import MODEL, Server, StartServer
 from tests.app.api.hand_engine import logprobs_of
 
@@ -147,6 +148,23 @@ async def test_echo_with_prompt_logprobs(server: Server) -> None:
     ]
     assert found["top_logprobs"][0] is None
     assert found["top_logprobs"][1]["b"] == logprobs_of(98, 1).logprob or -0.25
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("shows", [False, True])
+async def test_offsets_are_those_of_the_echo(
+    server: Server, text: TextProcessor, as_text: bool, shows: bool
+) -> None:
+    """Special tokens of a text are echoed as it has them; those of ids only where asked for."""
+    mark = text.decode([server.engine.card.eos_token_ids[0]], skip_special_tokens=False)
+    given = f"a{mark}bc"
+    prompt = given if as_text else text.encode_now(given)
+    fields = {"max_tokens": 1, "echo": True, "logprobs": 0, "skip_special_tokens": not shows}
+    choice = (await complete(server, prompt=prompt, **fields))["choices"][0]
+    echo = given if as_text or shows else "abc"
+    assert choice["text"].startswith(echo)
+    begins = [0, 1, len(echo) - 2, len(echo) - 1, len(echo)]
+    assert choice["logprobs"]["text_offset"] == begins
 
 
 async def test_scoring_only(server: Server) -> None:

@@ -92,6 +92,7 @@ async def test_token_limit_of_a_key_counts_prompt_and_answer(start_server: Start
     [
         (RequestRefused("full", retry_after_s=1.0), 429),
         (EngineUnavailable("loading", retry_after_s=1.0), 503),
+        (RequestRefused("no step is that short", param="slo.tbt_ms"), 400),
     ],
 )
 @pytest.mark.parametrize(
@@ -132,6 +133,13 @@ def test_bucket_fills_with_time_and_remembers_debt() -> None:
     assert bucket.wait_s(1.0) == 0.0
     now[0] = 1000.0
     assert bucket.wait_s(10_000.0) == 0.0  # more than the bucket holds: a full one will do
+
+
+def test_keys_that_would_share_what_is_theirs_are_refused() -> None:
+    """Files, batches and cached prefixes belong to a key by the beginning of its digest."""
+    with pytest.raises(ApiKeyError, match=r"key-[0-9a-f]{8}: another key is called key-"):
+        KeyRing({"sk-3334": KeyLimits(), "sk-121845": KeyLimits()})
+    KeyRing({"sk-3334": KeyLimits(), f"sha256:{sha256(b'sk-3334').hexdigest()}": KeyLimits()})
 
 
 def test_key_ring_compares_whole_keys() -> None:
