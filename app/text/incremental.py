@@ -109,6 +109,7 @@ class TextRules:
     skip_special_tokens: bool = True
     shown_special: frozenset[str] = frozenset()  # special tokens that are not skipped even so
     by_token: bool = False  # deltas also carry each token's own text
+    min_tokens: int = 0  # stop strings count from the token behind these, as in vLLM
 
 
 @dataclass(slots=True)
@@ -198,13 +199,14 @@ class TextStream:
             if chunk.logprobs:
                 self._held_entries.append((chunk.logprobs[i], self._num_chars))
             num_taken += 1
-            shown.append(self._feed(self._detokenizer.push(tokens[i : i + 1])))
+            text = self._detokenizer.push(tokens[i : i + 1])
+            shown.append(self._feed(text, self.num_tokens + num_taken))
             if self.stop_string is not None:
                 return self._delta(shown, num_taken, "stop")
         num_taken += ends_by_token
         if reason is None:
             return self._delta(shown, num_taken, None)
-        rest = self._feed(self._detokenizer.flush())
+        rest = self._feed(self._detokenizer.flush(), self.num_tokens + num_taken)
         if self.stop_string is not None:
             return self._delta(shown, num_taken, "stop", rest)
         if self._stops is not None:
@@ -223,10 +225,12 @@ class TextStream:
         """The stop string that ended it."""
         return None if self._stops is None else self._stops.found
 
-    def _feed(self, text: str) -> str:
-        """Add detokenized text; what of it is shown now."""
+    def _feed(self, text: str, num_tokens: int) -> str:
+        """Add text that this many tokens made certain; what of it is shown now."""
         self._num_chars += len(text)
-        return text if self._stops is None else self._stops.push(text)
+        if self._stops is None or num_tokens <= self._rules.min_tokens:
+            return text
+        return self._stops.push(text)
 
     def _delta(
         self, shown: list[str], num_tokens: int, reason: str | None, rest: str = ""

@@ -61,6 +61,7 @@ class Completions:
             stops=stop_strings(body, context),
             stop_token_ids=frozenset(requests[0].sampling.stop_token_ids),
             skip_special_tokens=skip_special_tokens,
+            min_tokens=body.min_tokens or 0,
         )
         call.admit_tokens(sum(len(prompt) for prompt in prompts))
         generation = Generation(

@@ -148,10 +148,7 @@ def generation_of(
     """The answer, generated as it is read. Raises 403 for a priority above the key's and 429 past
     the key's tokens."""
     request = generation_request(call, body, request_id, prompt, sampling, n)
-    rules = output.rules(
-        stop_strings(body, context),
-        frozenset(sampling.stop_token_ids),
-        body.skip_special_tokens is not False,
-    )
+    skip_special_tokens = body.skip_special_tokens is not False
+    rules = output.rules(stop_strings(body, context), sampling, skip_special_tokens)
     call.admit_tokens(len(prompt))
     return Generation(context, call, [request], rules, stream=bool(body.stream))

@@ -103,7 +103,7 @@ class Messages:
             objective=objective_of(body),
         )
         stops = stop_strings(fields, context, "stop_sequences")
-        rules = output.rules(stops, frozenset(sampling.stop_token_ids), skip_special_tokens=True)
+        rules = output.rules(stops, sampling, skip_special_tokens=True)
         call.admit_tokens(len(prompt.tokens))
         stream = bool(body.stream)
         generation = Generation(context, call, [request], rules, stream=stream)

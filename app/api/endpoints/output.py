@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
-from actors.scheduling.request import Frame, Grammar, HeldCalls
+from actors.scheduling.request import Frame, Grammar, HeldCalls, SamplingParams
 from app.api.context import Context
 from app.api.endpoints.tool_choice import ToolPlan
 from app.api.http.errors import invalid
@@ -58,7 +58,7 @@ class OutputPlan:
         ]
 
     def rules(
-        self, stops: tuple[str, ...], stop_token_ids: frozenset[int], skip_special_tokens: bool
+        self, stops: tuple[str, ...], sampling: SamplingParams, skip_special_tokens: bool
     ) -> TextRules:
         """Rules by which tokens become the text that is parsed."""
         shown: frozenset[str] = frozenset()
@@ -66,7 +66,12 @@ class OutputPlan:
             with_tools = bool(self.tools) and not self.is_forced
             shown = self.formats.special_tokens(with_tools=with_tools)
         return TextRules(
-            stops, stop_token_ids, skip_special_tokens, shown, by_token=self.formats is not None
+            stops,
+            frozenset(sampling.stop_token_ids),
+            skip_special_tokens,
+            shown,
+            by_token=self.formats is not None,
+            min_tokens=sampling.min_tokens,
         )
 
 

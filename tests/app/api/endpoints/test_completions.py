@@ -257,6 +257,20 @@ async def test_an_unfinished_stop_string_is_text_in_the_end(server: Server) -> N
     assert tokens == [["a"], ["b"], [], [], ["S", "T", "O"]]
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "kept"),
+    [(0, "ab"), (2, "ab"), (3, "abSTOPc"), (6, "abSTOPc"), (11, "abSTOPcSTOPd")],
+)
+async def test_stop_strings_count_behind_the_least_tokens(
+    server: Server, min_tokens: int, kept: str
+) -> None:
+    server.engine.script = lambda request, index: b"abSTOPcSTOPd"
+    fields = {"max_tokens": 12, "stop": "STOP", "min_tokens": min_tokens}
+    (choice,) = (await complete(server, prompt="x", **fields))["choices"]
+    events = await events_of(server, prompt="x", **fields)
+    assert choice["text"] == "".join(event["choices"][0]["text"] for event in events) == kept
+
+
 async def test_stop_token_ids_are_not_shown(server: Server) -> None:
     server.engine.script = lambda request, index: b"abcd"
     body = await complete(server, prompt="x", max_tokens=4, stop_token_ids=[99])
