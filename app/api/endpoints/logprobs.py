@@ -201,3 +201,48 @@ def chat_logprobs(text: TextProcessor, entries: Entries, num_top: int) -> dict[s
 def _chat_entry(text: TextProcessor, token: int, logprob: float) -> dict[str, Any]:
     raw = text.token_bytes(token)
     return {"token": token_name(text, token), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+# ---- /v1/responses ------------------------------------------------------------------------
+
+
+class EntriesOfText:
+    """Keeps, of all entries of an answer, those of its text: not of reasoning, calls and marks."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[TokenLogprobs, int]] = []
+        self._unread = ""  # what the answer is parsed from, behind the last text found
+        self._begin = 0  # where that begins
+
+    def add(self, entries: Entries) -> None:
+        self._entries += entries
+
+    def read(self, source: str) -> None:
+        """More of what the answer is parsed from."""
+        self._unread += source
+
+    def of(self, text: str) -> Entries:
+        """Those of this text, which was found in what was read last."""
+        at = self._unread.rfind(text)
+        if at < 0:  # a line end that is put between two texts
+            text = text.removeprefix("\n")
+            at = self._unread.rfind(text)
+        if at < 0:
+            return []
+        begin = self._begin + at
+        found = [entry for entry in self._entries if begin <= entry[1] < begin + len(text)]
+        self._skip(at + len(text))
+        return found
+
+    def _skip(self, num_chars: int) -> None:
+        self._unread = self._unread[num_chars:]
+        self._begin += num_chars
+        self._entries = [entry for entry in self._entries if entry[1] >= self._begin]
+
+    def skip(self) -> None:
+        """What was read is no text."""
+        self._skip(len(self._unread))
+
+    def rest(self) -> Entries:
+        """Those of the answer's end, which have no text."""
+        return self._entries if not self._unread else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from app.api.context import Context, new_id
-from app.api.endpoints.logprobs import chat_logprobs
-from app.api.endpoints.output import OutputPlan, read_delta
+from app.api.endpoints.logprobs import Entries, EntriesOfText, chat_logprobs
+from app.api.endpoints.output import OutputPlan
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
 from app.api.sampling_params import own_or_default
@@ -43,7 +44,7 @@ class ResponseWriter(StreamWriter):
         }
         self._base = _base(context, body, response_id)
         self._text = context.text
-        self._entries: list[dict[str, Any]] = []  # of tokens whose text is in no item yet
+        self._entries = EntriesOfText()
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item of _output, still growing
         self._call_index = -1  # index of the last call
@@ -55,26 +56,42 @@ class ResponseWriter(StreamWriter):
     def write(self, delta: TextDelta) -> bytes:
         """The events of one delta, opened by `response.created` before the first."""
         self._begin()
-        pieces: list[AnswerPiece] = [Text(delta.text)] if delta.text else []
-        if self._parser is not None:
-            pieces = read_delta(self._parser, delta)
-        if (num_top := self._body.num_alternatives) is not None and delta.entries:
-            self._entries += chat_logprobs(self._text, delta.entries, num_top)["content"]
-            if pieces and not any(isinstance(piece, Text) for piece in pieces):
-                self._entries.clear()  # of reasoning, or of a call
-        for piece in pieces:
+        for piece, entries in self._read(delta):
             if isinstance(piece, CallDelta):
                 self._add_call(piece)
             elif isinstance(piece, Reasoning):
                 self._add_reasoning(piece.text)
             else:
-                self._add_text(piece.text)
+                self._add_text(piece.text, entries)
         if delta.finish_reason is not None:
-            if not self._output or (self._entries and self._is_in_message):
-                self._add_text("")
+            rest = self._entries.rest()
+            if not self._output or (rest and self._is_in_message):
+                self._add_text("", rest)
             self._status = "incomplete" if delta.finish_reason == "length" else "completed"
             self._close_item()
         return self._taken()
+
+    def _read(self, delta: TextDelta) -> Iterator[tuple[AnswerPiece, Entries]]:
+        """The pieces, and the log-probabilities of those that are text."""
+        parser = self._parser
+        self._entries.add(delta.entries)
+        if parser is None:
+            yield from self._with_entries(delta.text, [Text(delta.text)] if delta.text else [])
+            return
+        for source in (delta.text,) if delta.pieces is None else delta.pieces:
+            yield from self._with_entries(source, parser.push((source,)))
+        if delta.finish_reason is not None:
+            yield from self._with_entries(delta.rest, parser.finish(delta.rest))
+
+    def _with_entries(
+        self, source: str, found: Sequence[AnswerPiece]
+    ) -> Iterator[tuple[AnswerPiece, Entries]]:
+        """source: what they were found in."""
+        self._entries.read(source)
+        for piece in found:
+            yield piece, self._entries.of(piece.text) if isinstance(piece, Text) else ()
+        if found and not any(isinstance(piece, Text) for piece in found):
+            self._entries.skip()
 
     def closing(self) -> bytes:
         """The whole response, and its timing where that is asked for."""
@@ -125,7 +142,7 @@ class ResponseWriter(StreamWriter):
 
     # ---- items ------------------------------------------------------------------------
 
-    def _add_text(self, text: str) -> None:
+    def _add_text(self, text: str, entries: Entries) -> None:
         item = self._open
         if item is None or item["type"] != "message":
             self._close_item()
@@ -141,10 +158,11 @@ class ResponseWriter(StreamWriter):
             self._open_item(item)
             self._emit("response.content_part.added", **self._where(item), part=dict(part))
             item["content"].append(part)
-        entries, self._entries = self._entries, []
+        num_top = self._body.num_alternatives or 0
+        logprobs = chat_logprobs(self._text, entries, num_top)["content"]
         item["content"][0]["text"] += text
-        item["content"][0]["logprobs"] += entries
-        self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=entries)
+        item["content"][0]["logprobs"] += logprobs
+        self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=logprobs)
 
     @property
     def _is_in_message(self) -> bool:

@@ -389,27 +389,51 @@ async def test_an_effort_of_anthropics_clients_is_a_hint(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_of_a_response_are_not_of_its_reasoning(
-    start_server: StartServer, of_family: OfFamily, stream: bool
+@pytest.mark.parametrize("chunk_size", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "written", "texts"),
+    [
+        ("qwen3", "<think>\nHm, well.\n</think>\n\nSo: yes", ["So: yes"]),
+        (
+            "qwen3",
+            '<think>\nHm.\n</think>\n\nSo <tool_call>{"name": "add", "arguments": {"a": "no"}}'
+            "</tool_call>\nno",
+            ["So ", "no"],
+        ),
+        (
+            "gpt_oss",
+            "<|channel|>analysis<|message|>So<|end|><|start|>assistant<|channel|>final<|message|>So",
+            ["So"],
+        ),
+    ],
+    ids=["reasoning", "calls", "channels"],
+)
+async def test_log_probabilities_of_a_response_are_of_its_text(
+    start_server: StartServer,
+    of_family: OfFamily,
+    family: str,
+    written: str,
+    texts: list[str],
+    chunk_size: int,
+    stream: bool,
 ) -> None:
-    processor = of_family("qwen3")
+    """Not of reasoning, calls and the marks between them, however the tokens come."""
+    processor = of_family(family)
     server = await start_server(processor=processor)
-    write(server, processor, "<think>\nHm, well.\n</think>\n\nSo: yes")
+    server.engine.chunk_size = chunk_size
+    write(server, processor, written)
     include = ["message.output_text.logprobs"]
     asked: dict[str, Any] = {"model": MODEL, "input": "Hi", "include": include, "stream": stream}
+    asked["tools"] = [{"type": "function", "name": "add", "parameters": {"type": "object"}}]
     answer = await server.http.post("/v1/responses", json=asked)
     if stream:
         *_, last = (line for line in answer.text.splitlines() if line.startswith("data: {"))
         response = json.loads(last.removeprefix("data: "))["response"]
     else:
         response = answer.json()
-    reasoning, message = response["output"]
-    assert reasoning["type"] == "reasoning"
-    (part,) = message["content"]
-    tokens = "".join(entry["token"] for entry in part["logprobs"])
-    assert "Hm" not in tokens
-    assert tokens.endswith(part["text"])
-    assert "So: yes" in part["text"]
+    parts = [item["content"][0] for item in response["output"] if item["type"] == "message"]
+    assert [part["text"] for part in parts] == texts
+    assert ["".join(one["token"] for one in part["logprobs"]) for part in parts] == texts
 
 
 async def test_thoughts_that_follow_each_other_are_lines_of_the_prompt(
