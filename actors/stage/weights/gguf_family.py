@@ -13,6 +13,8 @@ from actors.stage.weights.gguf_metadata import GgufMetadata
 # The norm before an MLP, where files call it as other families' after attention.
 MLP_NORM = {"ffn_norm": "post_attention_norm"}
 
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of the scores of experts
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_dense import granite_keys
-from actors.stage.weights.gguf_family import MLP_NORM, GgufFamily, of_layers, only
+from actors.stage.weights.gguf_family import MLP_NORM, SIGMOID, GgufFamily, of_layers, only
 from actors.stage.weights.gguf_metadata import GgufMetadata
 from actors.stage.weights.gguf_mixtures import experts, of_deepseek_v3
-
-_SIGMOID = 2  # llama.cpp's number of these scores
 
 
 def _delta_rule(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
@@ -57,7 +55,7 @@ def _lfm2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _lfm2_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    only(metadata, "expert_gating_func", _SIGMOID)
+    only(metadata, "expert_gating_func", SIGMOID)
     found = _lfm2(metadata, config) | experts(metadata, config)
     del found["block_auto_adjust_ff_dim"]
     return {

@@ -9,11 +9,10 @@ from __future__ import annotations
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_dense import long_rope
-from actors.stage.weights.gguf_family import GgufFamily
+from actors.stage.weights.gguf_family import SIGMOID, SOFTMAX, GgufFamily
 from actors.stage.weights.gguf_metadata import GgufMetadata
 from actors.stage.weights.gguf_mixtures import of_deepseek_v3
 
-_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of scores
 _PER_MSCALE = 0.1  # the file has so much of `mscale_all_dim`
 
 
@@ -22,7 +21,7 @@ def _deepseek2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     GLM-4.7-Flash."""
     corrects = any(".exp_probs_b." in tensor for tensor in metadata.file.tensors)
     scores = metadata.get("expert_gating_func")
-    if scores not in (None, _SIGMOID if corrects else _SOFTMAX):
+    if scores not in (None, SIGMOID if corrects else SOFTMAX):
         raise ModelError(
             f"{metadata.file.path}: deepseek2.expert_gating_func {scores} is not supported "
             f"{'with' if corrects else 'without'} a correction bias"

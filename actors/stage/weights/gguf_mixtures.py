@@ -5,10 +5,9 @@ from __future__ import annotations
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_dense import granite_keys, hunyuan, windows_of_layers
-from actors.stage.weights.gguf_family import MLP_NORM, GgufFamily, of_images, only, window
+from actors.stage.weights.gguf_family import MLP_NORM, SIGMOID, GgufFamily, of_images, only, window
 from actors.stage.weights.gguf_metadata import GgufMetadata
 
-_SIGMOID = 2  # llama.cpp's number of these scores
 _LLAMA4_CHUNK, _LLAMA4_EVERY = 8192, 4  # what llama.cpp takes for all files of Llama 4
 _WITHOUT_NORMS = 128  # experts of the Llama 4 that has no norms of q and k
 
@@ -71,7 +70,7 @@ def _gpt_oss(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def of_deepseek_v3(
-    metadata: GgufMetadata, config: JsonObject, scores: int | None = _SIGMOID
+    metadata: GgufMetadata, config: JsonObject, scores: int | None = SIGMOID
 ) -> JsonObject:
     """Keys of families whose mixtures are those of DeepSeek-V3, but for the scores."""
     only(metadata, "expert_gating_func", scores)
@@ -93,7 +92,7 @@ def _glm4_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _minimax_m2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    only(metadata, "expert_gating_func", _SIGMOID)
+    only(metadata, "expert_gating_func", SIGMOID)
     return {
         "num_local_experts": metadata.number("expert_count"),
         "num_experts_per_tok": metadata.number("expert_used_count"),
@@ -153,7 +152,7 @@ def _llama4(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     """llama.cpp takes most of it for granted."""
     only(metadata, "attention.sliding_window", _LLAMA4_CHUNK)
     only(metadata, "attention.sliding_window_pattern", _LLAMA4_EVERY)
-    only(metadata, "expert_gating_func", _SIGMOID)
+    only(metadata, "expert_gating_func", SIGMOID)
     number = metadata.number("expert_count")
     width = metadata.number("expert_feed_forward_length")
     return {
