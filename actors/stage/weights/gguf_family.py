@@ -21,7 +21,8 @@ class GgufFamily:
     """One architecture.
 
     extra: keys of config.json beyond the shared ones. permuted: rows of q and k are stored in pairs
-    of neighbors, not in halves as in a folder. norms_plus_one: norms are stored as 1 + w, but for
+    of neighbors, not in halves as in a folder; biases_permuted: those of their biases are, too.
+    norms_plus_one: norms are stored as 1 + w, but for
     those of linear attention. renamed: tensors with other names than most files have.
     without_ending: tensors whose names have none. split_gate_up: gate and up are two tensors, where
     the folder has one. regrouped: so are what comes into linear attention and its gates, and not
@@ -34,6 +35,7 @@ class GgufFamily:
         default=lambda metadata, config: {}
     )
     permuted: bool = False
+    biases_permuted: bool = True
     norms_plus_one: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     without_ending: tuple[str, ...] = ()

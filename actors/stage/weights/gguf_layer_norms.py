@@ -111,7 +111,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "phi2": GgufFamily("PhiForCausalLM", "phi", _phi),
     "stablelm": GgufFamily("StableLmForCausalLM", "stablelm", _stablelm),
     "nemotron": GgufFamily("NemotronForCausalLM", "nemotron", _nemotron, norms_plus_one=True),
-    "olmo": GgufFamily("OlmoForCausalLM", "olmo", _olmo, permuted=True),
+    "olmo": GgufFamily("OlmoForCausalLM", "olmo", _olmo, permuted=True, biases_permuted=False),
     "gptneox": GgufFamily("GPTNeoXForCausalLM", "gpt_neox", _gpt_neox),
     "falcon": GgufFamily("FalconForCausalLM", "falcon", _falcon),
     "bloom": GgufFamily("BloomForCausalLM", "bloom", _bloom),

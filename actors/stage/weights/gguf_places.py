@@ -225,8 +225,9 @@ def _orders(
     inside: str, config: DecoderConfig, family: GgufFamily
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Of the rows and the columns of a tensor, where a converter moves them."""
-    names, stem = config.names, inside.rpartition(".")[0]
-    if family.permuted and stem in (names.q, names.k):
+    names, (stem, _, ending) = config.names, inside.rpartition(".")
+    permuted = family.permuted and (ending == "weight" or family.biases_permuted)
+    if permuted and stem in (names.q, names.k):
         heads, size = config.num_heads if stem == names.q else config.num_kv_heads, config.head_dim
         halves = torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2)
         return halves.flatten(), None

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "stablelm": ("stablelm", as_they_are, {}),
     "stablelm, parallel": ("stablelm-parallel", as_they_are, {}),
     "nemotron": ("nemotron-biased", plus_one, {}),
-    "olmo": ("olmo", with_pairs, {"attention_bias": False}),
+    "olmo": ("olmo", with_pairs, {}),
     "gptneox": ("gpt-neox", as_queries_keys_values, NEOX),
     "gptneox, serial": ("gpt-neox-serial", as_queries_keys_values, NEOX),
     "falcon": ("falcon-7b", as_queries_keys_values, {}),
