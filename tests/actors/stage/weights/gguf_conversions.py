@@ -235,7 +235,6 @@ def latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     rank, rotated = config.kv_lora_rank, config.qk_rope_head_dim
     writer.add_head_count_kv(1)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_kv_lora_rank(rank)
@@ -244,6 +243,14 @@ def latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_key_length_mla(config.qk_nope_head_dim + rotated)
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(rotated)
+    if "mscale_all_dim" in config.rope_parameters:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    if config.model_type == "youtu":  # which has no experts
+        writer.add_leading_dense_block_count(config.num_hidden_layers)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(0)
+        return
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_count(config.n_routed_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
@@ -254,8 +261,6 @@ def latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "deepseek_v3":
         writer.add_expert_weights_norm(True)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if "mscale_all_dim" in config.rope_parameters:
-        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
 def older_latent_keys(writer: gguf.GGUFWriter, config: Any) -> None:

@@ -27,13 +27,17 @@ from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
-@pytest.mark.parametrize("variant", ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "variant", ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "youtu", "youtu-yarn"]
+)
 def test_families(tmp_path: Path, variant: str) -> None:
     path = tmp_path / "tiny.gguf"
     groups = {"n_group": 1, "topk_group": 1} if variant == "deepseek-v2-lite" else {}
     more: dict[str, Any] = {"first_k_dense_replace": 1, **groups}
-    if variant == "deepseek-v3":  # the file has one of the two, which are equal where published
-        given = tiny_models.VARIANTS[variant][1]["rope_parameters"]
+    if variant.startswith("youtu"):
+        more = {"rope_interleave": True}  # of every file
+    if variant in ("deepseek-v3", "youtu-yarn"):  # of two that are equal where published, files
+        given = tiny_models.VARIANTS[variant][1]["rope_parameters"]  # have one
         more["rope_parameters"] = {**given, "mscale": given["mscale_all_dim"]}
     model = convert(path, "deepseek2", variant, latent_keys, latent, **more)
     planner = MiniPlanner(make_chain(model_folder(path, tmp_path / "cache"), 2), feeds=True)
