@@ -82,13 +82,15 @@ def _mamba(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _granite_hybrid(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """Granite 4, whose files always say of a shared MLP, or Bamba."""
     attends = of_layers(metadata, "attention.head_count_kv")
-    width = metadata.number("ssm.inner_size")
+    if metadata.get("expert_shared_feed_forward_length") is None:
+        return _bamba(metadata, config, attends)
     found = {
         **granite_keys(metadata, config),
         **_mamba(metadata, config),
         "layer_types": ["attention" if heads else "mamba" for heads in attends],
-        "mamba_expand": width // config["hidden_size"],
+        "mamba_expand": metadata.number("ssm.inner_size") // config["hidden_size"],
         "num_local_experts": metadata.get("expert_count", 0),
         "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else "nope",
         "shared_intermediate_size": metadata.number("expert_shared_feed_forward_length"),
@@ -96,6 +98,21 @@ def _granite_hybrid(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     if number := metadata.get("expert_used_count", 0):
         found["num_experts_per_tok"] = number
     return found
+
+
+def _bamba(metadata: GgufMetadata, config: JsonObject, attends: list[int]) -> JsonObject:
+    only(metadata, "rope.scaling.finetuned", True)  # else nothing is rotated
+    attending = [layer for layer, heads in enumerate(attends) if heads]
+    biases = (metadata.has(f"blk.{layer}.attn_q.bias") for layer in attending)
+    return {
+        **_mamba(metadata, config),
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "attention_bias": any(biases),
+        "attn_layer_indices": attending,
+        "mamba_expand": metadata.number("ssm.inner_size") // config["hidden_size"],
+        "mlp_bias": metadata.has("blk.0.ffn_gate.bias"),
+    }
 
 
 def _falcon_h1(metadata: GgufMetadata, config: JsonObject) -> JsonObject:

@@ -157,12 +157,13 @@ def as_they_are(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
 
 
 def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """Halves of each head's queries and keys interleaved."""
-    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+    """Halves of each head's queries and keys interleaved; of OLMo's biases, they are not."""
+    endings = ("weight",) if config.model_type == "olmo" else ("weight", "bias")
+    if not name.endswith(tuple(f"{q}_proj.{ending}" for q in "qk" for ending in endings)):
         return tensor
     key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
     heads = getattr(config, key)
-    return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+    return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def with_pairs(name: str, tensor: torch.Tensor, config: Any) -> Tensors:

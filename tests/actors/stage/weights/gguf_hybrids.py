@@ -185,6 +185,13 @@ def granite_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
 
 
+def bamba_keys(writer: gguf.GGUFWriter, config: Any) -> None:
+    of_layers(writer, config, ("attention", "full_attention"))
+    mamba2_keys(writer, config)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads // 2)
+    writer.add_rope_scaling_finetuned(True)
+
+
 def nemotron_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     of_layers(writer, config, ("attention", "full_attention"))
     mamba2_keys(writer, config)

@@ -21,6 +21,7 @@ NAMED = (gguf_hybrids.delta_rule_keys_of_layers, gguf_hybrids.delta_rule)
 GROUPED = (gguf_hybrids.delta_rule_keys, gguf_hybrids.delta_rule_grouped)
 CONVOLUTIONS = (gguf_hybrids.convolution_keys, gguf_hybrids.short_convolutions)
 GRANITE = (gguf_hybrids.granite_keys, gguf_hybrids.permuted_mamba2)
+BAMBA = (gguf_hybrids.bamba_keys, gguf_hybrids.permuted_mamba2)
 NEMOTRON = (gguf_hybrids.nemotron_keys, gguf_hybrids.permuted_mamba2)
 FALCON = (gguf_hybrids.falcon_keys, gguf_hybrids.falcon_h1)
 CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Any]], dict[str, Any]]] = {
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Any]], dict[
     ),
     "granitehybrid": ("granite-4", GRANITE, {}),
     "granitehybrid, dense": ("granite-4-dense", GRANITE, {}),
+    "granitehybrid, Bamba": ("bamba", BAMBA, {"attention_bias": True}),
     "nemotron_h": ("nemotron-h", NEMOTRON, {}),
     "nemotron_h_moe": ("nemotron-3", NEMOTRON, {}),
     "falcon-h1": ("falcon-h1", FALCON, {}),
