@@ -36,12 +36,16 @@ def granite_keys(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     }
 
 
-def _granite(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    """Granite 4 without Mamba is of this architecture too, with keys of what it lacks."""
+def attending_granite_keys(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
+    """Granite 4 without Mamba is of the older architectures, with keys of what it lacks."""
     for key in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"):
         metadata.get(f"ssm.{key}")
+    return granite_keys(metadata, config)
+
+
+def _granite(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     shared = metadata.get("expert_shared_feed_forward_length")
-    found = granite_keys(metadata, config)
+    found = attending_granite_keys(metadata, config)
     found |= {"mlp_bias": metadata.has("blk.0.ffn_gate.bias")}
     return found | ({"intermediate_size": shared} if shared else {})
 

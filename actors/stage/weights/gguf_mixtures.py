@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
-from actors.stage.weights.gguf_dense import granite_keys, hunyuan, windows_of_layers
+from actors.stage.weights.gguf_dense import attending_granite_keys, hunyuan, windows_of_layers
 from actors.stage.weights.gguf_family import MLP_NORM, SIGMOID, GgufFamily, of_images, only, window
 from actors.stage.weights.gguf_metadata import GgufMetadata
 
@@ -45,7 +45,7 @@ def _olmoe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 def _granite_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     found = {
-        **granite_keys(metadata, config),
+        **attending_granite_keys(metadata, config),
         "num_local_experts": metadata.number("expert_count"),
         "num_experts_per_tok": metadata.number("expert_used_count"),
     }

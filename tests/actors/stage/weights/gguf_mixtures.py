@@ -47,7 +47,12 @@ def mixture_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     if kind == "llama4_text":
         writer.add_feed_forward_length(config.intermediate_size_mlp)
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
-    if kind != "granitemoeshared":
+    if kind == "granitemoehybrid":  # without Mamba, whose keys it has all the same
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+        writer.add_rope_scaling_finetuned(True)
+    if not kind.startswith("granite"):
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         writer.add_expert_feed_forward_length(width)
     else:

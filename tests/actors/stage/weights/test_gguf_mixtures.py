@@ -24,6 +24,7 @@ LLAMA4 = {
     "rope_parameters": tiny_models.VARIANTS["llama-llama3"][1]["rope_parameters"],
 }  # fmt: skip
 WHOLE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
+ROTATED = {"position_embedding_type": "rope"}  # as published without Mamba
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "gpt-oss": ("gpt-oss", gguf_mixtures.gpt_oss, {}),
     "glm4moe": ("glm4-moe", as_they_are, {}),
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "exaone-moe": ("exaone-moe", as_they_are, {}),
     "llama4": ("llama4", gguf_mixtures.llama4, LLAMA4),
     "granitemoe": ("granite-moe-shared", permuted_mamba2, {}),
+    "granitemoe, of Granite 4": ("granite-moe-hybrid", permuted_mamba2, ROTATED),
 }
 
 
