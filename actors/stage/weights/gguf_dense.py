@@ -8,6 +8,7 @@ from actors.stage.weights.gguf_family import (
     MLP_NORM,
     GgufFamily,
     of_images,
+    only,
     partial_rotation,
     window,
 )
@@ -37,7 +38,9 @@ def granite_keys(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def attending_granite_keys(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    """Granite 4 without Mamba is of the older architectures, with keys of what it lacks."""
+    """Granite 4 without Mamba is of the older architectures, with keys of what it lacks;
+    `rope.scaling.finetuned` says whether anything is rotated."""
+    only(metadata, "rope.scaling.finetuned", True)
     for key in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"):
         metadata.get(f"ssm.{key}")
     return granite_keys(metadata, config)

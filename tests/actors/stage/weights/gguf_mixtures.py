@@ -51,7 +51,7 @@ def mixture_keys(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_ssm_conv_kernel(config.mamba_d_conv)
         writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
-        writer.add_rope_scaling_finetuned(True)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
     if not kind.startswith("granite"):
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         writer.add_expert_feed_forward_length(width)

@@ -10,10 +10,12 @@ import gguf
 import pytest
 
 from actors.stage.gguf_folder import model_folder
+from actors.stage.models.config import ModelError
 from tests.actors.stage.greedy_reference import BY_LENGTH, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights.gguf_conversions import as_they_are, convert, qkv_fused, with_pairs
 from tests.actors.stage.weights.gguf_hybrids import granite_keys, permuted_mamba2
+from tests.actors.stage.weights.gguf_mixtures import mixture_keys
 from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
 
 
@@ -74,3 +76,20 @@ def test_families(tmp_path: Path, architecture: str) -> None:
     planner = MiniPlanner(make_chain(folder, 2), feeds=True)
     right = answers(model, variant in BY_LENGTH)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == right
+
+
+@pytest.mark.parametrize(
+    ("called", "variant", "keys"),
+    [
+        ("granite", "granite-4-dense", dense_keys),
+        ("granitemoe", "granite-moe-hybrid", mixture_keys),
+    ],
+)
+def test_granite_without_rotation_is_refused(
+    tmp_path: Path, called: str, variant: str, keys: Callable[..., Any]
+) -> None:
+    more = {"layer_types": ["attention"] * 3, "position_embedding_type": "nope"}
+    convert(tmp_path / "tiny.gguf", called, variant, keys, permuted_mamba2, **more)
+    said = rf"tiny.gguf: {called}\.rope\.scaling\.finetuned is False; supported: True"
+    with pytest.raises(ModelError, match=said):
+        model_folder(tmp_path / "tiny.gguf", tmp_path / "cache")
