@@ -44,12 +44,9 @@ def _olmo(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _gpt_neox(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
-    rope = config.pop("rope_parameters")
     return {
         "attention_bias": metadata.has("blk.0.attn_qkv.bias"),
         "layer_norm_eps": config.pop("rms_norm_eps"),
-        "rotary_emb_base": rope["rope_theta"],
-        "rotary_pct": rope.get("partial_rotary_factor", 1.0),
         "use_parallel_residual": metadata.get("use_parallel_residual", True),
     }
 

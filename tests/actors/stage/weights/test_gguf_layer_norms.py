@@ -70,6 +70,10 @@ def plus_one(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
 
 # What the format cannot say, as llama.cpp takes it to be.
 NEOX = {"hidden_act": "gelu", "rotary_emb_base": 10_000}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "partial_rotary_factor": 0.25,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "starcoder2": ("starcoder2", as_they_are, {"sliding_window": None}),
     "phi2": ("phi", as_they_are, {}),
@@ -80,6 +84,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "olmo": ("olmo", with_pairs, {}),
     "gptneox": ("gpt-neox", as_queries_keys_values, NEOX),
     "gptneox, serial": ("gpt-neox-serial", as_queries_keys_values, NEOX),
+    "gptneox, scaled": ("gpt-neox", as_queries_keys_values, NEOX | {"rope_parameters": YARN}),
     "falcon": ("falcon-7b", as_queries_keys_values, {}),
     "falcon, of groups": ("falcon-40b", as_queries_keys_values, {}),
     "bloom": ("bloom", as_queries_keys_values, {}),
