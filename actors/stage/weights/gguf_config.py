@@ -124,7 +124,7 @@ def _check_long_rope(metadata: GgufMetadata, config: JsonObject) -> None:
     named = metadata.get("rope.scaling.type") == "longrope"
     if not named and not metadata.has("rope_factors_long.weight"):
         return
-    if config["rope_parameters"].get("rope_type") != "longrope":
+    if config.get("rope_parameters", {}).get("rope_type") != "longrope":
         raise ModelError(
             f"{metadata.file.path}: the factors of rope.scaling.type 'longrope' are not read for "
             f"{metadata.architecture}"

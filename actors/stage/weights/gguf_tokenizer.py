@@ -30,7 +30,7 @@ _AS_GPT2 = (
     "granite-docling", "exaone4",
 )  # fmt: skip
 _DIGITS_THEN_GPT2 = (
-    "smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2", "command-r",
+    "smollm", "refact", "starcoder", "codeshell", "minerva-7b", "mellum2", "command-r", "exaone",
 )  # fmt: skip
 # Cased letters, as DeepSeek's own list has them: some fewer than Unicode.
 _CASED = (
@@ -53,6 +53,15 @@ _DEEPSEEK_V3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+# Words that begin with capitals or have none, and what an apostrophe adds to them.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORDS = "|".join(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{capitals}(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    for capitals in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+)
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BY_THREES = r"\d{1,3}(?=(?:\d{3})*\b)"  # from the right
 _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
     "default": (
         r"[\p{P}\$\+<=>\^~\|]+",
@@ -61,7 +70,17 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
         "[0-9][0-9][0-9]",
     ),
     **dict.fromkeys(("qwen2", "hunyuan", "stablelm2", "solar-open"), _QWEN2),
-    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (r" ?[^(\s|.,!?…。，、।۔،)]+",)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
+    "viking": (_BLOOM, r"\p{N}"),
+    "superbpe": (r"\p{N}+", r"(?=(?:\d{3})+(?!\d))"),
+    "minicpm5": (r"\p{N}{1,3}", *_GLM4),
+    **dict.fromkeys(
+        ("tiny_aya", "cohere2moe"), (_BY_THREES, rf"{_CASED_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}")
+    ),
+    "youtu": (
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        rf"{_CASED_WORDS}|\p{{N}}|{_SIGNS}",
+    ),
     "kimi-k2": (
         r"\p{Han}+"
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
@@ -75,7 +94,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
     ),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), _GLM4),
+    **dict.fromkeys(("glm4", "glm5", "chatglm-bpe"), _GLM4),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
     "deepseek-llm": (
@@ -93,12 +112,13 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
 }
 # Text is composed (NFC), as their folders say.
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "f2llmv2", "megrez", "qwen35", "command-r")
-# A part that is a token is that token, even if no merges lead to it; and, but for GLM-4's, a text
-# begins with BOS unless the file says otherwise.
+# A part that is a token is that token, even if no merges lead to it; and, but for the others', a
+# text begins with BOS unless the file says otherwise.
 _LIKE_LLAMA3 = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
 )  # fmt: skip
+_OTHER_WHOLES = ("glm4", "glm5", "minicpm5", "youtu")
 
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
@@ -137,7 +157,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     elif model == _BYTE_LEVEL:
         _set_tokens(content, tokens, _added_of(metadata))
         _set_split(content, pre)
-        content["model"]["ignore_merges"] = pre in (*_LIKE_LLAMA3, "glm4")
+        content["model"]["ignore_merges"] = pre in (*_LIKE_LLAMA3, *_OTHER_WHOLES)
         if pre in _COMPOSED:
             content["normalizer"] = {"type": "NFC"}
     added = content["added_tokens"]

@@ -143,7 +143,8 @@ def test_a_begin_of_text_that_the_file_implies(
 
 def test_a_whole_part_is_its_token_in_llama_3_and_glm_4(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    for pre, whole in (("llama-bpe", True), ("qwen2", False), ("glm4", True)):
+    wholes = ("llama-bpe", "glm4", "glm5", "minicpm5", "youtu")
+    for pre, whole in (("qwen2", False), *((pre, True) for pre in wholes)):
         write_file(path, pre, words=["xyz"])
         pieces = ["xyz"] if whole else ["x", "y", "z"]
         assert read(path).tokenize("xyz") == pieces
@@ -173,6 +174,13 @@ def test_a_whole_part_is_its_token_in_llama_3_and_glm_4(tmp_path: Path) -> None:
         ("stablelm2", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
         ("exaone-moe", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
         ("qwen35", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
+        ("exaone", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?", "Ċ"]),
+        ("viking", ["ab", "Ġ", "1", "2", "ĠĠ!?Ċ"]),
+        ("superbpe", ["abĠ", "12", "ĠĠ!?Ċ"]),
+        ("minicpm5", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("youtu", ["ab", "Ġ", "1", "2", "Ġ", "Ġ!?Ċ"]),
+        ("tiny_aya", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
+        ("glm5", ["ab", "Ġ", "12", "Ġ", "Ġ!?Ċ"]),
     ],
 )
 def test_text_is_split_as_the_file_says(
@@ -189,6 +197,26 @@ def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
     write_file(path, "default")
     split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str("it's x=12345")
     assert [part for part, _ in split] == ["it", "'", "s", "Ġx", "=", "123", "45"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "parts"),
+    [
+        ("superbpe", "is 1234567, of x12", ["is ", "1", "234", "567", ", of x", "12"]),
+        ("tiny_aya", "It's 12345 CamelX/", ["It's", " ", "12", "345", " Camel", "X", "/"]),
+        ("tiny_aya", "12345x", ["123", "45", "x"]),  # digits that end at no word's end
+        ("minicpm5", "it's 12345  6", ["it", "'s", " ", "123", "45", "  ", "6"]),
+        ("viking", "it's 12, (x)", ["it's", " ", "1", "2", ", (", "x", ")"]),
+        ("youtu", "It's 가나漢字かなㄅㄆ，。x12", [
+            "It's", " ", "가나", "漢字かな", "ㄅㄆ", "，。", "x", "1", "2",
+        ]),
+    ],
+)  # fmt: skip
+def test_digits_and_scripts(tmp_path: Path, pre: str, text: str, parts: list[str]) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_file(path, pre)
+    split = read(path).backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in split] == parts
 
 
 def test_kimi_splits_chinese_from_other_letters(tmp_path: Path) -> None:
