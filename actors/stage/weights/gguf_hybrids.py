@@ -102,6 +102,8 @@ def _granite_hybrid(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 def _bamba(metadata: GgufMetadata, config: JsonObject, attends: list[int]) -> JsonObject:
     only(metadata, "rope.scaling.finetuned", True)  # else nothing is rotated
+    # Half of each head is, also of folders that do not say so in the key that converters read.
+    only(metadata, "rope.dimension_count", config["head_dim"] // 2)
     attending = [layer for layer, heads in enumerate(attends) if heads]
     biases = (metadata.has(f"blk.{layer}.attn_q.bias") for layer in attending)
     return {

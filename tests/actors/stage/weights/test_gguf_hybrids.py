@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from actors.stage.gguf_folder import model_folder
@@ -54,6 +55,21 @@ def test_families(tmp_path: Path, architecture: str) -> None:
     folder = model_folder(path, tmp_path / "cache")
     planner = MiniPlanner(make_chain(folder, 2), feeds=True)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model, variant in BY_LENGTH)
+
+
+def test_bamba_with_whole_heads_rotated_is_refused(tmp_path: Path) -> None:
+    """The converter writes so of a folder that does not say `attn_rotary_emb`, yet half rotates."""
+    variant, (metadata, change), _ = CASES["granitehybrid, Bamba"]
+
+    def whole(writer: gguf.GGUFWriter, config: Any) -> None:
+        metadata(writer, config)
+        writer.add_rope_dimension_count(16)
+
+    convert(tmp_path / "tiny.gguf", "granitehybrid", variant, whole, change)
+    with pytest.raises(
+        ModelError, match=r"granitehybrid\.rope\.dimension_count is 16; supported: 8"
+    ):
+        model_folder(tmp_path / "tiny.gguf", tmp_path / "cache")
 
 
 def test_factors_within_the_weights_leave_no_place_for_adapters(tmp_path: Path) -> None:
