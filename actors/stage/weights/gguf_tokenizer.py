@@ -42,8 +42,9 @@ _GLM4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    _CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _DEEPSEEK_V3 = (
@@ -71,6 +72,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {  # one within the parts of the other
     ),
     **dict.fromkeys(("qwen2", "hunyuan", "stablelm2", "solar-open"), _QWEN2),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
+    "ufakzeka": (_QWEN2[0].removeprefix(_CONTRACTIONS),),  # of Turkish
     "viking": (_BLOOM, r"\p{N}"),
     "superbpe": (r"\p{N}+", r"(?=(?:\d{3})+(?!\d))"),
     "minicpm5": (r"\p{N}{1,3}", *_GLM4),

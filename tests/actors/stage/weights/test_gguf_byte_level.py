@@ -207,6 +207,8 @@ def test_the_default_split_takes_digits_by_threes(tmp_path: Path) -> None:
         ("tiny_aya", "12345x", ["123", "45", "x"]),  # digits that end at no word's end
         ("minicpm5", "it's 12345  6", ["it", "'s", " ", "123", "45", "  ", "6"]),
         ("viking", "it's 12, (x)", ["it's", " ", "1", "2", ", (", "x", ")"]),
+        ("ufakzeka", "Ankara's x12", ["Ankara", "'s", " x", "1", "2"]),
+        ("ufakzeka", "Ankara'da", ["Ankara", "'da"]),  # Qwen-2 splits 'd off
         ("youtu", "It's 가나漢字かなㄅㄆ，。x12", [
             "It's", " ", "가나", "漢字かな", "ㄅㄆ", "，。", "x", "1", "2",
         ]),
