@@ -122,8 +122,7 @@ class GraphPipeline(Watched):
         if one_node:
             pids = await asyncio.gather(*[a.pid.remote() for ranks in self._stages for a in ranks])
             self._semaphores = semaphores.mapped_by(pids)
-        # Not earlier: stages that these replace may have been alive still.
-        semaphores.remove_orphans(semaphores.own_raylet())
+        semaphores.remove_orphans(semaphores.own_raylet())  # the stages before these have ended
         # Between nodes a channel holds one message, so a third ticket would block.
         ahead = 1 if self._alone else self._depth + 1 if one_node else 2
         for _ in range(ahead):
