@@ -24,7 +24,8 @@ from actors.scheduling.step import StepBuilder
 
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
-_REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
+# Without drafts, after the present decodes left no room for them or they did not pay together.
+_REST_STEPS = 16
 # Time of one search for a match, and the share of a step that those of its requests take.
 _SEARCH_S, _SEARCH_SHARE = 10e-6, 0.01
 # The price of drafts is predicted anew after so many looks at decodes, or with a number of decodes
@@ -128,6 +129,7 @@ class Speculation:
         room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
         self._had_room = room > 0
         if not self._had_room:
+            self._num_rests = 0 if step.contents.prefills else _REST_STEPS
             return
         pays = self._add_drafts(step, room, self._offers(step) if offers is None else offers)
         if asking is not None and not asking.has_model:

@@ -107,9 +107,11 @@ def test_background_requests_go_on_after_wrong_drafts(budget: int) -> None:
     driver.check_everyone_finished()
 
 
-def num_waits(costs: Costs | None, rate: float, **changes: Any) -> tuple[int, int]:
+def num_waits(
+    costs: Costs | None, rate: float, num_left: int | None = None, **changes: Any
+) -> tuple[int, int]:
     """With lookahead: how often no step was planned ahead of four streams whose drafts are right
-    with this probability, and the drafts."""
+    with this probability, and the drafts. num_left: tokens that a constant budget leaves them."""
     driver = driver_of(costs, lookahead=True, drafter="auto" if costs else "lookup", **changes)
     for number in range(4):
         with_oracle(driver, copying(number, length=60, seed=number), wrong=10**6)
@@ -118,6 +120,9 @@ def num_waits(costs: Costs | None, rate: float, **changes: Any) -> tuple[int, in
         drafter.acceptance_rate = rate
     while len(driver.core.requests.decoding) < 4:
         driver.answer()
+    if num_left is not None:
+        builder: Any = driver.core.builder
+        builder.budget = replace(builder.budget, tokens=4 + num_left)
     num = 0
     for _ in range(20):
         driver.answer()
@@ -138,6 +143,8 @@ def test_no_plan_waits_for_drafts_that_cannot_pay_as_a_wrong_one_costs_twice() -
 def test_no_plan_waits_for_drafts_that_never_fit() -> None:
     """Buffers that hold a decode of each request, and nothing to be computed again."""
     assert num_waits(None, 0.9, max_step_tokens=8) == (0, 0)
+    # Nor for those that the budget leaves no token, but for a look every sixteen steps.
+    assert num_waits(None, 0.9, num_left=0, num_saved_states=None)[0] <= 4
     waits, drafts = num_waits(None, 0.9, max_step_tokens=10)
     assert waits
     assert drafts
