@@ -109,6 +109,8 @@ class ResponseWriter(StreamWriter):
     def failing(self, error: ApiError) -> bytes:
         self._begin()
         self._status = "failed"
+        if self._open is not None:
+            self._open["status"] = "incomplete"
         self._error = {"code": error.code or error.kind, "message": error.message}
         self._emit("response.failed", response=self.response())
         self._emit("error", code=error.code, message=error.message, param=error.param)

@@ -155,9 +155,10 @@ def _named(digest: bytes) -> str:
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The Authorization header, or as one the header in which Anthropic's clients send a key: they
-    do so on every route, /v1/models among them."""
+    do so on every route, /v1/models among them, also beside credentials for a proxy."""
     given, key = headers.get(b"authorization"), headers.get(b"x-api-key")
-    return b"Bearer " + key if given is None and key is not None else given
+    is_key = given is not None and given[:7].lower() == b"bearer "
+    return given if is_key or key is None else b"Bearer " + key
 
 
 class KeyRing:

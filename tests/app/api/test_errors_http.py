@@ -447,6 +447,8 @@ async def test_a_failure_in_a_stream_is_an_event(server: Server, path: str) -> N
     last = json.loads(events[-2].removeprefix("data: "))
     if path == "/v1/responses":
         assert (last["type"], last["message"]) == ("error", "Stage lost.")
+        failed = json.loads(events[-3].removeprefix("data: "))["response"]
+        assert (failed["status"], failed["output"][0]["status"]) == ("failed", "incomplete")
     else:
         assert last["error"]["message"] == "Stage lost."
 

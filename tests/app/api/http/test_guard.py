@@ -162,6 +162,8 @@ def test_an_empty_key_admits_nobody_and_spaces_around_one_do_not_count() -> None
             read_key(empty)
     ring = KeyRing({" sesame ": KeyLimits(admin=True)})
     assert ring.admit(b"Bearer sesame").is_admin
+    for_proxy = {b"authorization": b"Basic dTpw", b"x-api-key": b"sesame"}
+    assert ring.admit(given_key(for_proxy)).is_admin
     for header in ({b"authorization": b"Bearer "}, {b"x-api-key": b""}):
         with pytest.raises(ApiError):
             ring.admit(given_key(header))
