@@ -44,7 +44,7 @@ class ResponseWriter(StreamWriter):
         }
         self._base = _base(context, body, response_id)
         self._text = context.text
-        self._entries = EntriesOfText()
+        self._entries = None if body.num_alternatives is None else EntriesOfText()
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item of _output, still growing
         self._call_index = -1  # index of the last call
@@ -64,7 +64,7 @@ class ResponseWriter(StreamWriter):
             else:
                 self._add_text(piece.text, entries)
         if delta.finish_reason is not None:
-            rest = self._entries.rest()
+            rest = () if self._entries is None else self._entries.rest()
             if not self._output or (rest and self._is_in_message):
                 self._add_text("", rest)
             self._status = "incomplete" if delta.finish_reason == "length" else "completed"
@@ -74,7 +74,8 @@ class ResponseWriter(StreamWriter):
     def _read(self, delta: TextDelta) -> Iterator[tuple[AnswerPiece, Entries]]:
         """The pieces, and the log-probabilities of those that are text."""
         parser = self._parser
-        self._entries.add(delta.entries)
+        if self._entries is not None:
+            self._entries.add(delta.entries)
         if parser is None:
             yield from self._with_entries(delta.text, [Text(delta.text)] if delta.text else [])
             return
@@ -87,11 +88,15 @@ class ResponseWriter(StreamWriter):
         self, source: str, found: Sequence[AnswerPiece]
     ) -> Iterator[tuple[AnswerPiece, Entries]]:
         """source: what they were found in."""
-        self._entries.read(source)
+        entries = self._entries
+        if entries is None:
+            yield from ((piece, ()) for piece in found)
+            return
+        entries.read(source)
         for piece in found:
-            yield piece, self._entries.of(piece.text) if isinstance(piece, Text) else ()
+            yield piece, entries.of(piece.text) if isinstance(piece, Text) else ()
         if found and not any(isinstance(piece, Text) for piece in found):
-            self._entries.skip()
+            entries.skip()
 
     def closing(self) -> bytes:
         """The whole response, and its timing where that is asked for."""
